@@ -1,0 +1,1 @@
+"""One training loop, distributed backends as plugins, the same mathematics under each."""

@@ -1,0 +1,209 @@
+"""The config: one typed tree, from YAML, flags and ``--set``. Importing it does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from distcore.errors import ConfigError, nearest
+
+Auto = Literal["auto"]
+
+
+class _Tree(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class Optimizer(_Tree):
+    """AdamW; biases and normalisation weights get no weight decay."""
+
+    name: str = Field("adamw", description="optimizer; a strategy may offer its own")
+    weight_decay: float = Field(0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+
+
+class Schedule(_Tree):
+    """Learning rate over the run, by the names of ``transformers.get_scheduler``."""
+
+    name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
+    warmup_steps: int | Auto = Field("auto", description="optimizer steps; auto: warmup_ratio of the run")
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+
+
+class Clip(_Tree):
+    """Gradient clipping on the whole gradient, as one process would do it."""
+
+    norm: float | None = Field(1.0, gt=0, description="global L2 norm; null: off")
+    value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
+
+
+class Columns(_Tree):
+    """Names of the columns in files with named columns."""
+
+    text: str = "text"
+    label: str = "label"
+
+
+class Loader(_Tree):
+    """How rows become batches."""
+
+    workers: int = Field(0, ge=0, description="processes that collate; 0: in the rank itself")
+    length_grouping: Literal["batch", "window"] = Field(
+        "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
+    )
+    window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+
+
+class Tokenizer(_Tree):
+    """The tokenizer that a preset without a vocabulary trains on the training rows."""
+
+    vocab_size: int = Field(8000, ge=64)
+
+
+class Checkpoints(_Tree):
+    """Which checkpoints a run writes, beside the one at its end."""
+
+    best: Literal["loss", "accuracy"] | None = Field("loss", description="also keep the best evaluation; null: off")
+
+
+class RunConfig(_Tree):
+    """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``."""
+
+    strategy: str = Field("single", description="how the model is spread over ranks")
+    strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
+    nproc: int | Auto = Field("auto", description="processes to start here; auto: one a GPU, else one")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    task: str = Field("text-classification", description="what is trained")
+    model: str = Field("bert-mini", description="preset, local Hugging Face folder, or hub name")
+    data: str = Field("stdlib-docs", description="data file, or the name of an embedded data set")
+    eval_data: str | None = Field(None, description="file to evaluate on, instead of a part of --data")
+    test_data: str | None = Field(None, description="file for the final test; default: the evaluation rows")
+    eval_fraction: float = Field(0.1, gt=0, lt=1, description="part of --data kept for evaluation")
+    columns: Columns = Columns()
+    epochs: int = Field(1, ge=1)
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
+    global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
+    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    lr: float | Auto = Field("auto", description="peak learning rate; auto: 5e-4 from scratch, 3e-5 pretrained")
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    clip: Clip = Clip()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    max_seq_len: int = Field(128, ge=4, description="longer rows are cut, in tokens")
+    dropout: float | None = Field(None, ge=0, lt=1, description="overrides the model's own")
+    gradient_checkpointing: bool = False
+    tokenizer: Tokenizer = Tokenizer()
+    loader: Loader = Loader()
+    seed: int = Field(0, ge=0, lt=2**32)
+    out: str | None = Field(None, description="run folder; default: a new one under runs/")
+    resume: str | None = Field(None, description="auto, or the path of a checkpoint")
+    save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
+    eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
+    log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
+    checkpoints: Checkpoints = Checkpoints()
+    extensions: dict[str, bool | dict[str, Any]] = Field(
+        default_factory=lambda: {"progress": True, "metrics": True},
+        description="name, or file.py:Class, to true, false or its options",
+    )
+    data_guard_steps: int = Field(2, ge=0, description="first steps in which ranks compare the rows they train on")
+    timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level_replica: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+NOT_THE_JOB = {"out", "resume"}
+"""Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
+trains the same job again without colliding with the folder that it came from."""
+
+
+def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
+    """Build the config from a YAML file (or none) and dotted changes such as ``{"optimizer.eps": 1e-6}``.
+
+    Raises ConfigError: one line with the dotted key, the value and the rule.
+    """
+    tree = _read_yaml(Path(file)) if file else {}
+    source = file or "command line"
+    for dotted, value in changes.items():
+        _put(tree, dotted, value)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source)) from None
+
+
+def parse_value(text: str) -> Any:
+    """Read the value of ``--set key=value`` as YAML does, and ``1e-4`` as a number."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML 1.1 takes 1e-4 for a string
+        except ValueError:
+            return value
+    return value
+
+
+def dump_config(config: RunConfig) -> str:
+    """Return the config as YAML that ``distcore train`` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude=NOT_THE_JOB), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"config file {path}: cannot be read: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"config file {path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config file {path}: expected keys and values, found a {type(tree).__name__}")
+    return tree
+
+
+def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
+    if not all((*parents, leaf)):
+        raise ConfigError(f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"--set {dotted}: {parent} has a value of its own and no keys below it")
+        tree = branch
+    tree[leaf] = value
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    """One line for the first thing that is wrong, and how many more there are."""
+    problems = error.errors()
+    first = problems[0]
+    path = [str(part) for part in first["loc"] if part not in {"int", "float", "bool", "str"}]
+    path = [part for part in path if not part.startswith(("literal[", "dict["))]
+    where = ".".join(path)
+    more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][:len(path)]) for p in problems}) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        hint = nearest(path[-1], _keys_at(path[:-1])) or " (distcore train --help lists the flags)"
+        return f"{source}: unknown key {where!r}{hint}{more}"
+    rules = " or ".join(dict.fromkeys(p["msg"].lower() for p in problems if list(p["loc"])[: len(path)] == path))
+    return f"{source}: {where} = {first['input']!r}: {rules}{more}"
+
+
+def _keys_at(path: list[str]) -> Iterator[str]:
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return
+        model = annotation
+    yield from model.model_fields

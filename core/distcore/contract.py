@@ -1,0 +1,199 @@
+"""The values that pass between the core and its plugins. All are frozen: a phase returns a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from distcore.config import RunConfig
+
+SPEC_VERSION = 1
+"""Version of the hook specs. It grows when a hook changes in a way that an old plugin would notice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a strategy can do, declared so that the core can refuse a config before any process starts."""
+
+    processes: Literal["one", "many"] = "many"
+    """``one``: it lives in a single process (``--nproc 1``). ``many``: one process per rank."""
+    devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    """Device types it runs on."""
+    precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
+    """Values of ``--precision`` that it supports."""
+    optimizers: frozenset[str] = frozenset({"adamw"})
+    """Values of ``optimizer.name`` that it takes."""
+    launchers: frozenset[str] = frozenset({"local", "torchrun", "slurm", "mpi"})
+    """Launchers that its processes can live under."""
+    gradients: Literal["mean", "sum"] = "mean"
+    """What ``backward`` leaves on every rank: the mean or the sum over ranks of their gradients."""
+    shards_parameters: bool = False
+    """True if parameters are spread over ranks, so that every rank must run the same number of forwards."""
+    owns: frozenset[str] = frozenset()
+    """What the strategy does itself and the core must leave alone: ``precision``, ``schedule``."""
+    collectives_per_step: int | None = None
+    """Collectives that one optimizer step of a one-bucket model needs; ``None`` if it depends on the model."""
+    limits: tuple[str, ...] = ()
+    """Known limits, each a sentence; shown by ``distcore strategies``."""
+    spec_version: int = SPEC_VERSION
+    """The hook-spec version that the strategy was written for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a launcher put this process: ranks count from 0, sizes are numbers of processes."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = "local"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The ranks as the backend reports them, and the device that belongs to this one."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one rank that writes files and talks to the user."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far training is. ``step`` counts optimizer steps, ``samples`` counts rows, over the whole run."""
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """Gradient clipping: by global L2 ``norm``, by absolute ``value``, both or neither."""
+
+    norm: float | None = None
+    value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What an optimizer step did. ``grad_norm``: global L2 norm before clipping, a scalar tensor, or ``None``."""
+
+    grad_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wrapped:
+    """A model made ready by a strategy: what the loop calls, and the optimizer that ``step`` steps."""
+
+    model: nn.Module
+    optimizer: Optimizer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One micro-batch of one rank: rows of the dataset, shape ``(n,)``, n >= 1.
+
+    ``blank`` marks a rank that got no rows here: it runs the same forward and backward on a stand-in row, so
+    that collectives match, and the core gives the row no weight. ``last`` marks the last one of its step.
+    """
+
+    indices: np.ndarray
+    blank: bool = False
+    last: bool = True
+
+
+Sampler = Callable[[int, int], Sequence[Micro]]
+"""``sampler(epoch, step)`` gives this rank's micro-batches of that step: as many on every rank (law 1)."""
+
+OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
+"""Builds the configured optimizer over a module's parameters, with no decay on biases and norms."""
+
+State = dict[str, "Tensor"]
+"""Named tensors of a checkpoint: ``model/NAME`` for a parameter or buffer, ``optimizer/NAME/exp_avg`` …"""
+
+
+class Dataset(Protocol):
+    """Rows that can be fetched a batch at a time."""
+
+    lengths: np.ndarray
+    """Cost of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
+    items: np.ndarray
+    """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 a sample, or its number of tokens."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Collate these rows, in this order, padded to the longest of them; every tensor starts with ``(n, …)``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datasets:
+    """What a task prepared: ``train`` to learn from, ``evaluation`` while training, ``test`` at the end."""
+
+    train: Dataset
+    evaluation: Dataset
+    test: Dataset
+    facts: dict[str, object] = field(default_factory=dict)
+    """What the report should say of the data (classes, majority share, …), as JSON values."""
+
+
+class Task(Protocol):
+    """What is trained. Nothing in it knows of ranks, devices or strategies."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Read, check and cache the data; called before ranks start and, cheap by then, once on each rank."""
+        ...
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model on the CPU in fp32; the core has seeded the random state."""
+        ...
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the *sum* of the loss over the items of ``batch``, a scalar. The core divides, once."""
+        ...
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors of shape ``(n, …)``, one entry a row, that evaluation needs; ``loss`` (sum of each row) among them."""
+        ...
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Turn the outputs of a whole dataset, in its order, into metrics as JSON values."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run on this rank: config, place in the world, model, optimizer and schedule."""
+
+    config: RunConfig
+    world: World
+    capabilities: Capabilities
+    module: nn.Module
+    """The model as the task built it: its parameter names are those of every checkpoint."""
+    model: nn.Module
+    """The model as the strategy wrapped it: what the loop calls."""
+    optimizer: Optimizer | None = None
+    scheduler: LRScheduler | None = None
+    scaler: torch.amp.GradScaler | None = None
+    total_steps: int = 0
+    """Optimizer steps of the whole run."""
+    accumulation: int = 1
+    """Micro-batches a rank runs in a full step."""
