@@ -69,6 +69,7 @@ class Checkpoints(_Tree):
     """Which checkpoints a run writes, beside the one at its end."""
 
     best: Literal["loss", "accuracy"] | None = Field("loss", description="also keep the best evaluation; null: off")
+    keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
 
 
 class RunConfig(_Tree):

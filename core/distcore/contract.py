@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import torch
     from torch import Tensor, nn
@@ -175,7 +177,15 @@ class Task(Protocol):
         ...
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Turn the outputs of a whole dataset, in its order, into metrics as JSON values."""
+        """Turn the outputs of a whole dataset, in its order, into metrics as JSON values; no outputs: no rows."""
+        ...
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+        """Turn the same outputs into the lines of predictions.jsonl, one a row."""
+        ...
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write into the run folder what a user of the model needs beside its weights; on the main rank."""
         ...
 
 

@@ -1,0 +1,36 @@
+"""Which device belongs to a rank."""
+
+from __future__ import annotations
+
+import os
+
+from distcore.config import RunConfig
+from distcore.contract import Place
+from distcore.errors import ConfigError
+
+
+def resolve_device(config: RunConfig) -> str:
+    """Return ``cpu`` or ``cuda`` for ``config.device``; raises ConfigError where CUDA was asked for in vain."""
+    found = count_gpus()
+    if config.device == "cuda" and not found:
+        raise ConfigError("device = 'cuda': torch sees no GPU here; use --set device=cpu, or leave it out")
+    return config.device if config.device != "auto" else ("cuda" if found else "cpu")
+
+
+def count_gpus() -> int:
+    """Number of GPUs, asked without making a CUDA context: ranks may be forked from this process."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_of(config: RunConfig, place: Place) -> torch.device:
+    """Return this rank's own device: GPU number ``local_rank``, or the CPU; makes that GPU the current one."""
+    import torch
+
+    if resolve_device(config) == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,91 @@
+"""The loop. A batch goes down this page once and never comes back up:
+
+sampler → collate → device → accumulate → the task's loss → backward → … last micro-batch … → step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from distcore.agreement import check_rows
+from distcore.contract import Clip, Dataset, Micro, Progress, Run, StepResult, Task
+from distcore.hooks import Hooks
+from distcore.loader import Batch, MicroBatches, one_step, to_device
+from distcore.precision import autocast_for
+from distcore.sampling import BatchPlan, training_plan
+
+
+def steps(
+    run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress
+) -> Iterator[tuple[Progress, StepResult, Tensor]]:
+    """Train from ``progress`` to ``run.total_steps``; after each optimizer step give what was done.
+
+    The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_shares`` times the mean.
+    """
+    plan = training_plan(run, dataset)
+    batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
+    autocast = autocast_for(run.config, run.capabilities, run.world)
+    clip = Clip(norm=run.config.clip.norm, value=run.config.clip.value)
+    guarded = progress.step + run.config.data_guard_steps
+    run.model.train()
+    while progress.step < run.total_steps:
+        stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
+        for step in range(progress.step_in_epoch, min(plan.steps, progress.step_in_epoch + run.total_steps - progress.step)):
+            rows = plan.rows(progress.epoch, step)
+            micros = one_step(stream)
+            if progress.step < guarded:
+                check_rows(run, hooks, micros, rows)
+            seed_step(run, progress.step)
+            # The divisor, once and for all: the items of the whole global batch, which every rank can count.
+            scale = loss_shares(run) / int(dataset.items[rows].sum())
+            loss = train_step(run, hooks, task, micros, scale, autocast)
+            result = hooks.step(run, clip)
+            if run.scheduler is not None:
+                run.scheduler.step()
+            progress = advance(progress, len(rows), plan)
+            hooks.on_step_end(run, progress, result)
+            yield progress, result, loss
+
+
+def train_step(
+    run: Run, hooks: Hooks, task: Task, micros: list[tuple[Micro, Batch]], scale: float,
+    autocast: AbstractContextManager[object],
+) -> Tensor:
+    """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device."""
+    total = torch.zeros((), device=run.world.device)
+    for micro, batch in micros:
+        with hooks.accumulate(run, micro.last):
+            with autocast:
+                loss = task.loss(run.model, to_device(batch, run.world.device))
+            total += hooks.backward(run, loss * (0.0 if micro.blank else scale))
+    return total
+
+
+def loss_shares(run: Run) -> int:
+    """What one rank's loss is multiplied by, so that the backend's own mean over ranks is the mean over items."""
+    return run.world.size if run.capabilities.gradients == "mean" else 1
+
+
+def seed_step(run: Run, step: int) -> None:
+    """Make dropout a function of seed, step and rank (micro-batches follow in order), so that a run can resume."""
+    mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.rank * 0x94D049BB133111EB
+    seed = mixed & (2**63 - 1)
+    torch.default_generator.manual_seed(seed)
+    if run.world.device.type == "cuda":
+        torch.cuda.default_generators[run.world.device.index].manual_seed(seed)
+
+
+def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
+    """The progress after one more step of ``rows`` samples."""
+    after = replace(
+        progress,
+        step=progress.step + 1,
+        step_in_epoch=progress.step_in_epoch + 1,
+        samples=progress.samples + rows,
+    )
+    return after if after.step_in_epoch < plan.steps else replace(after, epoch=after.epoch + 1, step_in_epoch=0)

@@ -1,0 +1,111 @@
+"""Finding plugins by metadata alone, and loading only what a run uses.
+
+Groups: ``distcore.strategies``, ``distcore.tasks``, ``distcore.launchers``, ``distcore.extensions``; the name of an
+entry point is what the user types. ``DISTCORE_LOAD_PLUGINS=a,b`` lets only those distributions in beside
+distcore's own (empty: none), ``-p no:NAME`` blocks a name or a distribution; both act before anything is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from distcore.errors import StrategyError, nearest
+
+KINDS = {"strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension"}
+BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
+"""Set by ``-p no:NAME``, comma separated, so that ranks started from here block the same names."""
+
+
+def distribution(entry: EntryPoint) -> str:
+    """Name the distribution that offers ``entry``, with its version."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+
+
+def entries(group: str) -> dict[str, EntryPoint]:
+    """Map name to entry point, in the order of names. Imports nothing, so it is safe before any check.
+
+    ``group`` is the part after ``distcore.``. Raises StrategyError when two distributions offer one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=f"distcore.{group}"):
+        if _blocked(entry):
+            continue
+        other = found.get(entry.name)
+        if other is not None and distribution(other) != distribution(entry):
+            raise StrategyError(
+                f"{KINDS[group]} {entry.name!r} is provided twice: by {distribution(other)} and by "
+                f"{distribution(entry)}; uninstall one, or block it with -p no:{_owner(entry)}"
+            )
+        found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def load(group: str, name: str) -> Any:
+    """Import and return what the entry point ``name`` refers to.
+
+    Raises StrategyError, one line, where it is not installed (with the pip line), blocked, or does not import.
+    """
+    installed = entries(group)
+    entry = installed.get(name)
+    if entry is None:
+        raise StrategyError(_missing(group, name, installed))
+    try:
+        return entry.load()
+    except Exception as error:  # a broken plugin may raise anything at import
+        reason = " ".join(str(error).split())
+        raise StrategyError(
+            f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but does not import: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def load_file(reference: str) -> Any:
+    """Return class ``Class`` of ``path/to/file.py:Class``: a user's own extension, not packaged."""
+    path, _, name = reference.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise StrategyError(f"extension {reference!r}: no file {path}")
+    spec = importlib.util.spec_from_file_location(f"distcore_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+    except Exception as error:
+        raise StrategyError(f"extension {reference!r} does not import: {type(error).__name__}: {error}") from error
+
+
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""
+
+
+def _blocked(entry: EntryPoint) -> bool:
+    owner = _owner(entry)
+    refused = set(filter(None, os.environ.get(BLOCK_VARIABLE, "").split(",")))
+    if refused & {entry.name, owner}:
+        return True
+    allowed = os.environ.get("DISTCORE_LOAD_PLUGINS")
+    return allowed is not None and owner != "distcore" and not set(allowed.split(",")) & {entry.name, owner}
+
+
+def _missing(group: str, name: str, installed: dict[str, EntryPoint]) -> str:
+    kind = KINDS[group]
+    names = ", ".join(installed) or "none"
+    if any(entry.name == name for entry in entry_points(group=f"distcore.{group}")):
+        return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
+    extra = _extra_that_brings(name) if group == "strategies" else None
+    how = f". Install it with: pip install 'distcore[{extra}]'" if extra else nearest(name, installed)
+    return f"no {kind} named {name!r} (installed: {names}){how}"
+
+
+def _extra_that_brings(name: str) -> str | None:
+    """The extra of distcore's own metadata with this name, so that the core need not list strategies."""
+    from importlib.metadata import metadata
+
+    return name if name in (metadata("distcore").get_all("Provides-Extra") or []) else None

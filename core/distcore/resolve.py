@@ -1,0 +1,161 @@
+"""From the config a user wrote to one in which nothing is left to choose; everything that can be refused is, here."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from distcore import registry
+from distcore.config import RunConfig
+from distcore.contract import SPEC_VERSION, Capabilities
+from distcore.devices import count_gpus, resolve_device
+from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
+from distcore.hooks import build, capabilities_of
+from distcore.optim import check_schedule
+
+LARGEST_AUTO_MICRO_BATCH = 32
+
+
+def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local") -> RunConfig:
+    """Fill in every 'auto' that does not need the data, and check the rest, before any process starts.
+
+    ``nproc`` is the number of ranks where a launcher has already started them. Raises DistcoreError, one line.
+    """
+    strategy = build_strategy(config)
+    declared = capabilities_of(config.strategy, strategy)
+    device = resolve_device(config)
+    world_size = _world_size(config, declared, device, nproc)
+    config = config.model_copy(update={"nproc": world_size, "device": device})
+    _check_declared(config, declared, launcher)
+    check_schedule(config)
+    return config.model_copy(
+        update={
+            "micro_batch_size": micro_batch_size(config, world_size),
+            "lr": _learning_rate(config),
+            "out": config.out or _new_run_folder(config),
+        }
+    )
+
+
+def build_strategy(config: RunConfig) -> object:
+    """Import the strategy that the config names, and build it from its options."""
+    cls = registry.load("strategies", config.strategy)
+    return build("strategy", config.strategy, cls, config.strategy_options)
+
+
+def micro_batch_size(config: RunConfig, world_size: int) -> int:
+    """Check ``global = micro x world x accumulation``, or choose the largest micro-batch up to 32 that divides."""
+    whole, micro = config.global_batch_size, config.micro_batch_size
+    if whole % world_size:
+        raise ConfigError(
+            f"global_batch_size = {whole}: cannot be shared by {world_size} ranks; "
+            f"nearest possible: {_nearest_multiples(whole, world_size)}"
+        )
+    share = whole // world_size
+    if micro == "auto":
+        return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
+    if micro < 1:
+        raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
+    if share % micro:
+        raise ConfigError(
+            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {world_size} = "
+            f"{micro * world_size}; nearest possible: {_nearest_multiples(whole, micro * world_size)}"
+        )
+    return micro
+
+
+def check_out(config: RunConfig) -> None:
+    """Raise ConfigError if the run folder cannot be written or holds another run that this one does not resume."""
+    if config.resume == "auto" and config.out is None:
+        raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
+    if config.out is None:
+        return
+    folder = Path(config.out)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
+    if (folder / "config.yaml").exists() and config.resume is None:
+        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another folder, or go on with --resume auto")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out = {str(folder)!r}: cannot be made: {error.strerror}") from None
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return ", ".join(str(size) for size in (below, below + unit) if size)
+
+
+def _world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
+    asked = config.nproc
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"nproc = {asked}: must be at least 1")
+    if started is not None:
+        if asked not in ("auto", started):
+            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave --nproc out under a launcher")
+        size = started
+    elif asked == "auto":
+        size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1
+    else:
+        size = asked
+    if declared.processes == "one" and size > 1:
+        others = strategies_that(lambda other: other.processes == "many")
+        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} is one process; {others} can use several")
+    if device == "cuda" and started is None and size > count_gpus():
+        raise ConfigError(f"nproc = {size}: there are {count_gpus()} GPUs here; use fewer ranks or --set device=cpu")
+    return size
+
+
+def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
+    """Compare what is asked with what the strategy declares, and name the strategies that could do it."""
+    wanted: list[tuple[str, Any, frozenset[str], Any]] = [
+        ("device", config.device, declared.devices, lambda other: config.device in other.devices),
+        ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
+        ("optimizer.name", config.optimizer.name, declared.optimizers, lambda o: config.optimizer.name in o.optimizers),
+        ("launcher", launcher, declared.launchers, lambda other: launcher in other.launchers),
+    ]
+    for key, value, possible, can in wanted:
+        if value not in possible:
+            raise ConfigError(
+                f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
+                f"{nearest(str(value), possible)}; {strategies_that(can)} could"
+            )
+    if declared.spec_version != SPEC_VERSION:
+        raise StrategyError(
+            f"strategy {config.strategy!r}: written for hook-spec version {declared.spec_version}, this distcore has "
+            f"{SPEC_VERSION}; install a version of the plugin that matches"
+        )
+
+
+def strategies_that(can: Any) -> str:
+    """Name the installed strategies whose declaration satisfies ``can``: asked only for an error message."""
+    names = []
+    for name in registry.entries("strategies"):
+        try:
+            declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
+        except DistcoreError:
+            continue
+        if can(declared):
+            names.append(name)
+    return ", ".join(names) or "no installed strategy"
+
+
+def _learning_rate(config: RunConfig) -> float:
+    if config.lr == "auto":
+        from distcore.models import from_scratch
+
+        return 5e-4 if from_scratch(config) else 3e-5
+    if config.lr <= 0:
+        raise ConfigError(f"lr = {config.lr}: must be greater than 0")
+    return config.lr
+
+
+def _new_run_folder(config: RunConfig) -> str:
+    """A folder of its own for every run: the time, and a number where a second run starts in the same second."""
+    base = Path("runs") / f"{config.task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return str(folder)

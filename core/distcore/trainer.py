@@ -1,0 +1,208 @@
+"""A run from start to report: join, prepare, build, train, evaluate, save."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distcore import checkpoint, registry
+from distcore.agreement import check_agreed, check_world, from_main
+from distcore.config import RunConfig, dump_config
+from distcore.contract import Datasets, Place, Progress, Run, Task, World
+from distcore.errors import StrategyError
+from distcore.evaluation import Evaluation, evaluate
+from distcore.extensions import load_extensions
+from distcore.hooks import Hooks
+from distcore.launch.environment import join
+from distcore.loop import steps
+from distcore.meter import Meter
+from distcore.optim import optimizer_factory, scheduler_for, warmup_steps
+from distcore.precision import scaler_for
+from distcore.resolve import build_strategy, check_out, resolve
+
+log = logging.getLogger("distcore")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best evaluation so far."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def train(config: RunConfig, task: Task | None = None) -> Report:
+    """Train, evaluate and test in the ranks that a launcher started, or alone; the report, on every rank.
+
+    Raises DistcoreError, one line, for whatever the user can mend.
+    """
+    place = join(os.environ) or Place()
+    config = resolve(config, place.size, place.launcher)
+    task = task or load_task(config)
+    hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    check_out(config)
+    world = hooks.setup(config, place)
+    data = task.prepare(config)
+    run = build_run(config, hooks, world, task, data)
+    check_world(run, hooks, place)
+    run = replace(run, config=run.config.model_copy(update={"out": from_main(run, hooks, str(config.out))}))
+    check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
+    progress, best = start(run, hooks, task, data)
+    meter = Meter(progress)
+    progress, best, last = fit(run, hooks, task, data, progress, best, meter)
+    report = finish(run, hooks, task, data, progress, best, last, meter)
+    hooks.teardown(world)
+    return report
+
+
+def load_task(config: RunConfig) -> Task:
+    """Build the task that the config names."""
+    task: Task = registry.load("tasks", config.task)()
+    return task
+
+
+def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets) -> Run:
+    """Build the model with the run's seed, have the strategy wrap it, and set up its schedule."""
+    torch.manual_seed(config.seed)
+    module = task.build_model(config, data)
+    if config.gradient_checkpointing:
+        module.gradient_checkpointing_enable()  # type: ignore[operator]
+    total_steps = total_steps_of(config, len(data.train))
+    config = config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})}
+    )
+    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.size)
+    run = Run(
+        config=config, world=world, capabilities=hooks.capabilities, module=module, model=module,
+        total_steps=total_steps, accumulation=max(1, micro_batches),
+        scaler=scaler_for(config, hooks.capabilities, world),
+    )
+    wrapped = hooks.wrap_model(run, module, optimizer_factory(config))
+    if wrapped.optimizer is None:
+        raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
+    scheduler = None
+    if "schedule" not in hooks.capabilities.owns:
+        scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
+    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler)
+
+
+def total_steps_of(config: RunConfig, rows: int) -> int:
+    """Optimizer steps of the whole run; the ragged last batch of an epoch counts as one."""
+    return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
+
+
+def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
+    """Write what the run folder holds from the first moment on, and go to where ``--resume`` says."""
+    out = Path(str(run.config.out))
+    if run.world.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.yaml").write_text(dump_config(run.config), encoding="utf-8")
+        task.save(out, run.config, data)
+    found = checkpoint.find(run.config.resume, out) if run.config.resume else None
+    progress, best = Progress(), None
+    if found:
+        progress, small = checkpoint.load(run, hooks, found)
+        best = Best(**small["best"]) if small["best"] else None
+        log.info("resumed from %s at step %d", found, progress.step)
+    hooks.on_run_start(run)
+    return progress, best
+
+
+def fit(
+    run: Run, hooks: Hooks, task: Task, data: Datasets, progress: Progress, best: Best | None, meter: Meter
+) -> tuple[Progress, Best | None, Evaluation | None]:
+    """Train to the end; log, evaluate and save when it is time. The last evaluation is of the final weights."""
+    config, last = run.config, None
+    for progress, result, loss in steps(run, hooks, task, data.train, progress):
+        done = progress.step == run.total_steps
+        meter.add(loss)
+        if done or progress.step % config.log_every == 0:
+            hooks.on_log(run, meter.record(run, hooks, progress, result))
+        evaluating = done or progress.step_in_epoch == 0 or due(progress.step, config.eval_every)
+        if not evaluating and not due(progress.step, config.save_every):
+            continue
+        with meter.paused():
+            improved = False
+            if evaluating:
+                last = evaluate(run, hooks, task, data.evaluation, data)
+                hooks.on_evaluation_end(run, progress, last)
+                best, improved = better(run, progress, best, last)
+            if done or improved or due(progress.step, config.save_every):
+                save(run, hooks, progress, best)
+    return progress, best, last
+
+
+def due(step: int, every: int) -> bool:
+    """True if something that happens ``every`` so many steps (0: never) happens after ``step``."""
+    return every > 0 and step % every == 0
+
+
+def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -> tuple[Best | None, bool]:
+    """Return the best evaluation after ``found``, and whether it is ``found``."""
+    metric = run.config.checkpoints.best
+    value = found.metrics.get(metric) if metric else None
+    if metric is None or not isinstance(value, float):
+        return best, False
+    sign = -1 if metric == "loss" else 1
+    if best is not None and sign * value <= sign * best.value:
+        return best, False
+    return Best(step=progress.step, metric=metric, value=value), True
+
+
+def save(run: Run, hooks: Hooks, progress: Progress, best: Best | None) -> None:
+    """Commit a checkpoint and let go of those that are neither recent nor the best."""
+    folder = Path(str(run.config.out)) / "checkpoints"
+    path = checkpoint.save(run, hooks, progress, folder, {"best": asdict(best) if best else None})
+    if run.world.is_main:
+        newest = sorted(folder.glob("step-*"))[-run.config.checkpoints.keep_last :]
+        keep = {kept.name for kept in newest} | ({f"step-{best.step:08d}"} if best else set())
+        checkpoint.prune(folder, keep)
+    hooks.on_checkpoint(run, progress, path)
+
+
+def finish(
+    run: Run, hooks: Hooks, task: Task, data: Datasets,
+    progress: Progress, best: Best | None, last: Evaluation | None, meter: Meter,
+) -> Report:
+    """Test the final weights, and write report.json and predictions.jsonl."""
+    speed = meter.samples_per_second(progress)
+    tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
+    report: Report = {
+        "strategy": hooks.name,
+        "world_size": run.world.size,
+        "device": run.world.device.type,
+        "precision": run.config.precision,
+        "steps": progress.step,
+        "samples": progress.samples,
+        "train_seconds": meter.seconds,
+        "samples_per_second": speed,
+        "peak_memory_bytes": int(peak["peak"].max()),
+        "best": asdict(best) if best else None,
+        "data": data.facts,
+        "evaluation": tested.summary(),
+        "out": run.config.out,
+    }
+    if run.world.is_main:
+        out = Path(str(run.config.out))
+        (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
+        with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in task.predictions(tested.outputs, data))
+    hooks.on_run_end(run, report)
+    return report
+
+
+def peak_memory(world: World) -> int:
+    """Bytes: the most GPU memory that tensors took, or on a CPU the process's largest resident set."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
