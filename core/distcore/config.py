@@ -192,7 +192,7 @@ def _explain(error: ValidationError, source: str) -> str:
     path = [str(part) for part in first["loc"] if part not in {"int", "float", "bool", "str"}]
     path = [part for part in path if not part.startswith(("literal[", "dict["))]
     where = ".".join(path)
-    more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][:len(path)]) for p in problems}) > 1 else ""
+    more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][: len(path)]) for p in problems}) > 1 else ""
     if first["type"] == "extra_forbidden":
         hint = nearest(path[-1], _keys_at(path[:-1])) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"

@@ -173,7 +173,7 @@ class Task(Protocol):
         ...
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors of shape ``(n, …)``, one entry a row, that evaluation needs; ``loss`` (sum of each row) among them."""
+        """Return tensors of shape ``(n, …)``, one entry a row, that evaluation needs."""
         ...
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:

@@ -87,7 +87,8 @@ def save_checkpoint(run: Run) -> State:
     """Whole tensors, on the CPU, from the main rank; right wherever every rank holds the whole model."""
     if not run.world.is_main:
         return {}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
+    state = model_state(run) | optimizer_state(run)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
 def model_state(run: Run) -> State:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from distcore.config import RunConfig
 from distcore.contract import Place
 from distcore.errors import ConfigError
@@ -20,15 +22,11 @@ def resolve_device(config: RunConfig) -> str:
 def count_gpus() -> int:
     """Number of GPUs, asked without making a CUDA context: ranks may be forked from this process."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    import torch
-
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def device_of(config: RunConfig, place: Place) -> torch.device:
     """Return this rank's own device: GPU number ``local_rank``, or the CPU; makes that GPU the current one."""
-    import torch
-
     if resolve_device(config) == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank)

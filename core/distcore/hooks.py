@@ -14,6 +14,7 @@ import pluggy
 from torch import Tensor, nn
 
 from distcore import defaults
+from distcore.config import RunConfig
 from distcore.contract import (
     SPEC_VERSION,
     Capabilities,
@@ -28,7 +29,6 @@ from distcore.contract import (
     World,
     Wrapped,
 )
-from distcore.config import RunConfig
 from distcore.errors import StrategyError, nearest
 from distcore.evaluation import Evaluation
 from distcore.hookspecs import Events, Operations, hookimpl

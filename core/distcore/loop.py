@@ -35,7 +35,9 @@ def steps(
     run.model.train()
     while progress.step < run.total_steps:
         stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
-        for step in range(progress.step_in_epoch, min(plan.steps, progress.step_in_epoch + run.total_steps - progress.step)):
+        for step in range(progress.step_in_epoch, plan.steps):
+            if progress.step == run.total_steps:
+                return
             rows = plan.rows(progress.epoch, step)
             micros = one_step(stream)
             if progress.step < guarded:
@@ -53,7 +55,11 @@ def steps(
 
 
 def train_step(
-    run: Run, hooks: Hooks, task: Task, micros: list[tuple[Micro, Batch]], scale: float,
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    micros: list[tuple[Micro, Batch]],
+    scale: float,
     autocast: AbstractContextManager[object],
 ) -> Tensor:
     """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device."""

@@ -71,7 +71,8 @@ def load_file(reference: str) -> Any:
     if not file.is_file():
         raise StrategyError(f"extension {reference!r}: no file {path}")
     spec = importlib.util.spec_from_file_location(f"distcore_user_{file.stem}", file)
-    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    assert spec is not None  # a .py file always has a loader
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up by name
     try:

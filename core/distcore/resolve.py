@@ -22,8 +22,9 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
 
     ``nproc`` is the number of ranks where a launcher has already started them. Raises DistcoreError, one line.
     """
-    strategy = build_strategy(config)
-    declared = capabilities_of(config.strategy, strategy)
+    if config.resume == "auto" and config.out is None:
+        raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
+    declared = capabilities_of(config.strategy, build_strategy(config))
     device = resolve_device(config)
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
@@ -67,15 +68,11 @@ def micro_batch_size(config: RunConfig, world_size: int) -> int:
 
 def check_out(config: RunConfig) -> None:
     """Raise ConfigError if the run folder cannot be written or holds another run that this one does not resume."""
-    if config.resume == "auto" and config.out is None:
-        raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
-    if config.out is None:
-        return
-    folder = Path(config.out)
+    folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     if (folder / "config.yaml").exists() and config.resume is None:
-        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another folder, or go on with --resume auto")
+        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,7 +90,7 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
         raise ConfigError(f"nproc = {asked}: must be at least 1")
     if started is not None:
         if asked not in ("auto", started):
-            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave --nproc out under a launcher")
+            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave --nproc to it")
         size = started
     elif asked == "auto":
         size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1

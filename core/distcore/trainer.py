@@ -82,8 +82,13 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     )
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.size)
     run = Run(
-        config=config, world=world, capabilities=hooks.capabilities, module=module, model=module,
-        total_steps=total_steps, accumulation=max(1, micro_batches),
+        config=config,
+        world=world,
+        capabilities=hooks.capabilities,
+        module=module,
+        model=module,
+        total_steps=total_steps,
+        accumulation=max(1, micro_batches),
         scaler=scaler_for(config, hooks.capabilities, world),
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config))
@@ -122,7 +127,7 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save when it is time. The last evaluation is of the final weights."""
     config, last = run.config, None
-    for progress, result, loss in steps(run, hooks, task, data.train, progress):
+    for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
         done = progress.step == run.total_steps
         meter.add(loss)
         if done or progress.step % config.log_every == 0:
@@ -170,8 +175,14 @@ def save(run: Run, hooks: Hooks, progress: Progress, best: Best | None) -> None:
 
 
 def finish(
-    run: Run, hooks: Hooks, task: Task, data: Datasets,
-    progress: Progress, best: Best | None, last: Evaluation | None, meter: Meter,
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    data: Datasets,
+    progress: Progress,
+    best: Best | None,
+    last: Evaluation | None,
+    meter: Meter,
 ) -> Report:
     """Test the final weights, and write report.json and predictions.jsonl."""
     speed = meter.samples_per_second(progress)
@@ -196,7 +207,8 @@ def finish(
         out = Path(str(run.config.out))
         (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
         with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in task.predictions(tested.outputs, data))
+            for line in task.predictions(tested.outputs, data):
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
     hooks.on_run_end(run, report)
     return report
 

@@ -1,0 +1,76 @@
+"""torch.distributed for strategies that stand on its process group: join, sum, gather rows of unequal numbers."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distcore.config import RunConfig
+from distcore.contract import Place, World
+from distcore.devices import device_of
+
+
+def join_process_group(config: RunConfig, place: Place) -> World:
+    """Join the default process group (gloo on the CPU, nccl on GPUs) and return the world that it reports.
+
+    Reads the addresses that the launcher exported; a process alone needs none.
+    """
+    device = device_of(config, place)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    alone = place.size == 1 and "MASTER_ADDR" not in os.environ
+    dist.init_process_group(
+        backend,
+        rank=place.rank,
+        world_size=place.size,
+        store=dist.HashStore() if alone else None,
+        timeout=timedelta(seconds=config.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=place.local_rank, device=device)
+
+
+def leave_process_group(world: World) -> bool:
+    """Leave the default process group, every rank having come so far."""
+    dist.barrier()
+    dist.destroy_process_group()
+    return True
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over ranks, on every rank; ``values`` stays as it is."""
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Join the rows of all ranks in rank order, on every rank.
+
+    Each tensor is ``(n_r, …)`` on rank r, n_r may be 0; the answer is ``(sum of n_r, …)``, dtypes kept. One
+    collective for all lengths, one for each tensor, padded to the longest rank.
+    """
+    if not outputs:
+        return {}
+    names = sorted(outputs)
+    mine = torch.tensor([len(outputs[name]) for name in names], device=outputs[names[0]].device)
+    lengths = _all_gather(mine)
+    return {name: _gather(outputs[name], [int(row[i]) for row in lengths]) for i, name in enumerate(names)}
+
+
+def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
+    longest = max(lengths)
+    padded = rows.new_zeros((longest, *rows.shape[1:]))
+    padded[: len(rows)] = rows
+    if longest == 0:
+        return padded
+    return torch.cat([part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)])
+
+
+def _all_gather(tensor: Tensor) -> list[Tensor]:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return parts

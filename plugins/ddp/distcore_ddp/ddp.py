@@ -1,0 +1,84 @@
+"""``ddp``: torch's DistributedDataParallel, the model whole on every rank."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+from distcore import (
+    Capabilities,
+    OptimizerFactory,
+    Place,
+    Run,
+    RunConfig,
+    World,
+    Wrapped,
+    gather_rows,
+    hookimpl,
+    join_process_group,
+    leave_process_group,
+    sum_over_ranks,
+)
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distcore_ddp.compression import compression_hook
+
+_NOTHING = nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPStrategy:
+    """Replicate the model on every rank and average gradients while they are computed."""
+
+    bucket_mb: int = 25
+    """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""
+    static_graph: bool = False
+    """The same parameters take part in every step, in the same order: lets DDP plan ahead."""
+    find_unused: bool = False
+    """Some parameters take no part in some steps; costs a walk over the graph each step."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """Send gradients in half precision: half the traffic, and no longer exactly the gradient of law 2."""
+
+    capabilities: ClassVar = Capabilities(
+        collectives_per_step=1,
+        limits=("compression other than none rounds gradients to half precision on the wire",),
+    )
+
+    @hookimpl
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return join_process_group(config, place)
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        model = model.to(run.world.device)
+        if make_optimizer is None:  # evaluation sends no gradients, and DDP would need rows on every rank
+            return Wrapped(model=model, optimizer=None)
+        replicated = DistributedDataParallel(
+            model,
+            device_ids=[run.world.device] if run.world.device.type == "cuda" else None,
+            bucket_cap_mb=self.bucket_mb,
+            gradient_as_bucket_view=True,
+            static_graph=self.static_graph,
+            find_unused_parameters=self.find_unused,
+        )
+        if self.compression != "none":
+            replicated.register_comm_hook(None, compression_hook(self.compression))
+        return Wrapped(model=replicated, optimizer=make_optimizer(model))
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()
+
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        return sum_over_ranks(values)
+
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gather_rows(outputs)
+
+    @hookimpl
+    def teardown(self, world: World) -> bool:
+        return leave_process_group(world)

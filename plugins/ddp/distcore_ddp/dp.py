@@ -1,0 +1,30 @@
+"""``dp``: torch's DataParallel, one process that spreads each micro-batch over all GPUs of the machine."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from distcore import Capabilities, OptimizerFactory, Place, Run, RunConfig, World, Wrapped, device_of, hookimpl
+from torch import nn
+
+
+class DataParallelStrategy:
+    """One process, one copy of the model a GPU for the time of a forward pass. On a CPU it is one plain process."""
+
+    capabilities: ClassVar = Capabilities(
+        processes="one",
+        collectives_per_step=0,
+        limits=("on a CPU there is nothing to spread over: it trains as one process",),
+    )
+
+    @hookimpl
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return World(rank=0, size=1, local_rank=0, device=device_of(config, place))
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        model = model.to(run.world.device)
+        gpus = list(range(torch.cuda.device_count())) if run.world.device.type == "cuda" else None
+        optimizer = make_optimizer(model) if make_optimizer else None
+        return Wrapped(model=nn.DataParallel(model, device_ids=gpus), optimizer=optimizer)
