@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from distcore.errors import ConfigError, nearest
 
@@ -72,6 +73,10 @@ class Checkpoints(_Tree):
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
 
 
+EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True}
+"""What a run has without being asked; naming another extension does not switch these off."""
+
+
 class RunConfig(_Tree):
     """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``."""
 
@@ -108,13 +113,18 @@ class RunConfig(_Tree):
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Checkpoints()
     extensions: dict[str, bool | dict[str, Any]] = Field(
-        default_factory=lambda: {"progress": True, "metrics": True},
+        default_factory=dict,
         description="name, or file.py:Class, to true, false or its options",
     )
     data_guard_steps: int = Field(2, ge=0, description="first steps in which ranks compare the rows they train on")
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_level_replica: Literal["debug", "info", "warning", "error"] = "warning"
+
+    @field_validator("extensions", mode="before")
+    @classmethod
+    def _on_unless_switched_off(cls, given: object) -> object:
+        return EXTENSIONS_ON | given if isinstance(given, dict) else given
 
 
 NOT_THE_JOB = {"out", "resume"}
@@ -134,7 +144,7 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, source)) from None
+        raise ConfigError(_explain(error, source, changes)) from None
 
 
 def parse_value(text: str) -> Any:
@@ -174,7 +184,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, leaf = dotted.split(".")
+    *parents, leaf = _split(dotted)
     if not all((*parents, leaf)):
         raise ConfigError(f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1")
     for parent in parents:
@@ -185,13 +195,21 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[leaf] = value
 
 
-def _explain(error: ValidationError, source: str) -> str:
+def _split(dotted: str) -> list[str]:
+    """Cut a dotted key at its dots, but not inside the ``path/to/file.py:Class`` of an extension."""
+    if own := re.fullmatch(r"extensions\.(.+\.py:\w+)(?:\.(\w+))?", dotted):
+        return ["extensions", *filter(None, own.groups())]
+    return dotted.split(".")
+
+
+def _explain(error: ValidationError, source: str, changes: Collection[str]) -> str:
     """One line for the first thing that is wrong, and how many more there are."""
     problems = error.errors()
     first = problems[0]
     path = [str(part) for part in first["loc"] if part not in {"int", "float", "bool", "str"}]
     path = [part for part in path if not part.startswith(("literal[", "dict["))]
     where = ".".join(path)
+    source = "command line" if where in changes else source
     more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][: len(path)]) for p in problems}) > 1 else ""
     if first["type"] == "extra_forbidden":
         hint = nearest(path[-1], _keys_at(path[:-1])) or " (distcore train --help lists the flags)"

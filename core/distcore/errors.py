@@ -38,6 +38,12 @@ class AgreementError(DistcoreError):
     exit_code = 3
 
 
+class TrainingError(DistcoreError):
+    """Training itself went wrong: a loss or a gradient that is not finite."""
+
+    exit_code = 3
+
+
 class RankError(DistcoreError):
     """A rank failed; ``str()`` names the rank, the cause and the file with its traceback."""
 

@@ -31,18 +31,27 @@ def entries(group: str) -> dict[str, EntryPoint]:
 
     ``group`` is the part after ``distcore.``. Raises StrategyError when two distributions offer one name.
     """
-    found: dict[str, EntryPoint] = {}
+    return {name: only(group, offered) for name, offered in offers(group).items()}
+
+
+def offers(group: str) -> dict[str, list[EntryPoint]]:
+    """Map name to what is offered under it, one entry point a distribution; what is blocked is left out."""
+    found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=f"distcore.{group}"):
-        if _blocked(entry):
-            continue
-        other = found.get(entry.name)
-        if other is not None and distribution(other) != distribution(entry):
-            raise StrategyError(
-                f"{KINDS[group]} {entry.name!r} is provided twice: by {distribution(other)} and by "
-                f"{distribution(entry)}; uninstall one, or block it with -p no:{_owner(entry)}"
-            )
-        found[entry.name] = entry
-    return dict(sorted(found.items()))
+        if not _blocked(entry):
+            found.setdefault(entry.name, {}).setdefault(distribution(entry), entry)
+    return {name: list(offered.values()) for name, offered in sorted(found.items())}
+
+
+def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
+    """Return the one entry point of a name; raises StrategyError when two distributions offer it."""
+    first, *others = offered
+    if others:
+        raise StrategyError(
+            f"{KINDS[group]} {first.name!r} is provided twice: by {distribution(first)} and by "
+            f"{distribution(others[0])}; uninstall one, or block it with -p no:{_owner(others[0])}"
+        )
+    return first
 
 
 def load(group: str, name: str) -> Any:

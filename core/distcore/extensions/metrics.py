@@ -1,0 +1,65 @@
+"""``metrics.jsonl`` in the run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from distcore.contract import Progress, Run
+from distcore.evaluation import Evaluation
+from distcore.hookspecs import hookimpl
+
+
+@dataclass
+class Metrics:
+    """Write one JSON object a logged step, and one an evaluation, as they happen; on the main rank.
+
+    The file is appended to, so that a resumed run goes on in it; of two lines of one step the later one holds.
+    """
+
+    file: str = "metrics.jsonl"
+    """Path of the file, relative to the run folder."""
+
+    def __post_init__(self) -> None:
+        self._out: TextIO | None = None
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        if run.world.is_main:
+            path = Path(str(run.config.out), self.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._out = path.open("a", encoding="utf-8", buffering=1)  # a line is on disk before the next step
+
+    @hookimpl
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        self._write(record)
+
+    @hookimpl
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        self._write(asdict(progress) | {"evaluation": numbers(evaluation.summary())})
+
+    @hookimpl
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+    def _write(self, record: Mapping[str, object]) -> None:
+        if self._out is not None:
+            self._out.write(json.dumps({key: _json(value) for key, value in record.items()}) + "\n")
+
+
+def numbers(summary: Mapping[str, object]) -> dict[str, float]:
+    """The single numbers of an evaluation's summary, without its tables and texts."""
+    return {name: value for name, value in summary.items() if isinstance(value, (int, float))}
+
+
+def _json(value: object) -> object:
+    """JSON has no NaN: what is not a number is null."""
+    if isinstance(value, dict):
+        return {key: _json(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,51 @@
+"""End a run at the first loss or gradient that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor, isfinite
+
+from distcore.contract import Progress, Run, StepResult
+from distcore.errors import TrainingError
+from distcore.hookspecs import hookimpl
+
+
+@dataclass
+class NanGuard:
+    """Raise TrainingError, naming step and rank, instead of training on. Each check waits for the device."""
+
+    loss: bool = True
+    """Check the loss of every micro-batch, before its backward pass."""
+
+    gradients: bool = True
+    """Check the gradient norm of every step; not under fp16, where the loss scaler skips such steps itself."""
+
+    def __post_init__(self) -> None:
+        self._done: int | None = None
+
+    @hookimpl(wrapper=True)
+    def backward(self, run: Run, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+        if self.loss and not isfinite(loss):
+            raise self._error(run, "the loss", loss)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        result = yield
+        norm = result.grad_norm
+        if self.gradients and norm is not None and run.scaler is None and not isfinite(norm):
+            raise self._error(run, "the gradient norm", norm)
+        return result
+
+    @hookimpl
+    def on_step_end(self, progress: Progress) -> None:
+        self._done = progress.step
+
+    def _error(self, run: Run, what: str, value: Tensor) -> TrainingError:
+        where = "the first step of this run" if self._done is None else f"step {self._done + 1}"
+        return TrainingError(
+            f"nan_guard: {what} is {value.item()} in {where} on rank {run.world.rank}; "
+            "try a lower --lr, a warm-up, or --precision fp32"
+        )

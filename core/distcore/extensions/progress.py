@@ -1,0 +1,104 @@
+"""What a user watches: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from distcore.contract import Progress, Run
+from distcore.evaluation import Evaluation
+from distcore.extensions.metrics import numbers
+from distcore.hookspecs import hookimpl
+
+COUNTS = {"evaluated", "unique", "dataset_size"}
+
+
+@dataclass
+class ProgressLine:
+    """Show step, epoch, loss, learning rate, speed and time left at every log line, on stderr, on the main rank."""
+
+    bar_width: int = 24
+    """Columns of the bar; 0: no bar."""
+
+    def __post_init__(self) -> None:
+        self._console: Console | None = None
+        self._live: Live | None = None
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        if not run.world.is_main:
+            return
+        self._console = Console(stderr=True, highlight=False)
+        if self._console.is_terminal:
+            # No refresh thread: the line changes when a record comes, and costs the steps between nothing.
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+            self._console.show_cursor(True)  # a rank that is killed must not leave the terminal without one
+
+    @hookimpl
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        if self._live is not None:
+            # The empty line keeps what other processes print off the line that is redrawn.
+            self._live.update(Group(self._row(run, record), Text()), refresh=True)
+        elif self._console is not None:
+            self._say(describe(run, record))
+
+    @hookimpl
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        self._say(describe_evaluation(progress.step, evaluation.summary()))
+
+    @hookimpl
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._console = None
+
+    def _row(self, run: Run, record: dict[str, float]) -> Table:
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=run.total_steps, completed=record["step"], width=self.bar_width)
+        cells = [bar, Text(describe(run, record), no_wrap=True, overflow="ellipsis")]
+        row.add_row(*(cells if self.bar_width else cells[1:]))
+        return row
+
+    def _say(self, line: str) -> None:
+        """Print a whole line, however narrow the screen: a log file must not be wrapped."""
+        if self._live is not None and self._console is not None:
+            self._console.print(line, soft_wrap=True)
+        elif self._console is not None:
+            print(line, file=sys.stderr, flush=True)
+
+
+def describe(run: Run, record: dict[str, float]) -> str:
+    """One log record as a line: ``step 120/630  epoch 2  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``."""
+    speed = record["samples_per_second"]
+    parts = [
+        f"step {record['step']:.0f}/{run.total_steps}",
+        f"epoch {record['epoch']:g}",
+        f"loss {record['loss']:.4f}",
+        f"lr {record['lr']:.3g}",
+        f"{speed:.0f} samples/s",
+        f"eta {time_left(run, record['step'], speed)}",
+    ]
+    return "  ".join(parts)
+
+
+def time_left(run: Run, step: float, samples_per_second: float) -> str:
+    """Hours, minutes and seconds for the steps that are left, at this speed."""
+    if samples_per_second <= 0:
+        return "-:--:--"
+    samples = (run.total_steps - step) * run.config.global_batch_size
+    return str(timedelta(seconds=round(samples / samples_per_second)))
+
+
+def describe_evaluation(step: int, summary: dict[str, object]) -> str:
+    """``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``."""
+    metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
+    values = "".join(f"{name} {value:.3g}, " for name, value in metrics.items())
+    return f"evaluation at step {step}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"

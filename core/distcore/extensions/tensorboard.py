@@ -1,0 +1,64 @@
+"""Scalars for TensorBoard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distcore.contract import Progress, Run
+from distcore.errors import StrategyError
+from distcore.evaluation import Evaluation
+from distcore.extensions.metrics import numbers
+from distcore.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+@dataclass
+class TensorBoard:
+    """Write every logged value and every evaluation as scalars, by optimizer step; on the main rank."""
+
+    folder: str = "tensorboard"
+    """Folder of the event files, relative to the run folder."""
+
+    flush_seconds: int = 10
+    """Seconds between writes to disk."""
+
+    def __post_init__(self) -> None:
+        self._writer: SummaryWriter | None = None
+        if find_spec("tensorboard") is None:  # known before any rank starts, and without importing it
+            raise StrategyError(
+                "extension 'tensorboard': the package tensorboard is not installed. "
+                "Install it with: pip install 'distcore[tensorboard]'"
+            )
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        if run.world.is_main:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = Path(str(run.config.out), self.folder)
+            self._writer = SummaryWriter(str(folder), flush_secs=self.flush_seconds)  # type: ignore[no-untyped-call]
+
+    @hookimpl
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        self._write("train", record, int(record["step"]))
+
+    @hookimpl
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        self._write("evaluation", numbers(evaluation.metrics), progress.step)
+
+    @hookimpl
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        if self._writer is not None:
+            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer = None
+
+    def _write(self, group: str, values: dict[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                if name != "step":
+                    self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
