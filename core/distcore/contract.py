@@ -58,6 +58,10 @@ class Place:
     local_rank: int = 0
     local_size: int = 1
     launcher: str = "local"
+    master_addr: str | None = None
+    """Address of the machine of rank 0; ``None``: this machine."""
+    master_port: int | None = None
+    """Port where rank 0's machine holds, or will hold, the store of the ranks; ``None``: any free one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,65 @@
+"""What a process does that was started as a rank, and how it tells its supervisor the end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from distcore.launch.failures import Failure, attempt, leave
+
+T = TypeVar("T")
+
+PR_SET_PDEATHSIG = 1
+
+
+def serve(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
+    """Run ``fn`` as this rank and return what it returns; a failure is recorded and ends the process."""
+    _settle_in(parent)
+    rank = int(os.environ["RANK"])
+    outcome = attempt(fn, rank, errors)
+    if isinstance(outcome, Failure):
+        _write(records / f"failed-{rank}.json", json.dumps(asdict(outcome)))
+        leave(outcome.exit_code)
+    _write(records / f"finished-{rank}", "")
+    return outcome
+
+
+def finished(records: Path) -> int:
+    """How many ranks have returned from their function."""
+    return sum(1 for _ in records.glob("finished-*"))
+
+
+def read_failures(records: Path) -> dict[int, Failure]:
+    """What failed ranks have told, by rank."""
+    failures = (Failure(**json.loads(file.read_text())) for file in records.glob("failed-*.json"))
+    return {failure.rank: failure for failure in failures}
+
+
+def _settle_in(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends the ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # kill -9 of the parent leaves no orphan
+        if os.getppid() != parent:  # it died before that
+            leave(1)
+    with contextlib.suppress(KeyError, ValueError):
+        # A forked torch has read OMP_NUM_THREADS long ago.
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write so that a reader sees all or nothing."""
+    draft = file.with_name(f".{file.name}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)
