@@ -1,0 +1,71 @@
+"""The flags of ``distcore train``, written out so that ``--help`` needs no config class and no torch.
+
+A test compares them with the fields of RunConfig: names, defaults and choices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Flag(NamedTuple):
+    """One flag: its name, what it takes, the default as text, the help, and its config key where that differs."""
+
+    name: str
+    takes: str
+    default: str
+    help: str
+    path: str = ""
+
+    @property
+    def key(self) -> str:
+        """The dotted config key that the flag sets."""
+        return self.path or self.name.removeprefix("--").replace("-", "_")
+
+
+LEVELS = "debug|info|warning|error"
+
+GROUPS: dict[str, list[Flag]] = {
+    "what is trained": [
+        Flag("--task", "NAME", "text-classification", "what is trained"),
+        Flag("--model", "NAME", "bert-mini", "preset, local Hugging Face folder, or hub name"),
+        Flag("--dropout", "P", "the model's own", "overrides the model's own"),
+        Flag("--max-seq-len", "TOKENS", "128", "longer rows are cut, in tokens"),
+    ],
+    "data": [
+        Flag("--data", "FILE", "stdlib-docs", "data file (.json .jsonl .csv .parquet), or an embedded data set"),
+        Flag("--eval-data", "FILE", "a part of --data", "file to evaluate on, instead of a part of --data"),
+        Flag("--test-data", "FILE", "the evaluation rows", "file for the final test"),
+        Flag("--eval-fraction", "PART", "0.1", "part of --data kept for evaluation"),
+        Flag("--text-column", "NAME", "text", "column that holds the text", "columns.text"),
+        Flag("--label-column", "NAME", "label", "column that holds the label", "columns.label"),
+        Flag(
+            "--length-grouping", "batch|window", "batch", "window: also sort by length across batches",
+            "loader.length_grouping",
+        ),
+    ],
+    "ranks": [
+        Flag("--strategy", "NAME", "single", "how the model is spread over ranks; see distcore strategies"),
+        Flag("--nproc", "N", "auto", "processes to start here; auto: one a GPU, else one"),
+    ],
+    "training": [
+        Flag("--epochs", "N", "1", "times over the data"),
+        Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
+        Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
+        Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
+        Flag("--lr", "RATE", "auto", "peak learning rate; auto: 5e-4 from scratch, 3e-5 pretrained"),
+        Flag("--precision", "fp32|bf16|fp16", "fp32", "of the forward pass; weights stay fp32"),
+        Flag("--seed", "N", "0", "same seed, same run"),
+    ],
+    "run folder": [
+        Flag("--out", "DIR", "a new one under runs/", "run folder"),
+        Flag("--resume", "auto|PATH", "a fresh run", "go on from the newest checkpoint in --out, or from this one"),
+        Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
+        Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
+        Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
+        Flag("--log-level", LEVELS, "info", "messages of rank 0"),
+        Flag("--log-level-replica", LEVELS, "warning", "messages of the other ranks"),
+    ],
+}
+
+FLAGS = [flag for group in GROUPS.values() for flag in group]

@@ -1,0 +1,61 @@
+"""The documented options of a plugin: the fields of its dataclass, each with the string literal under it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as a user reads it."""
+
+    name: str
+    type: str
+    default: str
+    """As Python writes it; empty where the option must be given."""
+    doc: str
+
+
+def options_of(cls: type[object]) -> list[Option]:
+    """Return the options of a plugin's class, in its order; none where it is no dataclass."""
+    if not dataclasses.is_dataclass(cls):
+        return []
+    docs = field_docs(cls)
+    return [
+        Option(field.name, _type_text(field.type), _default_text(field), docs.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+        if field.init
+    ]
+
+
+def field_docs(cls: type[object]) -> dict[str, str]:
+    """Map field to the docstring under it, read from the source; empty where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    docs = {}
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            value = below.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docs[field.target.id] = " ".join(value.value.replace("``", "").split())
+    return docs
+
+
+def _type_text(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _default_text(field: dataclasses.Field[object]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return ""
