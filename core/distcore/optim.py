@@ -36,11 +36,12 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, o
     By name and module class, not by shape, which a sharding strategy may have changed.
     """
     exempt = set(_exempt(module))
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             (plain if name in exempt else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
