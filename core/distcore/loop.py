@@ -27,7 +27,7 @@ def steps(
 
     The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_shares`` times the mean.
     """
-    plan = training_plan(run, dataset)
+    plan = training_plan(run.config, dataset)
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     clip = Clip(norm=run.config.clip.norm, value=run.config.clip.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,18 @@ def micro_batch_size(config: RunConfig, world_size: int) -> int:
 
 
 def check_out(config: RunConfig) -> None:
-    """Raise ConfigError if the run folder cannot be written or holds another run that this one does not resume."""
+    """Raise ConfigError if the run folder cannot be made or holds another run that this one does not resume.
+
+    Makes nothing: a run that is refused for another reason leaves no folder behind.
+    """
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
     if (folder / "config.yaml").exists() and config.resume is None:
         raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out = {str(folder)!r}: cannot be made: {error.strerror}") from None
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ConfigError(f"out = {str(folder)!r}: cannot be made: {above} is not a folder that you may write to")
 
 
 def _nearest_multiples(value: int, unit: int) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from distcore.config import RunConfig
 from distcore.contract import Dataset, Micro, Run, Sampler
 
 
@@ -61,9 +62,8 @@ def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
     return lambda epoch, step: plan.deal(epoch, step, shard, shards)
 
 
-def training_plan(run: Run, dataset: Dataset) -> BatchPlan:
-    """The plan of a training run, from its config."""
-    config = run.config
+def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
+    """The plan of a training run."""
     return BatchPlan(
         lengths=dataset.lengths,
         global_batch=config.global_batch_size,

@@ -100,5 +100,5 @@ def time_left(run: Run, step: float, samples_per_second: float) -> str:
 def describe_evaluation(step: int, summary: dict[str, object]) -> str:
     """``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``."""
     metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
-    values = "".join(f"{name} {value:.3g}, " for name, value in metrics.items())
+    values = "".join(f"{name.replace('_', ' ')} {value:.3g}, " for name, value in metrics.items())
     return f"evaluation at step {step}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"

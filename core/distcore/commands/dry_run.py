@@ -1,0 +1,37 @@
+"""``distcore train --dry-run``: the config with nothing left to choose, and what each rank would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distcore.config import RunConfig, dump_config
+from distcore.contract import Datasets
+from distcore.sampling import BatchPlan, training_plan
+from distcore.trainer import total_steps_of
+
+
+def describe(config: RunConfig, data: Datasets) -> str:
+    """Return the config as YAML that trains it, and below it, as comments, the work of each rank."""
+    return dump_config(config) + "\n".join(f"# {line}" for line in _lines(config, data))
+
+
+def _lines(config: RunConfig, data: Datasets) -> Iterator[str]:
+    plan = training_plan(config, data.train)
+    ranks = int(config.nproc)
+    total = total_steps_of(config, len(data.train))
+    sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
+    yield f"run folder: {config.out}"
+    yield f"rows: {sizes}"
+    yield f"steps: {plan.steps} an epoch, {total} in all, of {config.global_batch_size} rows each"
+    for rank in range(ranks):
+        yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
+
+
+def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
+    micros = plan.deal(0, 0, rank, ranks)
+    rows = ", ".join("0" if micro.blank else str(len(micro.indices)) for micro in micros)
+    return f"{len(micros)} micro-batches in its first step, of {rows} rows"
+
+
+def _device(config: RunConfig, rank: int) -> str:
+    return f"cuda:{rank}" if config.device == "cuda" else config.device
