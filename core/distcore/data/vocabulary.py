@@ -1,0 +1,82 @@
+"""The tokenizer of a model without a vocabulary: BERT's WordPiece, trained on the training rows.
+
+``tokenizers.trainers.WordPieceTrainer`` numbers continuing characters (``##a``) in the order of a hash map with a
+random seed, so that ties between merges fall differently in every process. Here each character form gets a code
+point of its own before training, in a fixed order: byte-pair training over those has no ties left to chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_ROWS = 200_000
+"""Rows that a vocabulary is learned from; of more, evenly spaced ones are taken."""
+_FIRST_CODE = 0xF0000  # the private planes: 2 ** 17 code points
+
+
+def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """Train a lower-case WordPiece tokenizer of at most ``vocab_size`` tokens; Chinese is split by character.
+
+    The same texts give the same tokenizer in every process.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    sample = texts[:: -(-len(texts) // MAX_ROWS)] if texts else texts
+    words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *_learn(words, vocab_size - len(SPECIAL))))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def as_transformers(tokenizer: Tokenizer) -> Any:
+    """Wrap for transformers, so that ``save_pretrained`` writes what ``AutoTokenizer`` reads."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    wrapper: Any = PreTrainedTokenizerFast
+    return wrapper(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL, strict=True)))
+
+
+def _learn(words: Counter[str], size: int) -> list[str]:
+    """Return up to ``size`` tokens: the most frequent character forms, then merges in the order learned."""
+    forms: Counter[str] = Counter()
+    for word, count in words.items():
+        for form in _forms(word):
+            forms[form] += count
+    alphabet = [form for form, _ in sorted(forms.items(), key=lambda item: (-item[1], item[0]))]
+    alphabet = alphabet[: min(size, 2**17)]
+    codes = {form: chr(_FIRST_CODE + number) for number, form in enumerate(alphabet)}
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=list(codes.values()), limit_alphabet=len(codes), show_progress=False
+    )
+    learner.train_from_iterator(_coded(words, codes), trainer)
+    tokens = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    return [_decode(token, alphabet) for token, _ in tokens]
+
+
+def _forms(word: str) -> list[str]:
+    return [word[0], *(f"##{character}" for character in word[1:])]
+
+
+def _coded(words: Counter[str], codes: dict[str, str]) -> Iterator[str]:
+    """Each word as often as it occurs; one with a form outside the alphabet could never be a token."""
+    for word, count in words.items():
+        forms = _forms(word)
+        if all(form in codes for form in forms):
+            yield " ".join(["".join(codes[form] for form in forms)] * count)
+
+
+def _decode(token: str, alphabet: list[str]) -> str:
+    first, *rest = (alphabet[ord(code) - _FIRST_CODE] for code in token)
+    return first + "".join(form.removeprefix("##") for form in rest)

@@ -1,0 +1,228 @@
+"""Models for classification: built-in presets with random weights, local Hugging Face folders, hub names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, ModelError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A BERT by its size; heads are 64 wide and the inner layer is four times the hidden size."""
+
+    layers: int
+    hidden: int
+
+
+PRESETS = {
+    "bert-tiny": Preset(2, 128),
+    "bert-mini": Preset(4, 256),
+    "bert-small": Preset(4, 512),
+    "bert-medium": Preset(8, 512),
+    "bert-base": Preset(12, 768),
+}
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+"""Any one of these is a vocabulary."""
+
+
+def from_scratch(config: RunConfig) -> bool:
+    """True if the model starts from random weights, which wants a higher learning rate."""
+    return config.model in PRESETS
+
+
+def model_folder(name: str) -> Path:
+    """Return the local folder of a model that is no preset, downloading a hub model that is not here yet.
+
+    The folder has config, weights and tokenizer. Raises ModelError in one line, at once if there is no network.
+    """
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        return _hub_folder(name)
+    if not folder.is_dir():
+        raise ModelError(f"model {name}: is a file, expected a folder with config.json, weights and tokenizer")
+    _check_folder(name, folder)
+    return folder
+
+
+def read_config(name: str, folder: Path) -> dict[str, Any]:
+    """Return the folder's config.json; ModelError if it is no JSON object with a ``model_type``."""
+    try:
+        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name}: config.json cannot be read: {error}") from None
+    if not isinstance(tree, dict) or "model_type" not in tree:
+        raise ModelError(f"model {name}: config.json has no 'model_type', so it is not a transformers model")
+    return tree
+
+
+def check_length(config: RunConfig, folder: Path) -> None:
+    """Raise ConfigError if ``max_seq_len`` is more than the model has positions for."""
+    tree = read_config(config.model, folder)
+    positions = tree.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return
+    # RoBERTa and its kin count positions from behind the padding token.
+    reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
+    if config.max_seq_len > positions - reserved:
+        where = f"model {config.model} has positions for {positions - reserved} tokens"
+        raise ConfigError(f"max_seq_len = {config.max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
+
+
+def load_tokenizer(name: str, folder: Path) -> Any:
+    """Load the folder's tokenizer with ``AutoTokenizer``; ModelError in one line if it cannot be."""
+    with _quiet(), _one_line(f"model {name}: tokenizer cannot be loaded"):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: int, pad_token: int) -> nn.Module:
+    """Return the configured model with a head for ``classes``, in fp32 on the CPU.
+
+    ``vocab_size`` and ``pad_token`` describe the tokenizer; a loaded model keeps its own vocabulary.
+    """
+    labels: dict[str, Any] = {
+        "num_labels": len(classes),
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+        "pad_token_id": pad_token,
+    }
+    preset = PRESETS.get(config.model)
+    if preset is not None:
+        return _build_preset(preset, config, vocab_size, labels)
+    return _load_pretrained(config, labels)
+
+
+def _build_preset(preset: Preset, config: RunConfig, vocab_size: int, labels: dict[str, Any]) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    shape = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=preset.hidden,
+        num_hidden_layers=preset.layers,
+        num_attention_heads=preset.hidden // 64,
+        intermediate_size=4 * preset.hidden,
+        max_position_embeddings=max(512, config.max_seq_len),
+        **labels,
+    )
+    _set_dropout(shape, config.dropout)
+    model: nn.Module = BertForSequenceClassification(shape)
+    return model
+
+
+def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
+    folder = model_folder(config.model)
+    with _quiet(), _one_line(f"model {config.model}: cannot be loaded"):
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        saved = AutoConfig.from_pretrained(folder, local_files_only=True)
+        # A head for other classes is made anew; any other difference in shapes stays an error.
+        other_head = saved.num_labels != labels["num_labels"]
+        shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
+        _set_dropout(shape, config.dropout)
+        model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
+            folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
+        ).float()
+    return model
+
+
+def _set_dropout(shape: Any, dropout: float | None) -> None:
+    """Override every dropout probability of a transformers config, whatever the model calls it."""
+    if dropout is None:
+        return
+    for name, value in shape.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
+            setattr(shape, name, dropout)
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
+    read_config(name, folder)
+    for files, what in ((WEIGHTS, "weights"), (TOKENIZERS, "tokenizer")):
+        if not any((folder / file).is_file() for file in files):
+            raise ModelError(f"model {name}: the folder has no {what} (any of {', '.join(files[:3])} …)")
+
+
+def _hub_folder(name: str) -> Path:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"model {name}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    hint = nearest(name, PRESETS)
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    try:
+        folder = _complete(snapshot_download, name, local_files_only=True)
+        for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
+            folder = folder or _complete(snapshot_download, name, allow_patterns=patterns)
+    except HFValidationError:
+        raise ModelError(f"model {name!r}: no preset ({', '.join(PRESETS)}), no folder, no hub name{hint}") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = _first_line(error)
+        where = f"no preset ({', '.join(PRESETS)}), no local folder, and not to be had from the hub"
+        raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
+    if folder is None:
+        raise ModelError(f"model {name!r}: the hub has no config, weights or tokenizer of it in a known format")
+    return folder
+
+
+def _complete(download: Any, name: str, **options: Any) -> Path | None:
+    """Return the snapshot's folder, or ``None`` while a file that we need is not in it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        with _quiet():
+            folder = Path(download(name, **options))
+        _check_folder(name, folder)
+    except LocalEntryNotFoundError:
+        if "local_files_only" in options:
+            return None
+        raise
+    except ModelError:
+        return None
+    return folder
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and advice, which the user cannot act on, off the screen."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if bar:
+            library.enable_progress_bar()
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn whatever a library raises over a user's files into a ModelError of one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

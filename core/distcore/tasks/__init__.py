@@ -1,0 +1,1 @@
+"""What distcore can train: implementations of ``distcore.contract.Task``."""

@@ -1,0 +1,95 @@
+"""Text classification with a transformers model: one label a text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distcore.config import RunConfig
+from distcore.contract import Datasets
+from distcore.data.text import TextDatasets, prepare_text
+from distcore.models import build_classifier
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class TextClassification:
+    """Implements ``distcore.contract.Task``; it keeps no state."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache wherever they were prepared before."""
+        return prepare_text(config)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a classifier with one output a class of ``data``."""
+        data = _text(data)
+        return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the rows."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``loss`` (fp32), ``prediction`` and ``label`` (int64) of each row, shape ``(n,)``."""
+        from torch.nn.functional import cross_entropy
+
+        logits = _logits(model, batch)
+        loss = cross_entropy(logits, batch["labels"], reduction="none")
+        return {"loss": loss, "prediction": logits.argmax(dim=-1), "label": batch["labels"]}
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and scikit-learn's ``classification_report``.
+
+        ``majority_accuracy`` is what always answering the commonest label of these rows would reach. All four are
+        ``None`` if there are no rows.
+        """
+        label, prediction = outputs["label"], outputs["prediction"]
+        rows = len(label)
+        if not rows:
+            return dict.fromkeys(("loss", "accuracy", "majority_accuracy", "classification_report"))
+        return {
+            "loss": outputs["loss"].double().mean().item(),
+            "accuracy": (label == prediction).sum().item() / rows,
+            "majority_accuracy": label.bincount().max().item() / rows,
+            "classification_report": _classification_report(label, prediction, _text(data).classes),
+        }
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write what predictions need beside the weights: the tokenizer's files and ``labels.json``."""
+        data = _text(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(data.tokenizer, folder, dirs_exist_ok=True)
+        names = json.dumps(list(data.classes), ensure_ascii=False, indent=2)
+        (folder / "labels.json").write_text(names + "\n", encoding="utf-8")
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """fp32, so that the loss is summed exactly under autocast too."""
+    answer = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    logits: Tensor = answer.logits.float()
+    return logits
+
+
+def _classification_report(label: Tensor, prediction: Tensor, classes: tuple[str, ...]) -> str:
+    from sklearn.metrics import classification_report
+
+    text: str = classification_report(
+        label.cpu().numpy(),
+        prediction.cpu().numpy(),
+        labels=range(len(classes)),
+        target_names=list(classes),
+        digits=4,
+        zero_division=0,
+    )
+    return text
+
+
+def _text(data: Datasets) -> TextDatasets:
+    if not isinstance(data, TextDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data
