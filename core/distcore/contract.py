@@ -138,10 +138,15 @@ State = dict[str, "Tensor"]
 class Dataset(Protocol):
     """Rows that can be fetched a batch at a time."""
 
-    lengths: np.ndarray
-    """Cost of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
-    items: np.ndarray
-    """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 a sample, or its number of tokens."""
+    @property
+    def lengths(self) -> np.ndarray:
+        """Cost of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
+        ...
+
+    @property
+    def items(self) -> np.ndarray:
+        """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 a sample, or its number of tokens."""
+        ...
 
     def __len__(self) -> int: ...
 
