@@ -47,14 +47,17 @@ class BatchPlan:
         that run at the same time on all shards are neighbours too, so that no rank waits for another.
         """
         rows = self.rows(epoch, step)
-        rows = rows[np.argsort(self.lengths[rows], kind="stable")]
         turns = -(-len(rows) // (self.micro_batch * shards))
-        pieces = np.array_split(rows, turns * shards)
-        mine = [pieces[turn * shards + _seat(turn, shard, shards)] for turn in range(turns)]
-        return [
-            Micro(piece if len(piece) else rows[:1], blank=not len(piece), last=turn == turns - 1)
-            for turn, piece in enumerate(mine)
-        ]
+        count = turns * shards
+        if count == 1:
+            return [Micro(rows)]
+        rows = rows[np.argsort(self.lengths[rows], kind="stable")]
+        micros = []
+        for turn in range(turns):
+            piece = turn * shards + _seat(turn, shard, shards)
+            mine = rows[piece * len(rows) // count : (piece + 1) * len(rows) // count]
+            micros.append(Micro(mine if len(mine) else rows[:1], blank=not len(mine), last=turn == turns - 1))
+        return micros
 
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:

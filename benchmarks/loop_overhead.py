@@ -1,0 +1,257 @@
+"""CPU time a step of distcore's loop above a raw PyTorch loop, and the same for three other trainers.
+
+    python benchmarks/loop_overhead.py [--steps 2000] [--rounds 7]
+
+Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
+contenders read the same batches, in the same order, from the same dataset object; they alternate within a
+round. The figure is the median over rounds of (CPU time - raw CPU time) / steps. The weights after each run must equal the raw
+loop's bit for bit. The bound: distcore at most 50 µs, and at most Fabric's. Lightning and Accelerate are measured
+where they are installed (pip install lightning accelerate).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import distcore.extensions
+from distcore import Datasets, RunConfig
+from distcore.contract import Place, Progress
+from distcore.hooks import Hooks
+from distcore.loop import steps as loop_steps
+from distcore.resolve import build_strategy, resolve
+from distcore.sampling import BatchPlan
+from distcore.trainer import build_run
+
+BATCH, WIDTH, BOUND = 32, 64, 50.0
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+
+
+class Data:
+    """Random inputs and targets, fetched a batch at a time by row numbers."""
+
+    def __init__(self, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(rows, WIDTH, generator=generator)
+        self.targets = torch.randn(rows, WIDTH, generator=generator)
+        self.lengths = np.ones(rows, dtype=np.int64)
+        self.items = np.ones(rows, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        rows = torch.from_numpy(indices)
+        return {"inputs": self.inputs[rows], "targets": self.targets[rows]}
+
+
+def order_of(steps: int) -> BatchPlan:
+    """The rows of each step, as distcore deals them, so that the others can follow."""
+    lengths = np.ones(steps * BATCH, dtype=np.int64)
+    return BatchPlan(lengths=lengths, global_batch=BATCH, micro_batch=BATCH, seed=0)
+
+
+class Batches:
+    """The same batches for every contender: an iterable with a length."""
+
+    def __init__(self, data: Data, plan: BatchPlan) -> None:
+        self.data, self.plan = data, plan
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for step in range(self.plan.steps):
+            yield self.data.batch(self.plan.rows(0, step))
+
+
+def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH)
+    groups = [{"params": [model.weight], "weight_decay": 0.01}, {"params": [model.bias], "weight_decay": 0.0}]
+    return model, torch.optim.AdamW(groups, lr=1e-3, fused=True)
+
+
+def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum") * (1.0 / BATCH)
+
+
+def raw(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    model, optimizer = fresh()
+    with timed():
+        for batch in Batches(data, plan):
+            loss = mean_loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+class Job:
+    """The same job as a distcore task."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        raise NotImplementedError("the benchmark hands its data to the loop")
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum")
+
+
+def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    config = RunConfig(
+        lr=1e-3,
+        out=tempfile.mkdtemp(),
+        schedule={"name": "constant"},
+        clip={"norm": None},
+        extensions={"progress": False, "metrics": False},
+        data_guard_steps=0,
+        device="cpu",
+    )
+    config = resolve(config, 1)
+    hooks = Hooks("single", build_strategy(config), distcore.extensions.load_extensions(config))
+    job = Job()
+    run = build_run(config, hooks, hooks.setup(config, Place()), job, Datasets(train=data, evaluation=data, test=data))
+    with timed():
+        for _ in loop_steps(run, hooks, job, data, Progress()):
+            pass
+    return run.module
+
+
+def fabric(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model, optimizer = fabric.setup(*fresh())
+    batches = Batches(data, plan)
+    with timed():
+        for batch in batches:
+            loss = mean_loss(model, fabric.to_device(batch))
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.module
+
+
+def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*fresh())
+    with timed():
+        for batch in Batches(data, plan):
+            with accelerator.accumulate(model):
+                loss = mean_loss(model, batch)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+class Scored(nn.Module):
+    """What the HF Trainer wants: a model that returns its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"loss": mean_loss(self.model, {"inputs": inputs, "targets": targets})}
+
+
+def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    from transformers import Trainer, TrainingArguments
+
+    model, optimizer = fresh()
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(), use_cpu=True, max_steps=plan.steps, per_device_train_batch_size=BATCH, max_grad_norm=0.0,
+        logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+
+    class Ordered(Trainer):
+        def get_train_dataloader(self) -> Iterable[dict[str, Tensor]]:
+            return Batches(data, plan)
+
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    trainer = Ordered(Scored(model), arguments, optimizers=(optimizer, constant), train_dataset=[0])
+    with timed(), contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    return model
+
+
+CONTENDERS = {"raw": raw, "distcore": ours, "fabric": fabric, "accelerate": accelerate, "hf_trainer": hf_trainer}
+NEEDS = {"fabric": "lightning", "accelerate": "accelerate", "hf_trainer": "accelerate"}
+
+
+def measure(name: str, data: Data, plan: BatchPlan) -> tuple[float, nn.Module]:
+    """CPU µs a step of one run, and the trained model."""
+    spent: list[float] = []
+
+    @contextlib.contextmanager
+    def timed() -> Iterator[None]:
+        start = time.process_time()
+        yield
+        spent.append(time.process_time() - start)
+
+    model = CONTENDERS[name](data, plan, timed)
+    return spent[0] / plan.steps * 1e6, model
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data, plan = Data(arguments.steps * BATCH), order_of(arguments.steps)
+    names = [name for name in CONTENDERS if name not in NEEDS or importlib.util.find_spec(NEEDS[name])]
+    for name in names:  # warm up: imports, caches
+        measure(name, Data(20 * BATCH), order_of(20))
+    above: dict[str, list[float]] = {name: [] for name in names}
+    base: list[float] = []
+    equal = dict.fromkeys(names, True)
+    for round_number in range(arguments.rounds):
+        results = {name: measure(name, data, plan) for name in (names if round_number % 2 == 0 else names[::-1])}
+        base.append(results["raw"][0])
+        for name, (cost, model) in results.items():
+            above[name].append(cost - results["raw"][0])
+            equal[name] &= weights_equal(model, results["raw"][1])
+    print(f"raw loop: {statistics.median(base):.0f} µs of CPU a step (median of {arguments.rounds} rounds, "
+          f"{arguments.steps} steps each)\n")  # fmt: skip
+    print(f"{'loop':<12} {'µs a step above raw':>20} {'range':>16}   weights equal raw's")
+    for name in names[1:]:
+        low, high = min(above[name]), max(above[name])
+        print(f"{name:<12} {statistics.median(above[name]):>20.1f} {f'{low:.0f} … {high:.0f}':>16}   {equal[name]}")
+    mine = statistics.median(above["distcore"])
+    held = mine <= BOUND and equal["distcore"] and mine <= statistics.median(above.get("fabric", [BOUND]))
+    print(f"\nbound: at most {BOUND:.0f} µs and at most Fabric's, weights bit-equal: {'held' if held else 'BROKEN'}")
+    return 0 if held else 1
+
+
+def weights_equal(model: nn.Module, reference: nn.Module) -> bool:
+    ours, theirs = list(model.parameters()), list(reference.parameters())
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
