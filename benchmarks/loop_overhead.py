@@ -4,9 +4,9 @@
 
 Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
 contenders read the same batches, in the same order, from the same dataset object; they alternate within a
-round. The figure is the median over rounds of (CPU time - raw CPU time) / steps. The weights after each run must equal the raw
-loop's bit for bit. The bound: distcore at most 50 µs, and at most Fabric's. Lightning and Accelerate are measured
-where they are installed (pip install lightning accelerate).
+round. The figure is the median over rounds of (CPU time - raw CPU time) / steps. The weights after each run must
+equal the raw loop's bit for bit. The bound: distcore at most 50 µs, and at most Fabric's. Lightning and Accelerate
+are measured where they are installed (pip install lightning accelerate).
 """
 
 from __future__ import annotations
