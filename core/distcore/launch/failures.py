@@ -45,7 +45,8 @@ class Failure:
         """One line for the screen; what a user can mend is said without the rank."""
         if self.raised:
             return self.cause
-        return f"rank {self.rank} of {size} failed: {self.cause}; traceback in {file}"
+        what = "details" if self.kind == "signal" else "traceback"
+        return f"rank {self.rank} of {size} failed: {self.cause}; {what} in {file}"
 
     def error(self, size: int, file: Path) -> DistcoreError:
         """The exception that the launcher raises: the rank's own DistcoreError, else a RankError."""

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
 from distcore.errors import ConfigError, RankError
 from distcore.launch.environment import LAUNCHER_VARIABLE, LOOPBACK
 from distcore.launch.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
-from distcore.launch.rank import finished, read_failures, serve
+from distcore.launch.rank import is_finished, read_failures, serve
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ def _supervise(job: _Job) -> list[Any]:
         stack.callback(ranks.close, signal.SIGTERM, GRACE)
         # After the fork, which copies no thread of the store's; the socket is ours, because TCPStore by itself
         # listens on every interface. Early clients wait in the socket's backlog.
-        store = dist.TCPStore(  # noqa: F841  # it serves as long as it lives
+        store = TCPStore(  # noqa: F841  # it serves as long as it lives
             LOOPBACK,
             listener.getsockname()[1],
             is_master=True,
@@ -157,14 +157,14 @@ def _wait(job: _Job, ranks: PContext) -> list[Any]:
             _raise_for(job, _settle(job, pids, dead))
         # Asked only once all have finished: torchelastic would end the others at the first death that it sees,
         # before it is known whose fault that was.
-        result = ranks.wait(0) if finished(job.records) == job.nproc else None
+        result = ranks.wait(0) if all(is_finished(job.records, rank) for rank in pids) else None
         if result is not None and not result.is_failed():
             return [result.return_values[rank] for rank in range(job.nproc)]
         if result is not None:
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             _raise_for(job, _failures(job, codes))
         if time.monotonic() > job.deadline:
-            raise RankError(f"the {job.nproc} ranks did not end within their time limit and were stopped")
+            raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
     raise RankError("stopped")
 
 
@@ -193,12 +193,15 @@ def _settle(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failu
 def _failures(job: _Job, dead: dict[int, int]) -> list[Failure]:
     """What the ranks told, and for those that died without a word what their exit code says."""
     told = read_failures(job.records)
-    return [*told.values(), *(_silent_death(rank, code) for rank, code in dead.items() if rank not in told)]
+    return [*told.values(), *(_silent_death(job, rank, code) for rank, code in dead.items() if rank not in told)]
 
 
-def _silent_death(rank: int, code: int) -> Failure:
+def _silent_death(job: _Job, rank: int, code: int) -> Failure:
     if code >= 0:
-        return Failure(rank=rank, kind="error", cause=f"exited with {code} before its work was done", when=time.time())
+        cause = f"exited with {code} before its work was done"
+        if is_finished(job.records, rank):
+            cause = "returned a value that cannot be pickled, so that it cannot come back to the launcher"
+        return Failure(rank=rank, kind="error", cause=cause, when=time.time())
     name = signal.Signals(-code).name
     hint = " (out of memory?)" if -code == signal.SIGKILL else ""
     return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())

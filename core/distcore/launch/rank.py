@@ -34,9 +34,9 @@ def serve(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | 
     return outcome
 
 
-def finished(records: Path) -> int:
-    """How many ranks have returned from their function."""
-    return sum(1 for _ in records.glob("finished-*"))
+def is_finished(records: Path, rank: int) -> bool:
+    """Whether ``rank`` has returned from its function."""
+    return (records / f"finished-{rank}").exists()
 
 
 def read_failures(records: Path) -> dict[int, Failure]:
