@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -16,7 +16,7 @@ Auto = Literal["auto"]
 
 
 class _Tree(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Optimizer(_Tree):
@@ -32,7 +32,7 @@ class Schedule(_Tree):
     """Learning rate over the run, by the names of ``transformers.get_scheduler``."""
 
     name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
-    warmup_steps: int | Auto = Field("auto", description="optimizer steps; auto: warmup_ratio of the run")
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="optimizer steps; auto: warmup_ratio of the run")
     warmup_ratio: float = Field(0.0, ge=0, le=1)
 
 
@@ -207,14 +207,15 @@ def _explain(error: ValidationError, source: str, changes: Collection[str]) -> s
     problems = error.errors()
     first = problems[0]
     path = [str(part) for part in first["loc"] if part not in {"int", "float", "bool", "str"}]
-    path = [part for part in path if not part.startswith(("literal[", "dict["))]
+    path = [part for part in path if not part.startswith(("literal[", "dict[", "constrained-"))]
     where = ".".join(path)
     source = "command line" if where in changes else source
     more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][: len(path)]) for p in problems}) > 1 else ""
     if first["type"] == "extra_forbidden":
         hint = nearest(path[-1], _keys_at(path[:-1])) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"
-    rules = " or ".join(dict.fromkeys(p["msg"].lower() for p in problems if list(p["loc"])[: len(path)] == path))
+    here = [p["msg"].lower() for p in problems if [str(part) for part in p["loc"]][: len(path)] == path]
+    rules = " or ".join(dict.fromkeys(here))
     return f"{source}: {where} = {first['input']!r}: {rules}{more}"
 
 

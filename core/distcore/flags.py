@@ -40,7 +40,10 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--text-column", "NAME", "text", "column that holds the text", "columns.text"),
         Flag("--label-column", "NAME", "label", "column that holds the label", "columns.label"),
         Flag(
-            "--length-grouping", "batch|window", "batch", "window: also sort by length across batches",
+            "--length-grouping",
+            "batch|window",
+            "batch",
+            "window: also sort by length across batches",
             "loader.length_grouping",
         ),
     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,10 @@ def load(group: str, name: str) -> Any:
 
     Raises StrategyError, one line, where it is not installed (with the pip line), blocked, or does not import.
     """
-    installed = entries(group)
-    entry = installed.get(name)
-    if entry is None:
+    installed = offers(group)
+    if name not in installed:
         raise StrategyError(_missing(group, name, installed))
+    entry = only(group, installed[name])  # a name that this run does not use may be offered twice
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
@@ -104,7 +105,7 @@ def _blocked(entry: EntryPoint) -> bool:
     return allowed is not None and owner != "distcore" and not set(allowed.split(",")) & {entry.name, owner}
 
 
-def _missing(group: str, name: str, installed: dict[str, EntryPoint]) -> str:
+def _missing(group: str, name: str, installed: Collection[str]) -> str:
     kind = KINDS[group]
     names = ", ".join(installed) or "none"
     if any(entry.name == name for entry in entry_points(group=f"distcore.{group}")):

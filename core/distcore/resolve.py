@@ -131,7 +131,7 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
 def strategies_that(can: Any) -> str:
     """Name the installed strategies whose declaration satisfies ``can``: asked only for an error message."""
     names = []
-    for name in registry.entries("strategies"):
+    for name in registry.offers("strategies"):
         try:
             declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
         except DistcoreError:

@@ -30,7 +30,7 @@ def _lines(config: RunConfig, data: Datasets) -> Iterator[str]:
 def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
     micros = plan.deal(0, 0, rank, ranks)
     rows = ", ".join("0" if micro.blank else str(len(micro.indices)) for micro in micros)
-    return f"{len(micros)} micro-batches in its first step, of {rows} rows"
+    return f"micro-batches of its first step: {len(micros)}, of {rows} rows"
 
 
 def _device(config: RunConfig, rank: int) -> str:

@@ -17,6 +17,8 @@ from distcore.hooks import build, capabilities_of
 from distcore.options import options_of
 
 Description = dict[str, Any]
+WIDTH_OF_A_FILE = 120
+"""Columns of the tables where stdout is not a terminal, which knows its own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,8 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
 
 def show(found: list[Description]) -> None:
     """Print one table of strategies, then one of options for each that has any."""
-    console = Console(highlight=False)
+    screen = Console(highlight=False)
+    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)
     console.print(_overview([facts for facts in found if facts["importable"]]))
     for facts in found:
         if not facts["importable"]:

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            group.add_argument(flag.name, dest=flag.key, metavar=_takes(flag), help=f"{flag.help} (default: {flag.default})")
+            group.add_argument(
+                flag.name, dest=flag.key, metavar=_takes(flag), help=f"{flag.help} (default: {flag.default})"
+            )
     other = parser.add_argument_group("other")
     other.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",

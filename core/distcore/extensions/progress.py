@@ -62,9 +62,11 @@ class ProgressLine:
 
     def _row(self, run: Run, record: dict[str, float]) -> Table:
         row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=run.total_steps, completed=record["step"], width=self.bar_width)
-        cells = [bar, Text(describe(run, record), no_wrap=True, overflow="ellipsis")]
-        row.add_row(*(cells if self.bar_width else cells[1:]))
+        text = Text(describe(run, record), no_wrap=True, overflow="ellipsis")
+        if self.bar_width:
+            row.add_row(ProgressBar(total=run.total_steps, completed=record["step"], width=self.bar_width), text)
+        else:
+            row.add_row(text)
         return row
 
     def _say(self, line: str) -> None:

@@ -41,7 +41,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
 
             folder = Path(str(run.config.out), self.folder)
-            self._writer = SummaryWriter(str(folder), flush_secs=self.flush_seconds)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(folder), flush_secs=self.flush_seconds)
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
@@ -54,11 +54,11 @@ class TensorBoard:
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None
 
     def _write(self, group: str, values: dict[str, float], step: int) -> None:
         if self._writer is not None:
             for name, value in values.items():
                 if name != "step":
-                    self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
+                    self._writer.add_scalar(f"{group}/{name}", value, step)
