@@ -163,15 +163,24 @@ def test_a_broken_list_of_counts_is_refused() -> None:
 
 
 def test_export_writes_what_every_backend_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TORCHRUN:
+    for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
         monkeypatch.setenv(name, "unset")
     export(Place(rank=3, size=4, local_rank=1, local_size=2), "host1", 29500)
     assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
 
 
 def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TORCHRUN:
+    for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
         monkeypatch.setenv(name, "unset")
     export(Place())
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
     assert int(os.environ["MASTER_PORT"]) > 1023
+
+
+def test_an_exported_place_is_joined_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
+        monkeypatch.setenv(name, "unset")
+    place = join(SRUN)
+    assert place is not None
+    export(place)
+    assert join({**SRUN, **os.environ}) == place

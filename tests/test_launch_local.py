@@ -159,6 +159,13 @@ def test_ranks_can_be_spawned_where_forking_is_unsafe(monkeypatch: pytest.Monkey
     assert launch(os.getenv, "LOCAL_RANK", nproc=2, timeout=60) == ["0", "1"]
 
 
+def test_the_public_name_is_the_function_and_not_its_package() -> None:
+    import distcore
+    import distcore.launch.environment
+
+    assert distcore.launch is launch
+
+
 def test_a_job_over_its_time_limit_is_stopped() -> None:
     with pytest.raises(RankError, match=r"^1 rank\(s\) did not end within their time limit"):
         launch(signal.pause, nproc=1, timeout=0.5)

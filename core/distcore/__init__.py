@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from distcore.contract import Dataset as Dataset
     from distcore.contract import Datasets as Datasets
     from distcore.contract import Micro as Micro
+    from distcore.contract import ModelSource as ModelSource
     from distcore.contract import OptimizerFactory as OptimizerFactory
+    from distcore.contract import Piece as Piece
     from distcore.contract import Place as Place
     from distcore.contract import Progress as Progress
     from distcore.contract import Run as Run
     from distcore.contract import Sampler as Sampler
+    from distcore.contract import SavedState as SavedState
     from distcore.contract import State as State
     from distcore.contract import StepResult as StepResult
     from distcore.contract import Task as Task
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from distcore.errors import StrategyError as StrategyError
     from distcore.evaluation import Evaluation as Evaluation
     from distcore.hookspecs import hookimpl as hookimpl
-    from distcore.launch.local import launch as launch
     from distcore.ranks import gather_rows as gather_rows
     from distcore.ranks import join_process_group as join_process_group
     from distcore.ranks import leave_process_group as leave_process_group
@@ -54,11 +56,14 @@ _HOME = {
     "Dataset": "distcore.contract",
     "Datasets": "distcore.contract",
     "Micro": "distcore.contract",
+    "ModelSource": "distcore.contract",
     "OptimizerFactory": "distcore.contract",
+    "Piece": "distcore.contract",
     "Place": "distcore.contract",
     "Progress": "distcore.contract",
     "Run": "distcore.contract",
     "Sampler": "distcore.contract",
+    "SavedState": "distcore.contract",
     "State": "distcore.contract",
     "StepResult": "distcore.contract",
     "Task": "distcore.contract",
@@ -70,7 +75,6 @@ _HOME = {
     "StrategyError": "distcore.errors",
     "Evaluation": "distcore.evaluation",
     "hookimpl": "distcore.hookspecs",
-    "launch": "distcore.launch.local",
     "gather_rows": "distcore.ranks",
     "join_process_group": "distcore.ranks",
     "leave_process_group": "distcore.ranks",
@@ -79,7 +83,7 @@ _HOME = {
     "rank_sampler": "distcore.sampling",
     "train": "distcore.trainer",
 }
-__all__ = [*sorted(_HOME)]
+__all__ = sorted([*_HOME, "launch"])
 __version__ = "0.1.0"
 
 
@@ -88,3 +92,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
     return module if name == "defaults" else getattr(module, name)
+
+
+# Not when it is first used: by then the package of the same name may have taken its place. Imports no torch.
+from distcore.launch import launch as launch  # noqa: E402

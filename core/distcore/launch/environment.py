@@ -20,7 +20,7 @@ from distcore.launch.hostlist import expand_counts, first_host
 
 LOOPBACK = "127.0.0.1"
 LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
-"""Set in ranks that distcore itself started, whose environment is otherwise the one that torchrun makes."""
+"""The launcher's name in ranks that distcore started or ``export`` has told: the rest looks like torchrun's."""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """SLURM numbers its batch, interactive and external steps from the top of 32 bits: none of them holds ranks."""
 MPI_RANKS = (
@@ -41,7 +41,7 @@ def join(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def export(place: Place, master_addr: str | None = None, master_port: int | None = None) -> None:
-    """Put ``place`` into ``os.environ`` by the names that every backend reads.
+    """Put ``place`` into ``os.environ`` by the names that every backend reads; ``join`` finds the same place again.
 
     The master is the argument, else the place's own, else this machine with a free port (a world of one).
     """
@@ -52,6 +52,7 @@ def export(place: Place, master_addr: str | None = None, master_port: int | None
         LOCAL_WORLD_SIZE=str(place.local_size),
         MASTER_ADDR=master_addr or place.master_addr or LOOPBACK,
         MASTER_PORT=str(master_port or place.master_port or _free_port()),
+        **{LAUNCHER_VARIABLE: place.launcher},
     )
 
 

@@ -7,7 +7,6 @@ says who was to blame. torchelastic's agent would add a rendezvous between machi
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -15,9 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -29,9 +28,17 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
 from distcore.errors import ConfigError, RankError
-from distcore.launch.environment import LAUNCHER_VARIABLE, LOOPBACK
+from distcore.launch.environment import LOOPBACK
 from distcore.launch.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
 from distcore.launch.rank import is_finished, read_failures, serve
+from distcore.launch.surroundings import (
+    environment,
+    errors_folder,
+    quiet_torchelastic,
+    rank_environment,
+    shared_environment,
+    sigterm_raises,
+)
 
 T = TypeVar("T")
 
@@ -41,6 +48,8 @@ LAST_WORDS = 0.2
 """Seconds after a culprit is known in which a likelier one (killed by a signal) may still show."""
 GRACE = 1
 """Seconds between SIGTERM and SIGKILL when the job is ended."""
+CAN_SEE_DEATHS = hasattr(os, "waitid")
+"""False on macOS before Python 3.13."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +73,12 @@ def start(
         job = _Job(
             entry=partial(fn, *args),
             nproc=nproc,
-            errors=stack.enter_context(_errors_folder(errors)),
+            errors=stack.enter_context(errors_folder(errors)),
             records=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distcore-"))),
             deadline=time.monotonic() + timeout if timeout else float("inf"),
             stop=threading.Event(),
         )
-        stack.enter_context(_sigterm_raises())
+        stack.enter_context(sigterm_raises())
         return _in_thread(partial(_supervise, job), job.stop)
 
 
@@ -120,8 +129,8 @@ def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
 def _supervise(job: _Job) -> list[Any]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
-        stack.enter_context(_quiet_torchelastic())
-        stack.enter_context(_environment(_shared_environment(job.nproc)))
+        stack.enter_context(quiet_torchelastic())
+        stack.enter_context(environment(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
         stack.callback(ranks.close, signal.SIGTERM, GRACE)
         # After the fork, which copies no thread of the store's; the socket is ours, because TCPStore by itself
@@ -143,7 +152,7 @@ def _start_ranks(job: _Job, port: int) -> PContext:
         name="rank",
         entrypoint=serve,
         args=dict.fromkeys(range(job.nproc), arguments),
-        envs={rank: _rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
+        envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
         logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
         start_method=start_method(),
     )
@@ -156,8 +165,9 @@ def _wait(job: _Job, ranks: PContext) -> list[Any]:
         if dead := _exit_codes(pids):
             _raise_for(job, _settle(job, pids, dead))
         # Asked only once all have finished: torchelastic would end the others at the first death that it sees,
-        # before it is known whose fault that was.
-        result = ranks.wait(0) if all(is_finished(job.records, rank) for rank in pids) else None
+        # before it is known whose fault that was. Where deaths cannot be seen by other means, it has to do.
+        asked = not CAN_SEE_DEATHS or all(is_finished(job.records, rank) for rank in pids)
+        result = ranks.wait(0) if asked else None
         if result is not None and not result.is_failed():
             return [result.return_values[rank] for rank in range(job.nproc)]
         if result is not None:
@@ -171,7 +181,7 @@ def _wait(job: _Job, ranks: PContext) -> list[Any]:
 def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
     """Exit codes of ranks that are dead (negative: the signal); they stay for torchelastic to reap."""
     dead: dict[int, int] = {}
-    for rank, pid in pids.items():
+    for rank, pid in pids.items() if CAN_SEE_DEATHS else ():
         with contextlib.suppress(ChildProcessError):
             state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if state is not None:
@@ -214,94 +224,3 @@ def _raise_for(job: _Job, failures: list[Failure]) -> None:
         states = (f"rank {other.rank}: {other.cause}\n" for other in failures)
         file.write_text(f"No traceback: {failure.cause}.\n{''.join(states)}", encoding="utf-8")
     raise failure.error(job.nproc, file)
-
-
-@contextmanager
-def _errors_folder(given: Path | None) -> Iterator[Path]:
-    """A folder for tracebacks, free of those of an earlier job; it goes again if it is ours and stays empty."""
-    folder = given.absolute() if given else Path(tempfile.mkdtemp(prefix="distcore-errors-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("rank-*.txt"):
-            old.unlink()
-    except OSError as error:
-        raise ConfigError(f"folder for tracebacks {folder}: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        for file in folder.glob("rank-*.txt"):
-            if not file.stat().st_size:  # of a rank that was ended with the others
-                file.unlink()
-        if given is None:
-            with contextlib.suppress(OSError):  # not empty: somebody will want to read it
-                folder.rmdir()
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind this process, unless the program handles them itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; a killed parent takes its ranks along all the same
-        return
-
-    def unwind(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
-    for number in signals:
-        signal.signal(number, unwind)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def _quiet_torchelastic() -> Iterator[None]:
-    """Keep torchelastic from the screen: it has no news that the one line does not tell."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def _environment(defaults: dict[str, str]) -> Iterator[None]:
-    """Set what the user has not, while ranks are alive: a forked library and a spawned torch read it at birth."""
-    new = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            os.environ.pop(name, None)
-
-
-def _shared_environment(nproc: int) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shared = {"OMP_NUM_THREADS": str(max(1, cores // nproc)), "TOKENIZERS_PARALLELISM": "false"}
-    interfaces = {name for _, name in socket.if_nameindex()}
-    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
-    if loopback:  # else the backends choose: a machine without loopback by these names is a rare one
-        shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    return shared
-
-
-def _rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(nproc),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": f"distcore-{os.getpid()}-{port}",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here already: rank 0 must not open a second one
-        LAUNCHER_VARIABLE: "local",
-    }
