@@ -15,8 +15,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from distcore.contract import Progress, Run, State
+from distcore.contract import Progress, Run
 from distcore.errors import CheckpointError
 from distcore.hooks import Hooks
 
@@ -35,7 +36,11 @@ def save(run: Run, hooks: Hooks, progress: Progress, folder: Path, facts: dict[s
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         for part in PARTS:
-            tensors = {name.removeprefix(f"{part}/"): t for name, t in state.items() if name.startswith(f"{part}/")}
+            tensors = {
+                name.removeprefix(f"{part}/"): tensor.cpu().contiguous()
+                for name, tensor in state.items()
+                if name.startswith(f"{part}/") and isinstance(tensor, Tensor)
+            }
             save_file(tensors, aside / f"{part}.safetensors")
         (aside / "state.json").write_text(json.dumps(_small_state(run, progress) | facts, indent=1))
         for file in aside.iterdir():
@@ -107,13 +112,20 @@ def read_small_state(path: Path) -> dict[str, Any]:
     return small
 
 
-def read_tensors(path: Path, parts: tuple[str, ...]) -> State:
+class Tensors(dict[str, Tensor]):
+    """A checkpoint that is read as a whole."""
+
+    def piece(self, name: str, start: int, count: int) -> Tensor:
+        return self[name].reshape(-1)[start : start + count]
+
+
+def read_tensors(path: Path, parts: tuple[str, ...]) -> Tensors:
     """Read the named tensors of ``path``, on the CPU; raises CheckpointError with the file's name if damaged."""
-    state: State = {}
+    state = Tensors()
     for part in parts:
         file = path / f"{part}.safetensors"
         try:
-            state |= {f"{part}/{name}": tensor for name, tensor in load_file(file).items()}
+            state.update({f"{part}/{name}": tensor for name, tensor in load_file(file).items()})
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}") from None
     return state

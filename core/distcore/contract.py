@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -131,8 +131,52 @@ Sampler = Callable[[int, int], Sequence[Micro]]
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
 """Builds the configured optimizer over a module's parameters, with no decay on biases and norms."""
 
-State = dict[str, "Tensor"]
-"""Named tensors of a checkpoint: ``model/NAME`` for a parameter or buffer, ``optimizer/NAME/exp_avg`` …"""
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor that is spread over ranks: a run of its elements in row-major order.
+
+    A shard along the first dimension is one, and so is a slice of a flattened buffer.
+    """
+
+    values: Tensor
+    """The elements, shape ``(count,)``."""
+    start: int
+    """Index of the first of them in the flattened whole."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+
+
+State = dict[str, "Tensor | Piece"]
+"""What a rank holds of a checkpoint: ``model/NAME`` for a parameter or buffer, ``optimizer/NAME/exp_avg`` …"""
+
+
+class SavedState(Protocol):
+    """A checkpoint to load from; tensors are read from its files when they are asked for, and only then."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the whole tensor, on the CPU."""
+        ...
+
+    def piece(self, name: str, start: int, count: int) -> Tensor:
+        """Return ``count`` elements of the flattened tensor from ``start`` on, shape ``(count,)``, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Where a run's model comes from."""
+
+    build: Callable[[], nn.Module]
+    """Build the whole model on the CPU in fp32, with the run's seed or the saved weights."""
+    skeleton: Callable[[], nn.Module]
+    """Build the same modules on the meta device: names, shapes and dtypes, no storage."""
+    folder: Path | None = None
+    """The local folder whose safetensors files ``build`` reads its weights from; ``None``: random weights."""
 
 
 class Dataset(Protocol):
@@ -174,7 +218,14 @@ class Task(Protocol):
         ...
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model on the CPU in fp32; the core has seeded the random state."""
+        """Return the model in fp32 on torch's default device; the core has seeded the random state.
+
+        On the meta device no weights are read.
+        """
+        ...
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's."""
         ...
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

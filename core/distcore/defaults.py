@@ -10,11 +10,27 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from distcore.contract import Clip, OptimizerFactory, Run, Sampler, State, StepResult, World, Wrapped
+from distcore.contract import (
+    Clip,
+    ModelSource,
+    OptimizerFactory,
+    Run,
+    Sampler,
+    SavedState,
+    State,
+    StepResult,
+    World,
+    Wrapped,
+)
 from distcore.hookspecs import hookimpl
 from distcore.sampling import BatchPlan, rank_sampler
 
 _NOTHING = nullcontext()
+
+
+@hookimpl
+def build_model(source: ModelSource) -> nn.Module:
+    return source.build()
 
 
 @hookimpl
@@ -84,14 +100,11 @@ def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Whole tensors, on the CPU, from the main rank; right wherever every rank holds the whole model."""
-    if not run.world.is_main:
-        return {}
-    state = model_state(run) | optimizer_state(run)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    """Whole tensors; right wherever every rank holds the whole model."""
+    return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
 
 
-def model_state(run: Run) -> State:
+def model_state(run: Run) -> dict[str, Tensor]:
     """Parameters and persistent buffers of ``run.module`` by neutral name; a tied weight under its first name."""
     parameters = dict(run.module.named_parameters())
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
@@ -99,7 +112,7 @@ def model_state(run: Run) -> State:
     return {f"model/{name}": value for name, value in (parameters | buffers).items()}
 
 
-def optimizer_state(run: Run) -> State:
+def optimizer_state(run: Run) -> dict[str, Tensor]:
     """Tensors that the optimizer keeps for each parameter, by neutral name; empty before the first step."""
     if run.optimizer is None:
         return {}
@@ -112,7 +125,7 @@ def optimizer_state(run: Run) -> State:
 
 
 @hookimpl
-def load_checkpoint(run: Run, state: State) -> bool:
+def load_checkpoint(run: Run, state: SavedState) -> bool:
     with torch.no_grad():
         for name, tensor in model_state(run).items():
             tensor.copy_(state[name])
@@ -121,15 +134,15 @@ def load_checkpoint(run: Run, state: State) -> bool:
     return True
 
 
-def load_optimizer(run: Run, state: State) -> None:
+def load_optimizer(run: Run, state: SavedState) -> None:
     """Give the optimizer the tensors of ``state``, and each to the parameter whose name it carries."""
     assert run.optimizer is not None
     kept: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in state.items():
+    for name in state:
         kind, _, rest = name.partition("/")
         if kind == "optimizer":
             parameter, _, key = rest.rpartition("/")
-            kept.setdefault(parameter, {})[key] = tensor
+            kept.setdefault(parameter, {})[key] = state[name]
     names = {parameter: name for name, parameter in run.module.named_parameters()}
     order = [names[p] for group in run.optimizer.param_groups for p in group["params"]]
     tensors = {index: kept[name] for index, name in enumerate(order) if name in kept}

@@ -19,11 +19,13 @@ from distcore.contract import (
     SPEC_VERSION,
     Capabilities,
     Clip,
+    ModelSource,
     OptimizerFactory,
     Place,
     Progress,
     Run,
     Sampler,
+    SavedState,
     State,
     StepResult,
     World,
@@ -61,6 +63,11 @@ class Hooks:
 
     def setup(self, config: RunConfig, place: Place) -> World:
         return self._checked("setup", World, self._call.setup(config=config, place=place))
+
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        return self._checked(
+            "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
+        )
 
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
@@ -101,7 +108,7 @@ class Hooks:
     def save_checkpoint(self, run: Run) -> State:
         return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
 
-    def load_checkpoint(self, run: Run, state: State) -> None:
+    def load_checkpoint(self, run: Run, state: SavedState) -> None:
         self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state))
 
     def teardown(self, world: World) -> None:

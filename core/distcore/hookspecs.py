@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
     from distcore.contract import (
         Clip,
+        ModelSource,
         OptimizerFactory,
         Place,
         Progress,
         Run,
         Sampler,
+        SavedState,
         State,
         StepResult,
         World,
@@ -51,8 +53,17 @@ class Operations:
         """
 
     @hookspec(firstresult=True)
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model before it is wrapped; once, after ``setup``.
+
+        The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
+        strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
+        its own part from ``source.folder`` in ``wrap_model``. Serves law 2.
+        """
+
+    @hookspec(firstresult=True)
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
-        """Make ``model`` (CPU, fp32, the same weights on every rank) ready on ``run.world.device``; once.
+        """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once.
 
         ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
         and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. Serves law 2.
@@ -105,17 +116,20 @@ class Operations:
 
     @hookspec(firstresult=True)
     def save_checkpoint(self, run: Run) -> State:
-        """Return the state by neutral names, whole tensors on the main rank (others may return an empty dict).
+        """Return what this rank holds of the state, by neutral names; the core writes the files, ranks in parallel.
 
         ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32 master weights where they
-        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. The core writes the files. Serves laws 5 and 6.
+        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
+        by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
+        gathered. Serves laws 5 and 6.
         """
 
     @hookspec(firstresult=True)
-    def load_checkpoint(self, run: Run, state: State) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
 
-        ``state`` is whole on every rank, on the CPU. Without ``optimizer/`` names only the model is meant.
+        A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
+        the model is meant.
         Serves laws 5 and 7.
         """
 

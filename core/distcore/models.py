@@ -89,7 +89,7 @@ def load_tokenizer(name: str, folder: Path) -> Any:
 
 
 def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: int, pad_token: int) -> nn.Module:
-    """Return the configured model with a head for ``classes``, in fp32 on the CPU.
+    """Return the configured model with a head for ``classes``, in fp32; without weights on the meta device.
 
     ``vocab_size`` and ``pad_token`` describe the tokenizer; a loaded model keeps its own vocabulary.
     """
@@ -123,6 +123,8 @@ def _build_preset(preset: Preset, config: RunConfig, vocab_size: int, labels: di
 
 
 def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
+    import torch
+
     folder = model_folder(config.model)
     with _quiet(), _one_line(f"model {config.model}: cannot be loaded"):
         from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -132,6 +134,9 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
         other_head = saved.num_labels != labels["num_labels"]
         shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
         _set_dropout(shape, config.dropout)
+        if torch.get_default_device().type == "meta":
+            skeleton: nn.Module = AutoModelForSequenceClassification.from_config(shape)
+            return skeleton
         model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
             folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
         ).float()

@@ -15,7 +15,7 @@ import torch
 from distcore import checkpoint, registry
 from distcore.agreement import check_agreed, check_world, from_main
 from distcore.config import RunConfig, dump_config
-from distcore.contract import Datasets, Place, Progress, Run, Task, World
+from distcore.contract import Datasets, ModelSource, Place, Progress, Run, Task, World
 from distcore.errors import StrategyError
 from distcore.evaluation import Evaluation, evaluate
 from distcore.extensions import load_extensions
@@ -72,8 +72,7 @@ def load_task(config: RunConfig) -> Task:
 
 def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets) -> Run:
     """Build the model with the run's seed, have the strategy wrap it, and set up its schedule."""
-    torch.manual_seed(config.seed)
-    module = task.build_model(config, data)
+    module = hooks.build_model(config, world, model_source(config, task, data))
     if config.gradient_checkpointing:
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     total_steps = total_steps_of(config, len(data.train))
@@ -98,6 +97,20 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler)
+
+
+def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Say how to build the task's model: whole, or its skeleton on the meta device."""
+
+    def build() -> torch.nn.Module:
+        torch.manual_seed(config.seed)
+        return task.build_model(config, data)
+
+    def skeleton() -> torch.nn.Module:
+        with torch.device("meta"):
+            return task.build_model(config, data)
+
+    return ModelSource(build=build, skeleton=skeleton, folder=task.weights_folder(config))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:

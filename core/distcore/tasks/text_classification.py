@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distcore.config import RunConfig
 from distcore.contract import Datasets
 from distcore.data.text import TextDatasets, prepare_text
-from distcore.models import build_classifier
+from distcore.models import build_classifier, from_scratch, model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,6 +28,10 @@ class TextClassification:
         """Return a classifier with one output a class of ``data``."""
         data = _text(data)
         return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the model's folder; ``None`` for a preset."""
+        return None if from_scratch(config) else model_folder(config.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the rows."""
@@ -48,10 +53,10 @@ class TextClassification:
         ``majority_accuracy`` is what always answering the commonest label of these rows would reach. All four are
         ``None`` if there are no rows.
         """
-        label, prediction = outputs["label"], outputs["prediction"]
-        rows = len(label)
+        rows = len(outputs.get("label", ()))
         if not rows:
             return dict.fromkeys(("loss", "accuracy", "majority_accuracy", "classification_report"))
+        label, prediction = outputs["label"], outputs["prediction"]
         return {
             "loss": outputs["loss"].double().mean().item(),
             "accuracy": (label == prediction).sum().item() / rows,
@@ -59,12 +64,20 @@ class TextClassification:
             "classification_report": _classification_report(label, prediction, _text(data).classes),
         }
 
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index``, ``label`` and ``prediction`` of each row; labels as the data file writes them."""
+        labels = _text(data).labels
+        if outputs:
+            pairs = zip(outputs["label"].tolist(), outputs["prediction"].tolist(), strict=True)
+            for index, (label, prediction) in enumerate(pairs):
+                yield {"index": index, "label": labels[label], "prediction": labels[prediction]}
+
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write what predictions need beside the weights: the tokenizer's files and ``labels.json``."""
         data = _text(data)
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(data.tokenizer, folder, dirs_exist_ok=True)
-        names = json.dumps(list(data.classes), ensure_ascii=False, indent=2)
+        names = json.dumps(list(data.labels), ensure_ascii=False, indent=2)
         (folder / "labels.json").write_text(names + "\n", encoding="utf-8")
 
 
