@@ -7,12 +7,12 @@ A row's label is the subject of the module that it comes from; ``SUBJECTS`` is t
 =================  ====================================================================
 classes            concurrency, data types, development tools, files, graphics, language,
                    networking, text
-rows               some ROWS_HERE (Python 3.11; modules that a system leaves out are left out)
-majority share     about SHARE_HERE (MAJORITY_HERE)
+rows               some 9,400 (Python 3.11; modules that a system leaves out are left out)
+majority share     about 17 % (development tools)
 license            PSF License Agreement, as for Python itself; texts are read in place, not copied
 =================  ====================================================================
 
-Rows are the same, in the same order, for the same Python. Texts that differ in case, digits or punctuation only
+Rows are the same, in the same order, for the same Python. Texts that differ in case, spaces, digits or punctuation only
 are one text, and it is left out altogether if modules of different subjects hold it: so no row of the evaluation
 part has a twin in the training part. A paragraph may still share its module, and its module's words, with others.
 """
@@ -31,7 +31,7 @@ from pathlib import Path
 from distcore.data.cache import cached_folder
 from distcore.data.files import Rows, check_rows
 
-FORMAT = 1
+FORMAT = 2
 """Grows whenever the rows change, so that caches notice."""
 
 SUBJECTS = {
@@ -82,7 +82,7 @@ def harvest(library: Path) -> list[tuple[str, str]]:
     for subject, modules in SUBJECTS.items():
         for path in _sources(library, modules.split()):
             for text in _paragraphs(path):
-                likeness = " ".join(re.findall(r"[^\W\d_]+", text.lower()))
+                likeness = "".join(filter(str.isalpha, text.lower()))
                 subjects.setdefault(likeness, set()).add(subject)
                 rows.setdefault(likeness, (text, subject))
     return [row for likeness, row in rows.items() if len(subjects[likeness]) == 1]

@@ -8,13 +8,13 @@ from distcore.data.files import Rows, row_error
 from distcore.errors import DataError, nearest
 
 
-def class_names(rows: Rows) -> list[str]:
-    """Return the sorted distinct labels as strings; integers sort as numbers. At least two, or DataError."""
-    names = [str(label) for label in sorted(set(rows.labels))]  # type: ignore[type-var]
-    if len(names) < 2:
-        problem = f"all {len(rows)} rows have the label {names[0]!r}: a classifier needs at least 2 classes"
+def distinct_labels(rows: Rows) -> list[int] | list[str]:
+    """Return the sorted distinct labels, which number the classes. At least two, or DataError."""
+    labels: list[int] | list[str] = sorted(set(rows.labels))  # type: ignore[type-var, assignment]
+    if len(labels) < 2:
+        problem = f"all {len(rows)} rows have the label {labels[0]!r}: a classifier needs at least 2 classes"
         raise DataError(f"{rows.name}: {problem}")
-    return names
+    return labels
 
 
 def encode_labels(rows: Rows, classes: list[str]) -> np.ndarray:

@@ -16,12 +16,12 @@ from distcore.contract import Datasets
 from distcore.data import embedded
 from distcore.data.cache import cached_folder
 from distcore.data.files import Rows, digest, read_rows
-from distcore.data.split import class_names, encode_labels, split_rows
-from distcore.data.tokens import TokenDataset, open_tokens, tokenize, write_tokens
+from distcore.data.split import distinct_labels, encode_labels, split_rows
+from distcore.data.tokens import open_tokens, tokenize, write_tokens
 from distcore.errors import DataError, ModelError, nearest
 from distcore.models import TOKENIZERS, check_length, from_scratch, load_tokenizer, model_folder, read_config
 
-FORMAT = 1
+FORMAT = 2
 """Grows whenever an entry of the cache changes its form or meaning."""
 
 
@@ -31,6 +31,8 @@ class TextDatasets(Datasets):
 
     classes: tuple[str, ...]
     """Class names in the order of class numbers."""
+    labels: tuple[int | str, ...]
+    """The same as the data file writes them: integers or strings."""
     vocab_size: int
     pad_token: int
     tokenizer: Path
@@ -92,44 +94,63 @@ def _rows(source: str, config: RunConfig) -> Rows:
     return reader() if reader else read_rows(_file(source), config.columns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one data set: texts, class numbers, and row numbers in the file they came from."""
+
+    texts: list[str]
+    labels: np.ndarray
+    source_rows: np.ndarray
+
+
 def _build(folder: Path, config: RunConfig) -> None:
     """Fill a new entry of the cache: one folder a data set, the tokenizer, and the facts of both."""
     rows = _rows(config.data, config)
-    classes = class_names(rows)
-    parts = _parts(rows, classes, config)
-    train = parts["train"]
-    tokenizer = _tokenizer(config, [train[0].texts[row] for row in train[2]])
-    facts: dict[str, dict[str, object]] = {"rows": {}, "majority_share": {}, "rows_at_max_seq_len": {}}
-    for part, (source, labels, chosen) in parts.items():
-        tokens, lengths = tokenize(tokenizer, [source.texts[row] for row in chosen], config.max_seq_len)
-        _check_vocabulary(config, tokens)
-        write_tokens(folder / part, tokens, lengths, labels[chosen], chosen)
-        facts["rows"][part] = len(chosen)
-        facts["majority_share"][part] = round(float(np.bincount(labels[chosen]).max() / len(chosen)), 4)
-        facts["rows_at_max_seq_len"][part] = int((lengths == config.max_seq_len).sum())
+    labels = distinct_labels(rows)
+    parts = _parts(rows, [str(label) for label in labels], config)
+    tokenizer = _tokenizer(config, parts["train"].texts)
+    facts = {name: _write_part(folder / name, part, tokenizer, config) for name, part in parts.items()}
     tokenizer.save_pretrained(folder / "tokenizer")
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    entry = {"classes": classes, "vocab_size": len(tokenizer), "pad_token": pad, "facts": facts}
+    entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
 
-def _parts(rows: Rows, classes: list[str], config: RunConfig) -> dict[str, tuple[Rows, np.ndarray, np.ndarray]]:
-    """Return, by name of the data set, where its rows come from, their classes, and which of them it takes."""
+def _write_part(folder: Path, part: _Part, tokenizer: Any, config: RunConfig) -> dict[str, object]:
+    """Tokenise and write one data set; return what the report says of it."""
+    tokens, lengths = tokenize(tokenizer, part.texts, config.max_seq_len)
+    _check_vocabulary(config, tokens)
+    write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
+    return {
+        "rows": len(lengths),
+        "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
+        "mean_tokens": round(float(lengths.mean()), 1),
+        "rows_at_max_seq_len": int((lengths == config.max_seq_len).sum()),
+    }
+
+
+def _pad_token(tokenizer: Any) -> int:
+    """Decoder models have no padding token; any will do, as padding is masked."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(token) for token in candidates if token is not None)
+
+
+def _parts(rows: Rows, classes: list[str], config: RunConfig) -> dict[str, _Part]:
+    """Return the data sets by name; without a file of its own, ``test`` is left out."""
     labels = encode_labels(rows, classes)
     if config.eval_data is None:
         train, kept = split_rows(rows.name, labels, config.eval_fraction, config.seed)
-        parts = {"train": (rows, labels, train), "evaluation": (rows, labels, kept)}
+        parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, kept)}
     else:
-        parts = {"train": (rows, labels, np.arange(len(rows)))}
-        parts["evaluation"] = _whole(config.eval_data, classes, config)
-    if config.test_data is not None:
-        parts["test"] = _whole(config.test_data, classes, config)
+        parts = {"train": _take(rows, labels, np.arange(len(rows)))}
+    for name, source in (("evaluation", config.eval_data), ("test", config.test_data)):
+        if source is not None:
+            own = _rows(source, config)
+            parts[name] = _take(own, encode_labels(own, classes), np.arange(len(own)))
     return parts
 
 
-def _whole(source: str, classes: list[str], config: RunConfig) -> tuple[Rows, np.ndarray, np.ndarray]:
-    rows = _rows(source, config)
-    return rows, encode_labels(rows, classes), np.arange(len(rows))
+def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
+    return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers)
 
 
 def _tokenizer(config: RunConfig, texts: list[str]) -> Any:
@@ -152,16 +173,17 @@ def _check_vocabulary(config: RunConfig, tokens: np.ndarray) -> None:
 
 def _open(folder: Path, config: RunConfig) -> TextDatasets:
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    sets: dict[str, TokenDataset] = {
-        part: open_tokens(folder / part, entry["pad_token"]) for part in entry["facts"]["rows"]
-    }
+    labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
+    sets = {name: open_tokens(folder / name, pad) for name in entry["facts"]}
+    classes = tuple(str(label) for label in labels)
     return TextDatasets(
         train=sets["train"],
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
-        facts={"data": config.data, "classes": entry["classes"], **entry["facts"]},
-        classes=tuple(entry["classes"]),
+        facts={"data": config.data, "classes": list(classes), **entry["facts"]},
+        classes=classes,
+        labels=labels,
         vocab_size=entry["vocab_size"],
-        pad_token=entry["pad_token"],
+        pad_token=pad,
         tokenizer=folder / "tokenizer",
     )

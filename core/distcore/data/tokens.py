@@ -48,7 +48,7 @@ class TokenDataset:
         # Positions behind a row's end read a neighbour's token, which the mask then takes out again.
         tokens = self.tokens.take(self.starts[indices][:, None] + columns, mode="clip")
         return {
-            "input_ids": torch.from_numpy(np.where(mask, tokens, self.pad)),
+            "input_ids": torch.from_numpy(np.where(mask, tokens, np.int64(self.pad))),
             "attention_mask": torch.from_numpy(mask.astype(np.int64)),
             "labels": torch.from_numpy(self.labels[indices]),
         }

@@ -1,0 +1,154 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from distcore.config import RunConfig
+from distcore.contract import Dataset, Datasets, Task
+from distcore.errors import DataError, ModelError
+from distcore.tasks.text_classification import TextClassification
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    rows = [[f"{'good fine' if row % 2 else 'bad awful'} {row}", "glad" if row % 2 else "sad"] for row in range(40)]
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    return RunConfig(
+        data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16, dropout=0.0, eval_fraction=0.2
+    )
+
+
+@pytest.fixture
+def data(config):
+    return TextClassification().prepare(config)
+
+
+@pytest.fixture
+def model(config, data):
+    torch.manual_seed(0)
+    return TextClassification().build_model(config, data)
+
+
+def test_it_is_a_task_and_its_data_are_datasets(data):
+    task: Task = TextClassification()
+    parts: list[Dataset] = [data.train, data.evaluation, data.test]
+    assert isinstance(data, Datasets)
+    assert all(len(part.lengths) == len(part) for part in parts)
+    assert callable(task.prepare)
+
+
+def test_facts_are_json_and_name_classes_rows_and_majority(config, data):
+    facts = json.loads(json.dumps(data.facts))
+    assert facts["data"] == config.data
+    assert facts["classes"] == ["glad", "sad"]
+    assert facts["train"]["rows"] == 32
+    assert 0.5 <= facts["evaluation"]["majority_share"] <= 1
+
+
+def test_loss_is_the_sum_over_rows(data, model):
+    task, rows = TextClassification(), np.arange(6)
+    model.eval()
+    whole = task.loss(model, data.train.batch(rows))
+    pieces = sum(task.loss(model, data.train.batch(rows[[row]])) for row in range(6))
+    assert torch.allclose(whole, pieces, rtol=1e-5)
+    assert whole.shape == ()
+
+
+def test_outputs_have_a_loss_a_prediction_and_a_label_for_each_row(data, model):
+    task, batch = TextClassification(), data.train.batch(np.arange(5))
+    model.eval()
+    outputs = task.outputs(model, batch)
+    assert {name: tuple(tensor.shape) for name, tensor in outputs.items()} == dict.fromkeys(outputs, (5,))
+    assert set(outputs) == {"loss", "prediction", "label"}
+    assert torch.allclose(outputs["loss"].sum(), task.loss(model, batch), rtol=1e-5)
+    assert torch.equal(outputs["label"], batch["labels"])
+
+
+def test_padding_does_not_change_a_row(data, model):
+    task, longest = TextClassification(), int(data.train.lengths.argmax())
+    shortest = int(data.train.lengths.argmin())
+    model.eval()
+    alone = task.outputs(model, data.train.batch(np.array([shortest])))["loss"]
+    padded = task.outputs(model, data.train.batch(np.array([shortest, longest])))["loss"][:1]
+    assert torch.allclose(alone, padded, rtol=1e-5)
+
+
+def test_report_compares_with_the_majority_and_names_every_class(data):
+    outputs = {
+        "loss": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        "prediction": torch.tensor([0, 0, 0, 0]),
+        "label": torch.tensor([0, 0, 0, 1]),
+    }
+    report = TextClassification().report(outputs, data)
+    assert (report["loss"], report["accuracy"], report["majority_accuracy"]) == (2.5, 0.75, 0.75)
+    assert "glad     0.7500    1.0000    0.8571         3" in str(report["classification_report"])
+    assert "sad     0.0000" in str(report["classification_report"])
+
+
+@pytest.mark.parametrize("outputs", [{}, {name: torch.empty(0) for name in ("loss", "prediction", "label")}])
+def test_report_of_no_rows_is_empty(data, outputs):
+    assert set(TextClassification().report(outputs, data).values()) == {None}
+
+
+def test_predictions_are_labels_as_the_file_writes_them(data):
+    outputs = {"prediction": torch.tensor([0, 1]), "label": torch.tensor([1, 1])}
+    assert list(TextClassification().predictions(outputs, data)) == [
+        {"index": 0, "label": "sad", "prediction": "glad"},
+        {"index": 1, "label": "sad", "prediction": "sad"},
+    ]
+
+
+def test_integer_labels_stay_integers_in_predictions(config, tmp_path):
+    (tmp_path / "integers.json").write_text(json.dumps([["x", 3], ["y", 5]] * 5))
+    data = TextClassification().prepare(config.model_copy(update={"data": str(tmp_path / "integers.json")}))
+    outputs = {"prediction": torch.tensor([0]), "label": torch.tensor([1])}
+    assert list(TextClassification().predictions(outputs, data)) == [{"index": 0, "label": 5, "prediction": 3}]
+
+
+def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(config, data, tmp_path):
+    TextClassification().save(tmp_path / "run", config, data)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    first = int(data.train.source_rows[0])
+    text = json.loads((tmp_path / "data.json").read_text())[first][0]
+    length = int(data.train.lengths[0])
+    assert tokenizer(text)["input_ids"] == data.train.tokens[:length].tolist()
+    assert json.loads((tmp_path / "run" / "labels.json").read_text()) == ["glad", "sad"]
+
+
+def test_a_saved_run_serves_as_a_model_folder(config, data, model, tmp_path):
+    task = TextClassification()
+    task.save(tmp_path / "run", config, data)
+    model.save_pretrained(tmp_path / "run")
+    again = config.model_copy(update={"model": str(tmp_path / "run")})
+    loaded = task.build_model(again, task.prepare(again))
+    batch = data.train.batch(np.arange(4))
+    assert torch.equal(task.loss(loaded.eval(), batch), task.loss(model.eval(), batch))
+
+
+def test_a_tokenizer_of_another_model_is_refused(config, data, model, tmp_path):
+    TextClassification().save(tmp_path / "run", config, data)
+    model.save_pretrained(tmp_path / "run")
+    tree = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(tree | {"vocab_size": 6}))
+    with pytest.raises(ModelError, match=r"but config.json has a vocabulary of 6: .* do not belong together"):
+        TextClassification().prepare(config.model_copy(update={"model": str(tmp_path / "run")}))
+
+
+def test_bad_rows_are_found_before_any_rank_starts(config, tmp_path):
+    (tmp_path / "bad.json").write_text('[["x", 1], ["y"]]')
+    with pytest.raises(DataError, match=r"bad\.json, row 2: expected \[text, label\]"):
+        TextClassification().prepare(config.model_copy(update={"data": str(tmp_path / "bad.json")}))
+
+
+def test_a_few_steps_learn(config, data, model):
+    task, batch = TextClassification(), data.train.batch(np.arange(len(data.train)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    before = task.loss(model, batch).item()
+    for _ in range(8):
+        optimizer.zero_grad()
+        (task.loss(model, batch) / len(data.train)).backward()
+        optimizer.step()
+    assert task.loss(model, batch).item() < before / 2
