@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+
 from distcore.contract import Place
 from distcore.errors import DataError, DistcoreError
 from distcore.launch import export, join, launch, one_line_errors, run_as_rank

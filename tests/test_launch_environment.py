@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from distcore.contract import Place
 from distcore.errors import ConfigError
 from distcore.launch import export, join

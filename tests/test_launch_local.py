@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from distcore.errors import ConfigError, RankError
 from distcore.launch import launch, local
 from distcore.launch.failures import Failure, culprit
@@ -144,6 +145,38 @@ def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
     ours = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert ours == [f"error: rank 1 of 2 failed: ValueError: boom; traceback in {tmp_path}/rank-1.txt"]
     assert "Traceback" in (tmp_path / "rank-1.txt").read_text()
+
+
+def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
+    assert srun("works", tmp_path) == [
+        (0, "joined 0 of 2\n", ""),
+        (0, "joined 1 of 2\n", ""),
+    ]
+
+
+def test_a_rank_whose_peer_vanished_says_so_where_no_launcher_does(tmp_path: Path) -> None:
+    (status, _, errors), (killed, _, silence) = srun("killed", tmp_path)
+    assert (killed, silence) == (-signal.SIGKILL, "")
+    assert status == 3
+    assert re.fullmatch(r"error: rank 0 of 2 failed: lost its peers: .*; traceback in .*/rank-0\.txt\n", errors)
+
+
+def srun(case: str, errors: Path) -> list[tuple[int, str, str]]:
+    """Start two processes with the environment of a step's tasks; status, stdout and stderr of each."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "OMP_NUM_THREADS": "1"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "joined", case, str(errors)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    outputs = [task.communicate(timeout=DEADLINE) for task in tasks]
+    return [(task.returncode, *output) for task, output in zip(tasks, outputs, strict=True)]
 
 
 def torchrun() -> tuple[str, ...]:
