@@ -129,15 +129,16 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
     with _quiet(), _one_line(f"model {config.model}: cannot be loaded"):
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
+        auto: Any = AutoModelForSequenceClassification
         saved = AutoConfig.from_pretrained(folder, local_files_only=True)
         # A head for other classes is made anew; any other difference in shapes stays an error.
         other_head = saved.num_labels != labels["num_labels"]
         shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
         _set_dropout(shape, config.dropout)
         if torch.get_default_device().type == "meta":
-            skeleton: nn.Module = AutoModelForSequenceClassification.from_config(shape)
+            skeleton: nn.Module = auto.from_config(shape)
             return skeleton
-        model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
+        model: nn.Module = auto.from_pretrained(
             folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
         ).float()
     return model
