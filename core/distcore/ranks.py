@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from distcore.config import RunConfig
 from distcore.contract import Place, World
 from distcore.devices import device_of
+from distcore.launch.environment import LOOPBACK
 
 
 def join_process_group(config: RunConfig, place: Place) -> World:
@@ -21,16 +24,31 @@ def join_process_group(config: RunConfig, place: Place) -> World:
     """
     device = device_of(config, place)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    alone = place.size == 1 and "MASTER_ADDR" not in os.environ
     dist.init_process_group(
         backend,
         rank=place.rank,
         world_size=place.size,
-        store=dist.HashStore() if alone else None,
+        store=_store(place),
         timeout=timedelta(seconds=config.timeout),
         device_id=device if backend == "nccl" else None,
     )
     return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=place.local_rank, device=device)
+
+
+def _store(place: Place) -> Store | None:
+    """The store to meet at; ``None``: the launcher's own, or rank 0's by MASTER_ADDR and MASTER_PORT.
+
+    torch's own server listens on all interfaces, so on one machine rank 0 hands it a loopback socket.
+    """
+    if place.size == 1 and "MASTER_ADDR" not in os.environ:
+        return HashStore()
+    if os.environ.get("MASTER_ADDR") != LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+        return None
+    port = int(os.environ["MASTER_PORT"])
+    if place.rank:
+        return TCPStore(LOOPBACK, port, place.size, is_master=False)
+    listener = socket.create_server((LOOPBACK, port))
+    return TCPStore(LOOPBACK, port, place.size, is_master=True, master_listen_fd=listener.detach())
 
 
 def leave_process_group(world: World) -> bool:

@@ -20,7 +20,7 @@ from distcore.errors import StrategyError
 from distcore.evaluation import Evaluation, evaluate
 from distcore.extensions import load_extensions
 from distcore.hooks import Hooks
-from distcore.launch.environment import join
+from distcore.launch.environment import export, join
 from distcore.loop import steps
 from distcore.meter import Meter
 from distcore.optim import optimizer_factory, scheduler_for, warmup_steps
@@ -45,7 +45,10 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
     Raises DistcoreError, one line, for whatever the user can mend.
     """
-    place = join(os.environ) or Place()
+    place = join(os.environ)
+    if place:
+        export(place)  # every launcher's ranks look alike to a backend
+    place = place or Place()
     config = resolve(config, place.size, place.launcher)
     task = task or load_task(config)
     hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
