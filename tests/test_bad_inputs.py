@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from distcore.cli import main
 
 GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]

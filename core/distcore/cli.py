@@ -12,7 +12,7 @@ from typing import NoReturn
 from distcore.errors import ConfigError, DistcoreError, nearest
 
 COMMANDS = {
-    "train": "train, evaluate and test a model",
+    "train": "train, evaluate and test a model, on as many ranks as you like",
     "strategies": "list the installed strategies: what they declare, and their options",
 }
 INTERRUPTED = 130

@@ -16,7 +16,9 @@ Auto = Literal["auto"]
 
 
 class _Tree(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class Optimizer(_Tree):
@@ -32,7 +34,9 @@ class Schedule(_Tree):
     """Learning rate over the run, by the names of ``transformers.get_scheduler``."""
 
     name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
-    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="optimizer steps; auto: warmup_ratio of the run")
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto", description="optimizer steps; auto: warmup_ratio of the run"
+    )
     warmup_ratio: float = Field(0.0, ge=0, le=1)
 
 

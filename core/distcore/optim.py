@@ -41,7 +41,10 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, o
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             (plain if name in exempt else decayed).append(parameter)
-    groups: list[dict[str, object]] = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]
 
 
@@ -62,6 +65,12 @@ def warmup_steps(config: RunConfig, total_steps: int) -> int:
     """Optimizer steps of warm-up: as given, or ``warmup_ratio`` of the run."""
     given = config.schedule.warmup_steps
     return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
+
+
+def with_warmup(config: RunConfig, total_steps: int) -> RunConfig:
+    """Fill in the one 'auto' that needs the data: the optimizer steps of warm-up."""
+    schedule = config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})
+    return config.model_copy(update={"schedule": schedule})
 
 
 def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:

@@ -23,7 +23,7 @@ from distcore.hooks import Hooks
 from distcore.launch.environment import export, join
 from distcore.loop import steps
 from distcore.meter import Meter
-from distcore.optim import optimizer_factory, scheduler_for, warmup_steps
+from distcore.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.precision import scaler_for
 from distcore.resolve import build_strategy, check_out, resolve
 
@@ -79,9 +79,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if config.gradient_checkpointing:
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     total_steps = total_steps_of(config, len(data.train))
-    config = config.model_copy(
-        update={"schedule": config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})}
-    )
+    config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.size)
     run = Run(
         config=config,

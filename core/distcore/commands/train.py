@@ -1,31 +1,21 @@
-"""``distcore train``: from a config and flags to ranks that train, and what their main rank says at the end."""
+"""``distcore train``: its flags. What they start is imported when it is started."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import tempfile
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-from distcore.config import RunConfig, load_config, parse_value
-from distcore.contract import Datasets, Place
-from distcore.errors import ConfigError
-from distcore.flags import FLAGS, GROUPS, Flag
-from distcore.launch import join, launch, run_as_rank
-from distcore.logs import set_up_logging
+from distcore.flags import GROUPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
     parser.argument_default = argparse.SUPPRESS  # only what the user gave overrides the file
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
             group.add_argument(
-                flag.name, dest=flag.key, metavar=_takes(flag), help=f"{flag.help} (default: {flag.default})"
+                flag.name, dest=flag.key, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})"
             )
     other = parser.add_argument_group("other")
     other.add_argument(
@@ -36,102 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Join the ranks that a launcher started, or start them; raises DistcoreError."""
-    place = join(os.environ)
-    if place is None:
-        _start(arguments)
-        return 0
-    errors = _errors_of_job()
-    run_as_rank(partial(_join, arguments, place), errors, place.rank, place.size)
-    with contextlib.suppress(OSError):  # the last rank of this machine finds it empty
-        errors.rmdir()
-    return 0
+    from distcore import job
 
-
-def config_of(arguments: argparse.Namespace) -> RunConfig:
-    """Build the config: the file, over it the flags, over them ``--set``."""
-    given = vars(arguments)
-    changes: dict[str, Any] = {flag.key: given[flag.key] for flag in FLAGS if flag.key in given}
-    for text in arguments.set:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text}: expected KEY=VALUE, such as --set optimizer.weight_decay=0.1")
-        changes[key] = parse_value(value)
-    return load_config(arguments.config, changes)
-
-
-def train_rank(config: RunConfig) -> None:
-    """What each rank does: train, and on the main rank say how it went. A function that ranks can be sent."""
-    from distcore.trainer import train
-
-    rank = (join(os.environ) or Place()).rank
-    set_up_logging(config, rank)
-    report = train(config)
-    if rank == 0:
-        show(report)
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print the test's metrics, its classification report, and where the run folder is."""
-    from distcore.extensions.progress import describe_evaluation
-
-    evaluation = report["evaluation"]
-    print(describe_evaluation(report["steps"], evaluation))
-    if table := evaluation.get("classification_report"):
-        print(table)
-    print(f"run folder: {report['out']}", flush=True)
-
-
-def _join(arguments: argparse.Namespace, place: Place) -> None:
-    config = config_of(arguments)
-    if not arguments.dry_run:
-        train_rank(config)
-    elif place.rank == 0:
-        print(_plan(*check(config, place)))
-
-
-def _start(arguments: argparse.Namespace) -> None:
-    """Check all that can be known before ranks start; then start them, or say what they would do."""
-    config = config_of(arguments)
-    set_up_logging(config, rank=0)
-    config, data = check(config)
-    if arguments.dry_run:
-        print(_plan(config, data))
-        return
-    del data  # ranks open it from the cache
-    if config.nproc == 1:
-        train_rank(config)
-    else:
-        launch(train_rank, config, nproc=int(config.nproc), errors=Path(str(config.out), "errors"))
-
-
-def _plan(config: RunConfig, data: Datasets) -> str:
-    from distcore.commands.dry_run import describe
-
-    return describe(config, data)
-
-
-def check(config: RunConfig, place: Place | None = None) -> tuple[RunConfig, Datasets]:
-    """Resolve the config and prepare the data, as every rank will; raises DistcoreError, and writes no run folder."""
-    from distcore import checkpoint
-    from distcore.extensions import load_extensions
-    from distcore.hooks import Hooks
-    from distcore.resolve import build_strategy, check_out, resolve
-    from distcore.trainer import load_task
-
-    config = resolve(config, place.size, place.launcher) if place else resolve(config)
-    Hooks(config.strategy, build_strategy(config), load_extensions(config))
-    check_out(config)
-    found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
-    if found is not None:
-        checkpoint.read_small_state(found)
-    return config, load_task(config).prepare(config)
-
-
-def _takes(flag: Flag) -> str:
-    return "{" + flag.takes.replace("|", ",") + "}" if "|" in flag.takes else flag.takes
-
-
-def _errors_of_job() -> Path:
-    """A folder that the ranks of one launcher on this machine share, before a config says where the run lives."""
-    return Path(tempfile.gettempdir(), f"distcore-errors-{os.getuid()}-{os.getppid()}")
+    return job.run(arguments)

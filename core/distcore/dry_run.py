@@ -6,23 +6,25 @@ from collections.abc import Iterator
 
 from distcore.config import RunConfig, dump_config
 from distcore.contract import Datasets
+from distcore.optim import with_warmup
 from distcore.sampling import BatchPlan, training_plan
 from distcore.trainer import total_steps_of
 
 
 def describe(config: RunConfig, data: Datasets) -> str:
     """Return the config as YAML that trains it, and below it, as comments, the work of each rank."""
-    return dump_config(config) + "\n".join(f"# {line}" for line in _lines(config, data))
+    total_steps = total_steps_of(config, len(data.train))
+    lines = _lines(config, data, total_steps)
+    return dump_config(with_warmup(config, total_steps)) + "\n".join(f"# {line}" for line in lines)
 
 
-def _lines(config: RunConfig, data: Datasets) -> Iterator[str]:
+def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]:
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
-    total = total_steps_of(config, len(data.train))
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"
-    yield f"steps: {plan.steps} an epoch, {total} in all, of {config.global_batch_size} rows each"
+    yield f"steps: {plan.steps} an epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
 
