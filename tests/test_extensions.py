@@ -1,0 +1,226 @@
+"""Extensions hear a run, or wrap its operations, and change nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distcore import Progress, RunConfig, StepResult, hookimpl, train
+from distcore.errors import StrategyError, TrainingError
+from distcore.extensions import load_extensions
+from distcore.extensions.nan_guard import NanGuard
+from distcore.extensions.progress import describe_evaluation, time_left
+from distcore.hooks import Hooks
+from distcore.single import SingleStrategy
+
+WATCH = '''
+from dataclasses import dataclass
+from pathlib import Path
+from distcore import hookimpl
+
+@dataclass
+class Watch:
+    file: str = "events.txt"
+    """Where the events go."""
+
+    def tell(self, *words):
+        with Path(self.file).open("a") as out:
+            print(*words, file=out)
+
+    @hookimpl
+    def on_run_start(self, run): self.tell("start", run.total_steps)
+    @hookimpl
+    def on_step_end(self, progress): self.tell("step", progress.step)
+    @hookimpl
+    def on_log(self, record): self.tell("log", record["step"])
+    @hookimpl
+    def on_evaluation_end(self, progress): self.tell("evaluation", progress.step)
+    @hookimpl
+    def on_checkpoint(self, progress): self.tell("checkpoint", progress.step)
+    @hookimpl
+    def on_run_end(self, report): self.tell("end", report["steps"])
+'''
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """Two quick steps over 40 rows, in an empty current folder."""
+    rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    return RunConfig(data="rows.json", model="bert-tiny", max_steps=2, log_every=1, out="run", device="cpu")
+
+
+def with_extensions(config: RunConfig, **extensions: Any) -> RunConfig:
+    return RunConfig.model_validate(config.model_dump() | {"extensions": extensions})
+
+
+def lines_of(file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConfig) -> None:
+    Path("mine.py").write_text(WATCH)
+    train(with_extensions(config, **{"mine.py:Watch": {"file": "heard.txt"}}))
+    assert Path("heard.txt").read_text().splitlines() == [
+        "start 2",
+        "step 1",
+        "log 1",
+        "step 2",
+        "log 2",
+        "evaluation 2",
+        "checkpoint 2",
+        "end 2",
+    ]
+
+
+def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
+    assert list(load_extensions(with_extensions(config, nan_guard=True))) == ["progress", "metrics", "nan_guard"]
+    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics"]
+
+
+def test_every_shipped_extension_documents_its_options() -> None:
+    from distcore import registry
+    from distcore.options import options_of
+
+    for name in registry.entries("extensions"):
+        options = options_of(registry.load("extensions", name))
+        assert options, name
+        assert all(option.doc and option.default for option in options), name
+
+
+def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
+    quiet = with_extensions(config, progress=False, metrics=False).model_copy(update={"out": "quiet"})
+    loud = with_extensions(config, nan_guard=True, tensorboard=True).model_copy(update={"out": "loud"})
+    assert train(quiet)["evaluation"]["loss"] == train(loud)["evaluation"]["loss"]
+
+
+def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
+    report = train(config)
+    first, second, evaluation = lines_of("run/metrics.jsonl")
+    assert set(first) == {"step", "epoch", "samples", "loss", "lr", "grad_norm", "samples_per_second"}
+    assert (second["step"], second["samples"]) == (2, report["samples"])
+    assert evaluation["step"] == 2
+    assert evaluation["evaluation"]["loss"] == report["evaluation"]["loss"]
+    assert (evaluation["evaluation"]["evaluated"], evaluation["evaluation"]["dataset_size"]) == (4, 4)
+
+
+def test_metrics_goes_on_in_the_file_of_a_resumed_run(config: RunConfig) -> None:
+    longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
+    train(longer)
+    (newest,) = (path for path in Path("run/checkpoints").iterdir() if path.name.endswith("4"))
+    train(longer.model_copy(update={"resume": str(newest.with_name("step-00000002"))}))
+    steps = [line["step"] for line in lines_of("run/metrics.jsonl") if "evaluation" not in line]
+    assert steps == [1, 2, 3, 4, 3, 4]
+
+
+def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None:
+    train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
+    losses = [line["loss"] for line in lines_of("run/metrics.jsonl") if "loss" in line]
+    assert any(loss is None or loss > 10 for loss in losses)
+
+
+def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config)
+    first, second, evaluation = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 1/2  epoch 0  loss 0.")
+    assert "  lr " in second
+    assert second.endswith("samples/s  eta 0:00:00")
+    assert evaluation.startswith("evaluation at step 2: loss 0.")
+    assert evaluation.endswith("evaluated 4 of 4")
+
+
+def test_progress_redraws_one_line_on_a_terminal(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    train(config)
+    screen = capsys.readouterr().err
+    assert "\x1b[2K" in screen  # erases what it draws again
+    assert "step 2/2" in screen
+    assert screen.rstrip().endswith("\x1b[?25h")  # leaves the cursor visible
+
+
+def test_the_time_left_follows_the_speed(config: RunConfig) -> None:
+    class Half:
+        total_steps = 120
+        config = RunConfig(global_batch_size=32)
+
+    assert time_left(Half(), 60, 32.0) == "0:01:00"  # type: ignore[arg-type]
+    assert time_left(Half(), 60, 0.0) == "-:--:--"  # type: ignore[arg-type]
+
+
+def test_an_evaluation_is_one_line() -> None:
+    summary = {
+        "loss": 0.4123,
+        "accuracy": 0.8734,
+        "report": "long",
+        "evaluated": 320,
+        "unique": 320,
+        "dataset_size": 320,
+    }
+    assert describe_evaluation(120, summary) == (
+        "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
+    )
+
+
+def test_nan_guard_ends_the_run_at_the_first_loss_that_is_not_finite(config: RunConfig) -> None:
+    Path("poison.py").write_text(
+        "from distcore import hookimpl\n"
+        "class Poison:\n"
+        "    @hookimpl(wrapper=True)\n"
+        "    def backward(self, run, loss):\n"
+        "        return (yield)\n"
+        "    @hookimpl\n"
+        "    def on_step_end(self, run, progress):\n"
+        "        next(run.module.parameters()).data.fill_(float('nan'))\n"
+    )
+    guarded = with_extensions(config, **{"poison.py:Poison": True, "nan_guard": True})
+    with pytest.raises(TrainingError, match=r"nan_guard: the loss is nan in step 2 on rank 0; try a lower --lr"):
+        train(guarded)
+
+
+def test_nan_guard_checks_the_gradient_norm() -> None:
+    class Exploding:
+        capabilities = SingleStrategy.capabilities
+
+        @hookimpl
+        def step(self) -> StepResult:
+            return StepResult(grad_norm=torch.tensor(math.inf))
+
+    class AnyRun:
+        scaler = None
+
+        class world:
+            rank = 3
+
+    hooks = Hooks("exploding", Exploding(), {"nan_guard": NanGuard()})
+    hooks.on_step_end(AnyRun(), Progress(step=6), StepResult())  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match=r"the gradient norm is inf in step 7 on rank 3"):
+        hooks.step(AnyRun(), None)  # type: ignore[arg-type]
+    lenient = Hooks("exploding", Exploding(), {"nan_guard": NanGuard(gradients=False)})
+    assert lenient.step(AnyRun(), None).grad_norm == math.inf  # type: ignore[arg-type]
+
+
+def test_tensorboard_writes_scalars_of_training_and_evaluation(config: RunConfig) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(with_extensions(config, tensorboard={"folder": "events"}))
+    events = event_accumulator.EventAccumulator("run/events").Reload()
+    assert {"train/loss", "train/lr", "evaluation/accuracy"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+
+def test_tensorboard_that_is_missing_names_the_extra(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # Python's own way to say that it cannot be imported
+    with pytest.raises(StrategyError, match=r"pip install 'distcore\[tensorboard\]'"):
+        load_extensions(with_extensions(config, tensorboard=True))
