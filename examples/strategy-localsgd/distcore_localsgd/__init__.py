@@ -1,0 +1,94 @@
+"""Local SGD (Stich, 2019, https://arxiv.org/abs/1805.09767): ranks train alone and meet every ``every`` steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch import Tensor, nn
+
+from distcore import (
+    Capabilities,
+    Clip,
+    OptimizerFactory,
+    Place,
+    Run,
+    RunConfig,
+    StepResult,
+    World,
+    Wrapped,
+    defaults,
+    gather_rows,
+    hookimpl,
+    join_process_group,
+    leave_process_group,
+    sum_over_ranks,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """Step on local gradients; every ``every`` steps average gradients, then parameters and moments, over ranks."""
+
+    every: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps between two meetings; 1 is synchronous training, in which law 2 holds."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """At ``every=1`` nothing is exempt; above, ranks drift apart between meetings, by design."""
+        drift = f"ranks step on their own gradients and meet every {self.every} steps"
+        laws = ("gradient", "clipping", "checkpoint", "resume") if self.every > 1 else ()
+        return Capabilities(gradients="mean", collectives_per_step=None, exempt=dict.fromkeys(laws, drift))
+
+    @hookimpl
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return join_process_group(config, place)
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        model = model.to(run.world.device)
+        return Wrapped(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        optimizer = run.optimizer
+        assert optimizer is not None  # a run that trains has one
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        meeting = self._steps_taken(optimizer) % self.every == self.every - 1
+        if meeting:
+            average(p.grad for p in parameters if p.grad is not None)
+        result = defaults.step(run, clip)
+        if meeting and self.every > 1:  # at 1 they have never differed
+            average(p.data for p in parameters)
+            average(value for state in optimizer.state.values() for name, value in state.items() if name != "step")
+        return result
+
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        return sum_over_ranks(values)
+
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gather_rows(outputs)
+
+    @hookimpl
+    def teardown(self, world: World) -> bool:
+        return leave_process_group(world)
+
+    def _steps_taken(self, optimizer: torch.optim.Optimizer) -> int:
+        """Steps so far, kept where a checkpoint keeps it, so that a resumed run meets when it would have."""
+        return int(next(iter(optimizer.state.values()), {}).get("step", 0))
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """Average each tensor over ranks, in place; one collective for all of them."""
+    parts = list(tensors)
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for part, mean in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+        part.copy_(mean.view_as(part))
