@@ -123,7 +123,7 @@ def test_train_reports_and_its_config_trains_again(folder: Path, capsys: pytest.
     job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
     assert main(job.split()) == 0
     out, err = capsys.readouterr()
-    assert "evaluation at step 2: loss " in out
+    assert "test at step 2: loss " in out
     assert "evaluated 4 of 4" in out
     assert "precision    recall" in out
     assert out.endswith("run folder: run\n")

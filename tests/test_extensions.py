@@ -169,7 +169,7 @@ def test_an_evaluation_is_one_line() -> None:
         "unique": 320,
         "dataset_size": 320,
     }
-    assert describe_evaluation(120, summary) == (
+    assert describe_evaluation("evaluation at step 120", summary) == (
         "evaluation at step 120: loss 0.412, accuracy 0.873, evaluated 320 of 320"
     )
 

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistcoreError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except Exception as error:  # a defect of distcore or of a plugin: one line, and the traceback for whoever mends it
         from distcore.tracebacks import write_traceback
 

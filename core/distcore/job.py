@@ -59,7 +59,7 @@ def show(report: dict[str, Any]) -> None:
     from distcore.extensions.progress import describe_evaluation
 
     evaluation = report["evaluation"]
-    print(describe_evaluation(report["steps"], evaluation))
+    print(describe_evaluation(f"test at step {report['steps']}", evaluation))
     if table := evaluation.get("classification_report"):
         print(table)
     print(f"run folder: {report['out']}", flush=True)

@@ -52,7 +52,7 @@ class ProgressLine:
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
-        self._say(describe_evaluation(progress.step, evaluation.summary()))
+        self._say(describe_evaluation(f"evaluation at step {progress.step}", evaluation.summary()))
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
@@ -99,8 +99,8 @@ def time_left(run: Run, step: float, samples_per_second: float) -> str:
     return str(timedelta(seconds=round(samples / samples_per_second)))
 
 
-def describe_evaluation(step: int, summary: dict[str, object]) -> str:
-    """``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``."""
+def describe_evaluation(what: str, summary: dict[str, object]) -> str:
+    """One evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``."""
     metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
     values = "".join(f"{name.replace('_', ' ')} {value:.3g}, " for name, value in metrics.items())
-    return f"evaluation at step {step}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"
+    return f"{what}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"
