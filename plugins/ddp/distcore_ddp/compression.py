@@ -1,9 +1,6 @@
 """Communication hooks that send gradients in half precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +17,16 @@ def compression_hook(kind: str) -> CommHook:
 
     torch's own ``bf16_compress_hook`` refuses gloo, so the conversion stands here for both.
     """
-    return partial(_send_in, DTYPES[kind])
+    dtype = DTYPES[kind]
 
+    def send(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # torch reads these annotations
+        gradient = bucket.buffer()
+        sent = gradient.to(dtype).div_(dist.get_world_size())
+        work = dist.all_reduce(sent, async_op=True)
 
-def _send_in(dtype: torch.dtype, _state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    gradient = bucket.buffer()
-    sent = gradient.to(dtype).div_(dist.get_world_size())
-    work = dist.all_reduce(sent, async_op=True)
+        def copy_back(_done: Future[Any]) -> Tensor:
+            return gradient.copy_(sent)
 
-    def copy_back(_done: Future[Any]) -> Tensor:
-        return gradient.copy_(sent)
+        return work.get_future().then(copy_back)
 
-    return work.get_future().then(copy_back)
+    return send

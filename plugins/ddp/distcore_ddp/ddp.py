@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from distcore import (
     Capabilities,
@@ -28,6 +28,12 @@ from distcore_ddp.compression import compression_hook
 _NOTHING = nullcontext()
 
 
+class _Replicated(DistributedDataParallel):
+    """torch learns a static graph in the first backward of all, which must synchronise for that."""
+
+    began = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class DDPStrategy:
     """Replicate the model on every rank and average gradients while they are computed."""
@@ -41,10 +47,25 @@ class DDPStrategy:
     compression: Literal["none", "fp16", "bf16"] = "none"
     """Send gradients in half precision: half the traffic, and no longer exactly the gradient of law 2."""
 
-    capabilities: ClassVar = Capabilities(
-        collectives_per_step=1,
-        limits=("compression other than none rounds gradients to half precision on the wire",),
-    )
+    @property
+    def capabilities(self) -> Capabilities:
+        """A step all-reduces the gradients and broadcasts the buffers, and with ``find_unused`` what was used."""
+        return Capabilities(
+            collectives_per_step=3 if self.find_unused else 2,
+            limits=("compression other than none rounds gradients to half precision on the wire",),
+            exempt=self._exempt(),
+        )
+
+    def _exempt(self) -> dict[str, str]:
+        exempt = {}
+        if not (self.find_unused or self.static_graph):
+            exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
+        if not self.find_unused:
+            exempt["bit-for-bit"] = "above two ranks sums round otherwise in a process's first step: torch moves buckets after it"
+        if self.compression != "none":
+            reason = f"gradients travel in {self.compression}"
+            exempt |= dict.fromkeys(("gradient", "clipping", "neutral-names", "into-single", "from-single"), reason)
+        return exempt
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
@@ -55,7 +76,7 @@ class DDPStrategy:
         model = model.to(run.world.device)
         if make_optimizer is None:  # evaluation sends no gradients, and DDP would need rows on every rank
             return Wrapped(model=model, optimizer=None)
-        replicated = DistributedDataParallel(
+        replicated = _Replicated(
             model,
             device_ids=[run.world.device] if run.world.device.type == "cuda" else None,
             bucket_cap_mb=self.bucket_mb,
@@ -69,7 +90,11 @@ class DDPStrategy:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()
+        replicated = cast(_Replicated, run.model)
+        if last or (self.static_graph and not replicated.began):
+            replicated.began = True
+            return _NOTHING
+        return replicated.no_sync()
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:

@@ -1,0 +1,160 @@
+"""Where cases work: inside one rank of a world that is set up, with a strategy's hooks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcore.config import RunConfig
+from distcore.contract import Datasets, Micro, Place, Progress, Run, State, World
+from distcore.evaluation import Evaluation, evaluate
+from distcore.hooks import Hooks
+from distcore.loader import MicroBatches, one_step
+from distcore.loop import loss_shares, steps
+from distcore.sampling import training_plan
+from distcore.testing.problem import Problem
+from distcore.trainer import build_run
+
+HUGE = 1e9
+"""A clipping norm that is never reached: the step reports the gradient's norm and changes nothing."""
+PATIENCE = 30.0
+"""Seconds that a rank waits for another one outside of any collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What some steps of a job came to. ``state`` is whole on the main rank and empty on the others."""
+
+    progress: Progress
+    losses: list[float]
+    norms: list[float]
+    rates: list[float]
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run under test, ready to train, with its task and data."""
+
+    task: Problem
+    data: Datasets
+    hooks: Hooks
+    run: Run
+
+    def train(self, count: int, progress: Progress | None = None) -> Trained:
+        """Train ``count`` optimizer steps from ``progress`` on."""
+        losses, norms, rates = [], [], []
+        progress = progress or Progress()
+        for progress, result, loss in islice(self._steps(progress), count):
+            losses.append(self._mean(loss))
+            norms.append(float("nan") if result.grad_norm is None else float(result.grad_norm))
+            rates.append(self._rate())
+        state = {name: value.detach().clone() for name, value in self.hooks.save_checkpoint(self.run).items()}
+        return Trained(progress=progress, losses=losses, norms=norms, rates=rates, state=state)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate on all ranks."""
+        return evaluate(self.run, self.hooks, self.task, self.data.evaluation, self.data)
+
+    def rows(self, epoch: int, step: int) -> list[Micro]:
+        """This rank's micro-batches of one step, as they come out of the loader."""
+        sampler = self.hooks.build_sampler(self.run, training_plan(self.run.config, self.data.train))
+        stream = MicroBatches(self.data.train, sampler, self.run.config).stream(epoch, range(step, step + 1))
+        return [micro for micro, _ in one_step(stream)]
+
+    def _steps(self, progress: Progress) -> Iterator[tuple[Progress, Any, Tensor]]:
+        return steps(self.run, self.hooks, self.task, self.data.train, progress)
+
+    def _mean(self, loss: Tensor) -> float:
+        total = self.hooks.reduce_loss(self.run, loss.double().reshape(1))
+        return float(total) / loss_shares(self.run)
+
+    def _rate(self) -> float:
+        assert self.run.optimizer is not None  # jobs train
+        return float(self.run.optimizer.param_groups[0]["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """One rank's workplace: ``hooks`` of the strategy under test on ``world``, and a folder that all ranks share."""
+
+    hooks: Hooks
+    base: RunConfig
+    world: World
+    place: Place
+    folder: Path
+    """Of this case alone."""
+    _shared: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
+
+    @property
+    def global_batch(self) -> int:
+        """Twelve rows, or the next number that all ranks can share."""
+        return lcm(12, self.world.size)
+
+    def config(self, **changes: Any) -> RunConfig:
+        """The config of a case: small, constant rate, an AdamW whose large epsilon shows a wrong gradient scale."""
+        settings: dict[str, Any] = {
+            "global_batch_size": self.global_batch,
+            "micro_batch_size": max(1, self.global_batch // self.world.size // 2),
+            "lr": 0.01,
+            "max_steps": 10,
+            "optimizer": {"eps": 1e-2, "weight_decay": 0.1},
+            "schedule": {"name": "constant"},
+            "clip": {"norm": HUGE},
+            "data_guard_steps": 0,
+        }
+        return RunConfig.model_validate(self.base.model_dump() | settings | changes)
+
+    def job(
+        self,
+        problem: Problem,
+        hooks: Hooks | None = None,
+        world: World | None = None,
+        data: Datasets | None = None,
+        **changes: Any,
+    ) -> Job:
+        """Build a run of the strategy under test, or of other ``hooks`` in a ``world`` of their own."""
+        hooks, config = hooks or self.hooks, self.config(**changes)
+        data = data or problem.prepare(config)
+        return Job(task=problem, data=data, hooks=hooks, run=build_run(config, hooks, world or self.world, problem, data))
+
+    def alone(self, problem: Problem, **changes: Any) -> Job:
+        """The same job under the core's reference strategy, in this process by itself."""
+        from distcore.single import SingleStrategy
+
+        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        config = {"micro_batch_size": self.global_batch, "strategy": "single", "strategy_options": {}, "nproc": 1}
+        return self.job(problem, Hooks("single", SingleStrategy()), world, **(config | changes))
+
+    def share(self, value: object) -> list[Any]:
+        """Return the ``value`` of every rank, in rank order: through files, so not by what is under test."""
+        turn = next(self._shared)
+        _write(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
+        files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
+        await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")
+        return [json.loads(file.read_text()) for file in files]
+
+
+def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:
+    """Look again and again until ``condition`` holds; raises TimeoutError with ``failure`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(failure)
+        time.sleep(0.002)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write so that a reader sees all or nothing."""
+    draft = file.with_name(f".{file.name}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)

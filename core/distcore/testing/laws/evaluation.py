@@ -1,0 +1,106 @@
+"""Law 4: every row is evaluated exactly once and comes back in the order of the data set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distcore.errors import AgreementError
+from distcore.testing.cases import EXACT, FORWARD, Measured, law
+from distcore.testing.lab import Job, Lab
+from distcore.testing.problem import Problem, Rows
+from distcore.testing.reference import untrained
+
+MICRO = 2
+
+
+@law("evaluation")
+def every_size(lab: Lab) -> Measured:
+    """Data sets of 0 rows to one more than two full turns of all ranks, against a plain forward pass."""
+    job = lab.job(Problem(), micro_batch_size=MICRO, global_batch_size=MICRO * lab.world.size)
+    sizes = range(2 * lab.world.size * MICRO + 2)
+    errors = {size: _error(job, size) for size in sizes}
+    worst = max(errors, key=lambda size: errors[size])
+    return Measured(error=errors[worst], bound=FORWARD, note=f"{len(sizes)} sizes, worst with {worst} rows")
+
+
+@law("evaluation")
+def without_optimizer(lab: Lab) -> Measured:
+    """A model wrapped for evaluation alone, as ``distcore eval`` does."""
+    job = lab.job(Problem())
+    module = untrained(job.task, job.run.config, job.data)
+    wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module), module, None)
+    if wrapped.optimizer is not None:
+        return Measured(error=1, bound=EXACT, note="wrap_model() made an optimizer that nobody asked for")
+    run = replace(job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None)
+    return Measured(error=_error(replace(job, run=run), 2 * lab.world.size + 1), bound=FORWARD, note="")
+
+
+@law("evaluation")
+def gather_unequal(lab: Lab) -> Measured:
+    """Rows of unequal number, none on some ranks, joined in rank order with dtypes kept."""
+    job = lab.job(Problem())
+    ranks = range(lab.world.size)
+    lengths = ([2 * rank for rank in ranks], [3 * (lab.world.size - 1 - rank) for rank in ranks], [0 for _ in ranks])
+    wrong = sum(_wrongly_joined(job, [*length]) for length in lengths)
+    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of 15 tensors differ in rows, order or dtype")
+
+
+@law("evaluation")
+def sum_over_ranks(lab: Lab) -> Measured:
+    """``reduce_loss`` gives the sum over ranks on every rank and leaves its argument alone."""
+    job = lab.job(Problem())
+    mine = torch.tensor([1.0 + lab.world.rank, 0.25], dtype=torch.float64, device=lab.world.device)
+    total = lab.hooks.reduce_loss(job.run, mine)
+    size = lab.world.size
+    expected = torch.tensor([size * (size + 1) / 2, size / 4], dtype=torch.float64)
+    changed = float(mine[0]) != 1.0 + lab.world.rank
+    error = float((total.cpu() - expected).abs().max()) + changed
+    return Measured(error=error, bound=EXACT, note=f"{total.tolist()} for {expected.tolist()}")
+
+
+def _error(job: Job, size: int) -> float:
+    """Largest difference to a plain forward pass; infinite where rows are lost, doubled or out of order."""
+    dataset = Rows(size, seed=2)
+    job = replace(job, data=replace(job.data, evaluation=dataset))
+    try:
+        found = job.evaluate()
+    except AgreementError as error:
+        raise AgreementError(f"with {size} rows: {error}") from error
+    if size == 0:
+        return 0.0 if found.evaluated == 0 else float("inf")
+    expected = _plain(job, dataset)
+    if found.outputs["label"].tolist() != expected["label"].tolist():
+        return float("inf")
+    return float((found.outputs["loss"] - expected["loss"]).abs().max())
+
+
+@torch.no_grad()
+def _plain(job: Job, dataset: Rows) -> dict[str, Tensor]:
+    module = untrained(job.task, job.run.config, job.data).eval()
+    return job.task.outputs(module, dataset.batch(np.arange(len(dataset))))
+
+
+def _wrongly_joined(job: Job, lengths: list[int]) -> int:
+    world = job.run.world
+    start = sum(lengths[: world.rank])
+    whole = _samples(sum(lengths))
+    mine = {name: value[start : start + lengths[world.rank]].to(world.device) for name, value in whole.items()}
+    joined = job.hooks.gather_outputs(job.run, mine)
+    return sum(
+        joined[name].dtype != value.dtype or not torch.equal(joined[name].cpu(), value) for name, value in whole.items()
+    )
+
+
+def _samples(rows: int) -> dict[str, Tensor]:
+    numbers = torch.arange(rows)
+    return {
+        "index": numbers,
+        "half": numbers.float() / 2,
+        "wide": torch.stack([numbers.double(), -numbers.double()], dim=1),
+        "odd": numbers % 2 == 1,
+        "small": numbers.to(torch.int32),
+    }

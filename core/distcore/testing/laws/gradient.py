@@ -1,0 +1,138 @@
+"""Law 2: the gradient of a step is that of the mean loss over the items of its global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distcore.testing.cases import BF16, EXACT, FORWARD, FP32, Measured, Skip, law
+from distcore.testing.lab import Job, Lab, Trained
+from distcore.testing.problem import Problem
+from distcore.testing.reference import Solution, apart, solve
+
+STEPS = 10
+
+
+@law("gradient")
+def partitions(lab: Lab) -> Measured:
+    """Ten steps over two epochs with a ragged tail, for every micro-batch that divides the global batch."""
+    shares = lab.global_batch // lab.world.size
+    sizes = [size for size in range(1, shares + 1) if shares % size == 0]
+    rows = 4 * lab.global_batch + 2
+    found = [compared(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
+    worst = max(found, key=lambda measured: (measured.error != measured.error, measured.error))
+    return Measured(error=worst.error, bound=FP32, note=f"{worst.note}; micro-batches {sizes}")
+
+
+@law("gradient")
+def ranks_hold_one_model(lab: Lab) -> Measured:
+    """After training, rows forwarded on any rank give what the model trained in one process gives."""
+    problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
+    job = lab.job(problem)
+    job.train(STEPS)
+    solution = solve(problem, job.run.config, job.data, STEPS)
+    solution.module.eval()
+    with torch.no_grad():
+        rows = job.data.evaluation.batch(torch.arange(len(job.data.evaluation)).numpy())
+        expected = problem.outputs(solution.module, rows)["loss"]
+    error = float((job.evaluate().outputs["loss"] - expected).abs().max())
+    return Measured(error=error, bound=10 * FORWARD, note="largest difference of a row's loss")
+
+
+@law("gradient")
+def ragged_tail(lab: Lab) -> Measured:
+    """An epoch that ends with a batch of one row."""
+    return compared(lab, Problem(rows=lab.global_batch + 1))
+
+
+@law("gradient")
+def ranks_without_rows(lab: Lab) -> Measured:
+    """A data set with fewer rows than there are ranks."""
+    return compared(lab, Problem(rows=max(1, lab.world.size - 1)))
+
+
+@law("gradient")
+def weighted_items(lab: Lab) -> Measured:
+    """Rows that count unequally in the mean, as sequences with unequal numbers of tokens do."""
+    return compared(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
+
+
+@law("gradient")
+def frozen_parameters(lab: Lab) -> Measured:
+    """Parameters that are not trained stay as they were, bit for bit."""
+    job = lab.job(Problem())
+    before = {name: value.clone() for name, value in lab.hooks.save_checkpoint(job.run).items() if "/frozen." in name}
+    after = job.train(3).state
+    moved, where = apart(after, before) if before else (0.0, "")
+    return Measured(error=moved, bound=EXACT, note=f"{len(before)} frozen tensors; {where}")
+
+
+@law("gradient")
+def unused_parameters(lab: Lab) -> Measured:
+    """Parameters that no forward pass touches stay as they were, and the others train."""
+    return compared(lab, Problem(unused=True))
+
+
+@law("gradient")
+def tied_parameters(lab: Lab) -> Measured:
+    """One weight in two places gets the sum of both gradients."""
+    return compared(lab, Problem(tied=True))
+
+
+@law("gradient")
+def parameter_groups(lab: Lab) -> Measured:
+    """Strong weight decay, from which biases and normalisation weights are exempt."""
+    return compared(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0})
+
+
+@law("gradient")
+def bf16(lab: Lab) -> Measured:
+    """Ten steps in bf16, against one process in bf16."""
+    if "bf16" not in lab.hooks.capabilities.precisions:
+        raise Skip("the strategy declares no bf16")
+    return compared(lab, Problem(), bound=BF16, precision="bf16")
+
+
+@law("gradient")
+def dropout_repeats(lab: Lab) -> Measured:
+    """With dropout on, two runs are equal bit for bit."""
+    first, second = (lab.job(Problem(dropout=0.2)).train(STEPS) for _ in range(2))
+    without = lab.job(Problem()).train(1)
+    error, where = apart(second.state, first.state) if first.state else (0.0, "")
+    error += sum(a != b for a, b in zip(first.losses, second.losses, strict=True))
+    error += first.losses[0] == without.losses[0]
+    return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
+
+
+def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
+    """Train ten steps under the strategy and in plain PyTorch, and measure how far apart they come out."""
+    job = lab.job(problem, **changes)
+    trained = job.train(STEPS)
+    return distance(trained, solve(problem, job.run.config, job.data, STEPS), bound, job)
+
+
+def distance(trained: Trained, solution: Solution, bound: float, job: Job) -> Measured:
+    """Relative error of gradient norms and losses of every step (on every rank) and of the final state (main rank)."""
+    errors = {"gradient norm": _worst(trained.norms, solution.norms), "loss": _worst(trained.losses, solution.losses)}
+    if job.run.world.is_main:
+        error, name = apart(trained.state, solution.state)
+        errors[name] = error
+    worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
+    return Measured(error=errors[worst], bound=bound, note=f"worst: {worst}{_steps_of(worst, trained, solution)}")
+
+
+def _worst(found: list[float], expected: list[float]) -> float:
+    if len(found) != len(expected):
+        return float("inf")
+    errors = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    return next((error for error in errors if error != error), max(errors))
+
+
+def _steps_of(worst: str, trained: Trained, solution: Solution) -> str:
+    """For what has a value a step, the first two of them: a wrong scale shows at once."""
+    pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
+    if worst not in pairs:
+        return ""
+    found, expected = pairs[worst]
+    return f", step 1: {found[0]:.6g} for {expected[0]:.6g}" if found else ""

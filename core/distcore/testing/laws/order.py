@@ -1,0 +1,61 @@
+"""Law 1: the rows of a step depend on the seed, the epoch and the step alone."""
+
+from __future__ import annotations
+
+from distcore.contract import Micro
+from distcore.sampling import training_plan
+from distcore.testing.cases import EXACT, Measured, law
+from distcore.testing.lab import Job, Lab
+from distcore.testing.problem import Problem
+
+PROBLEM = Problem(rows=50)
+EPOCHS = 2
+
+
+@law("order")
+def rows_of_a_step(lab: Lab) -> Measured:
+    """Over all ranks each planned row is dealt once, whatever the micro-batch."""
+    shares = lab.global_batch // lab.world.size
+    sizes = [size for size in range(1, shares + 1) if shares % size == 0]
+    return _misdealt(lab, [lab.job(PROBLEM, micro_batch_size=size) for size in sizes])
+
+
+@law("order")
+def rows_from_loader_workers(lab: Lab) -> Measured:
+    """The same rows come out of loader processes."""
+    return _misdealt(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
+
+
+@law("order")
+def rows_by_length(lab: Lab) -> Measured:
+    """Sorting by length inside windows moves rows between steps, and loses none."""
+    return _misdealt(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
+
+
+@law("order")
+def micro_batches_agree(lab: Lab) -> Measured:
+    """Every rank runs as many micro-batches of a step, the last one marked."""
+    job = lab.job(Problem(rows=2 * lab.global_batch + 1), micro_batch_size=1)
+    counts = [len(job.rows(0, step)) for step in range(3)]
+    marked = [[micro.last for micro in job.rows(0, step)] for step in range(3)]
+    wrong = sum(marks != [False] * (len(marks) - 1) + [True] for marks in marked)
+    differing = sum(other != counts for other in lab.share(counts))
+    return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps: {counts}")
+
+
+def _misdealt(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
+    """Rows that were dealt twice, not at all, or to a step that they do not belong to."""
+    wrong, dealt = 0, 0
+    for job in jobs:
+        plan = training_plan(job.run.config, job.data.train)
+        for epoch in range(epochs):
+            for step in range(steps or plan.steps):
+                seen = sorted(sum(lab.share(_rows(job.rows(epoch, step))), []))
+                planned = sorted(plan.rows(epoch, step).tolist())
+                wrong += len(set(seen) ^ set(planned)) + len(seen) - len(set(seen))
+                dealt += len(seen)
+    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {dealt} rows dealt twice, not at all or elsewhere")
+
+
+def _rows(micros: list[Micro]) -> list[int]:
+    return [row for micro in micros if not micro.blank for row in micro.indices.tolist()]

@@ -1,0 +1,89 @@
+"""Law 7: interrupted and resumed equals uninterrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from distcore import checkpoint
+from distcore.contract import Datasets
+from distcore.sampling import training_plan
+from distcore.testing.cases import EXACT, FP32, Measured, law
+from distcore.testing.lab import Job, Lab, Trained
+from distcore.testing.problem import Problem, Rows
+from distcore.testing.reference import apart
+
+PROBLEM = Problem(dropout=0.2)
+CHANGES = {"schedule": {"name": "linear", "warmup_steps": 2}, "max_steps": 8, "clip": {"norm": 0.5}}
+
+
+@law("resume")
+def mid_epoch(lab: Lab) -> Measured:
+    """Stopped inside an epoch and resumed over its ragged end, dropout on: as if never stopped."""
+    return _against_uninterrupted(lab, FP32)
+
+
+@law("resume")
+def bit_for_bit(lab: Lab) -> Measured:
+    """The same, without the smallest difference."""
+    return _against_uninterrupted(lab, EXACT)
+
+
+@law("resume")
+def each_row_once(lab: Lab) -> Measured:
+    """Before and after the interruption together, each row of the epoch is read once, skipped ones not again."""
+    job, _ = _interrupted(lab)
+    plan = training_plan(job.run.config, job.data.train)
+    due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
+    due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
+    read = sum(lab.share(_read(job)), [])
+    wrong = abs(len(read) - len(due)) + len(set(read) ^ set(due)) + sum(read.count(r) != due.count(r) for r in set(due))
+    return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were left")
+
+
+def _against_uninterrupted(lab: Lab, bound: float) -> Measured:
+    whole = _job(lab).train(8)
+    _, resumed = _interrupted(lab)
+    error, where = apart(resumed.state, whole.state) if lab.world.is_main else (0.0, "losses")
+    losses = zip(resumed.losses, whole.losses[3:], strict=True)
+    error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
+    if resumed.progress != whole.progress:
+        return Measured(error=float("inf"), bound=bound, note=f"{resumed.progress} for {whole.progress}")
+    return Measured(error=error, bound=bound, note=f"worst tensor {where}")
+
+
+def _interrupted(lab: Lab) -> tuple[Job, Trained]:
+    """Train three steps, save, and go on in a run of its own; return that run and what it did."""
+    first = _job(lab)
+    half = first.train(3)
+    path = checkpoint.save(first.run, first.hooks, half.progress, lab.folder, {"best": None})
+    lab.share("saved")
+    second = _job(lab)
+    progress, _ = checkpoint.load(second.run, second.hooks, path)
+    return second, second.train(8 - progress.step, progress)
+
+
+def _job(lab: Lab) -> Job:
+    problem = replace(PROBLEM, rows=4 * lab.global_batch + lab.world.size)
+    data = problem.prepare(lab.config())
+    counted = Counted(problem.rows)
+    return lab.job(problem, data=Datasets(train=counted, evaluation=data.evaluation, test=data.test), **CHANGES)
+
+
+class Counted(Rows):
+    """Rows that note which of them were read."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.read: list[int] = []
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        self.read += indices.tolist()
+        return super().batch(indices)
+
+
+def _read(job: Job) -> list[int]:
+    assert isinstance(job.data.train, Counted)
+    return job.data.train.read
