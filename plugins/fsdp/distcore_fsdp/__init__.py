@@ -1,0 +1,1 @@
+"""Fully sharded training for distcore; the strategy is ``distcore_fsdp.fsdp.FSDPStrategy``."""

@@ -1,0 +1,95 @@
+"""Which modules of a model are sharded as units: gathered together before their forward, freed after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from distcore import StrategyError
+
+Wrap = int | str | tuple[str, ...]
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""They are never called, so nothing would gather their parameters."""
+
+
+def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
+    """Return the modules inside ``model`` to shard as units, by name, children before parents.
+
+    ``wrap``: ``auto``, a class name or several, or the least number of parameters of a unit. A module that shares a
+    parameter with the rest of the model stays with the root, for a unit's parameters are its own. Raises
+    StrategyError for a class that the model does not have.
+    """
+    if isinstance(wrap, int):
+        chosen = set(_by_size(model, wrap))
+    else:
+        chosen = set(_by_class(model, _repeated(model) if wrap == "auto" else _names(model, wrap)))
+    found = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
+    return {name: found[name] for name in reversed(found) if not _shares(model, found[name])}
+
+
+def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
+    """Say in one line what is sharded as units and what goes with the root."""
+    kinds = Counter(type(module).__name__ for module in units.values())
+    inside = {id(p) for module in units.values() for p in module.parameters()}
+    rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no module by itself"
+    return f"sharded as units: {listed}; with the root: {rest:,} parameters"
+
+
+def _repeated(model: nn.Module) -> frozenset[str]:
+    """The model's own ``_no_split_modules``, or the class of the largest module that occurs more than once."""
+    stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    present = frozenset(stated & _classes(model))
+    if present:
+        return present
+    modules = [module for module in model.modules() if not isinstance(module, CONTAINERS)]
+    counts = Counter(type(module) for module in modules)
+    repeated = [module for module in modules if counts[type(module)] > 1 and any(True for _ in module.parameters())]
+    largest = max(repeated, key=_size, default=None)
+    return frozenset() if largest is None else frozenset({type(largest).__name__})
+
+
+def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:
+    names = frozenset([wrap] if isinstance(wrap, str) else wrap)
+    if unknown := sorted(names - _classes(model)):
+        known = ", ".join(sorted(_classes(model)))
+        raise StrategyError(f"strategy 'fsdp': wrap = {unknown[0]!r}: no module of the model has that class ({known})")
+    return names
+
+
+def _by_class(model: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Every module with ``least`` parameters or more beside those of the units inside it."""
+    chosen: list[nn.Module] = []
+
+    def parameters_left(module: nn.Module) -> int:
+        own = sum(p.numel() for p in module.parameters(recurse=False))
+        left = own + sum(parameters_left(child) for child in module.children())
+        if left >= least and not isinstance(module, CONTAINERS):
+            chosen.append(module)
+            return 0
+        return left
+
+    parameters_left(model)
+    return chosen
+
+
+def _shares(model: nn.Module, unit: nn.Module) -> bool:
+    """True if a parameter of ``unit`` is a parameter of a module outside it too."""
+    inside = set(unit.modules())
+    own = {id(p) for p in unit.parameters()}
+    outside = (module for module in model.modules() if module not in inside)
+    return any(id(p) in own for module in outside for p in module.parameters(recurse=False))
+
+
+def _classes(model: nn.Module) -> set[str]:
+    return {type(module).__name__ for module in model.modules()}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,175 @@
+"""Fill a model that has no storage shard by shard from safetensors files, so that no rank ever holds it whole.
+
+What comes out equals a whole load bit for bit. Where that cannot be promised, ``find_weights`` says why, and the
+model is built whole instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from distcore_fsdp.shards import fill
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OLD_SPELLINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
+"""Types of the safetensors format that weights and buffers have."""
+
+
+class NotSliceable(Exception):
+    """The model must be built whole; the text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Where the values of a model's tensors come from, by name."""
+
+    files: dict[str, tuple[Path, str]]
+    """File and the name in it."""
+    made: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no file holds: a new head, buffers that are not saved."""
+
+    def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
+        """Return ``count`` elements of a flattened tensor of ``shape`` from ``start`` on: a number of whole rows."""
+        if name in self.made:
+            return self.made[name].reshape(-1)[start : start + count]
+        path, key = self.files[name]
+        row = prod(shape[1:])
+        with safe_open(path, "pt") as file:  # closed at once: its pages count as this process's memory
+            if not shape:
+                return file.get_tensor(key)
+            return file.get_slice(key)[start // row : (start + count) // row]
+
+
+def has_slices(folder: Path | None) -> bool:
+    """True if ``folder`` keeps its weights in safetensors files."""
+    return folder is not None and any((folder / name).is_file() for name in (FILE, INDEX))
+
+
+def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
+    """Say where each tensor of ``skeleton`` is to come from; raises NotSliceable.
+
+    Only a head may be missing from the files, or have another shape in them: it is made as transformers makes it,
+    from the same random numbers. Afterwards the skeleton's own dtype is fp32.
+    """
+    found = dict(_match(skeleton, _index(folder)))
+    aliases = _aliases(skeleton)
+    missing = [name for name in aliases if name not in found]
+    _check_missing(skeleton, missing)
+    unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
+    made = _make(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    skeleton.float()
+    return Weights(files=found, made=made)
+
+
+def materialise(model: nn.Module, weights: Weights, device: torch.device) -> None:
+    """Give the sharded ``model`` storage on ``device`` and its values."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects they are: ties hold
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            shape = tuple(tensor.shape)
+            fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    """Map each name in the folder's files to its file."""
+    if (folder / FILE).is_file():
+        with safe_open(folder / FILE, "pt") as file:
+            return dict.fromkeys(file.keys(), folder / FILE)
+    weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return {name: folder / file for name, file in weight_map.items()}
+
+
+def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
+    prefix = _prefix(skeleton)
+    state = skeleton.state_dict()
+    for name, aliases in _aliases(skeleton).items():
+        spellings = (spelling for alias in aliases for spelling in _spellings(alias, prefix))
+        key = next((spelling for spelling in spellings if spelling in index), None)
+        if key is not None and _fits(name, state[name], index[key], key):
+            yield name, (index[key], key)
+
+
+def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
+    """True if the file's tensor has the shape that the model wants; another dtype would be rounded by a whole load."""
+    with safe_open(path, "pt") as file:
+        stored = file.get_slice(key)
+        shape, dtype = tuple(stored.get_shape()), DTYPES.get(stored.get_dtype())
+    if dtype is not tensor.dtype:
+        raise NotSliceable(f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file")
+    return shape == tuple(tensor.shape)
+
+
+def _spellings(name: str, prefix: str) -> Iterator[str]:
+    """The names under which a file may keep ``name``: with or without the base model's prefix, new or old."""
+    for spelling in (name, name.removeprefix(prefix), prefix + name):
+        yield spelling
+        for new, old in OLD_SPELLINGS.items():
+            if spelling.endswith(new):
+                yield spelling.removesuffix(new) + old
+
+
+def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
+    """Every saved tensor by its first name, with all its names: a tied weight has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in skeleton.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return {aliases[0]: aliases for aliases in names.values()}
+
+
+def _check_missing(skeleton: nn.Module, missing: list[str]) -> None:
+    prefix = _prefix(skeleton)
+    inside = [name for name in missing if not prefix or name.startswith(prefix)]
+    if inside:
+        raise NotSliceable(f"{inside[0]} is not in the files under that name and shape")
+
+
+def _make(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
+    """Initialise ``names`` alone, in the order and with the random numbers of transformers' own loading."""
+    model: Any = skeleton
+    if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
+        raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialise it by itself")
+    for tensor in skeleton.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for name in names:
+        for alias in aliases.get(name, [name]):
+            _set(skeleton, alias, name)
+    torch.manual_seed(seed)
+    model.initialize_weights()
+    return {name: _get(skeleton, name).detach().clone() for name in names}
+
+
+def _set(skeleton: nn.Module, alias: str, name: str) -> None:
+    """Put an empty CPU tensor in place of ``alias``; the names of one tensor get one."""
+    old, made = _get(skeleton, alias), _get(skeleton, name)
+    path, _, attribute = alias.rpartition(".")
+    if made.is_meta:
+        empty = torch.empty_like(old, device="cpu")
+        made = nn.Parameter(empty, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else empty
+    setattr(skeleton.get_submodule(path), attribute, made)
+
+
+def _get(skeleton: nn.Module, name: str) -> Tensor:
+    path, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(skeleton.get_submodule(path), attribute)
+    return tensor
+
+
+def _prefix(skeleton: nn.Module) -> str:
+    prefix = getattr(skeleton, "base_model_prefix", "")
+    return f"{prefix}." if prefix else ""
