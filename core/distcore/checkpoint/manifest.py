@@ -1,0 +1,182 @@
+"""The manifest of a checkpoint: its files with size and SHA-256, its tensors with the pieces that they are kept in.
+
+A manifest comes from a disk that may be damaged, or from a stranger: everything that it says is checked before any
+of it is used. See docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from distcore.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json"
+LARGEST_JSON = 2**30
+"""Bytes of JSON that are read at most."""
+BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+"""Bytes of one element, by the names that safetensors gives to dtypes."""
+Count = Annotated[int, Field(ge=0, lt=2**48)]
+FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-\d{5}-\d{3}\.safetensors|state\.json)$")]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FileEntry(_Entry):
+    """One file beside the manifest."""
+
+    size: Count
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PieceEntry(_Entry):
+    """Elements ``start`` to ``start + count`` of a flattened tensor: the tensor ``key`` of ``file``."""
+
+    file: FileName
+    key: str
+    start: Count
+    count: Annotated[Count, Field(gt=0)]
+
+
+class TensorEntry(_Entry):
+    """One tensor, whole: its pieces follow each other without gap or overlap."""
+
+    dtype: str
+    shape: Annotated[list[Count], Field(max_length=16)]
+    pieces: list[PieceEntry]
+
+    @property
+    def count(self) -> int:
+        """Elements of the whole."""
+        return math.prod(self.shape)
+
+
+class Share(_Entry):
+    """What one rank wrote."""
+
+    files: dict[FileName, FileEntry]
+    tensors: dict[str, TensorEntry]
+
+
+class Manifest(Share):
+    """What a checkpoint holds; a value of this type is consistent in itself."""
+
+    format: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: object) -> object:
+        version = given.get("format") if isinstance(given, dict) else None
+        if version != FORMAT:
+            raise ValueError(f"checkpoint format {version}, this distcore reads {FORMAT}")
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        if STATE not in self.files:
+            raise ValueError(f"lists no {STATE}")
+        for name, tensor in self.tensors.items():
+            self._check(name, tensor)
+        return self
+
+    def _check(self, name: str, tensor: TensorEntry) -> None:
+        if tensor.dtype not in BYTES:
+            raise ValueError(f"tensor {name!r}: unknown dtype {tensor.dtype!r}")
+        end = 0
+        for piece in tensor.pieces:
+            if piece.start != end:
+                problem = "overlap" if piece.start < end else "leave a gap"
+                raise ValueError(f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}")
+            end += piece.count
+            if piece.file not in self.files or piece.count * BYTES[tensor.dtype] > self.files[piece.file].size:
+                raise ValueError(f"tensor {name!r}: {piece.file} is not listed, or smaller than the piece it holds")
+        if end != tensor.count:
+            raise ValueError(f"tensor {name!r}: pieces hold {end} of its {tensor.count} elements")
+
+
+def joined(shares: Iterable[Share]) -> dict[str, TensorEntry]:
+    """Put the pieces that ranks wrote together; one that several ranks hold and wrote alike counts once."""
+    dtypes: dict[str, TensorEntry] = {}
+    pieces: dict[str, dict[tuple[int, int], PieceEntry]] = {}
+    for share in shares:
+        for name, tensor in share.tensors.items():
+            first = dtypes.setdefault(name, tensor)
+            if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
+                raise CheckpointError(
+                    f"tensor {name!r}: ranks disagree on what it is: {first.dtype} {first.shape} and "
+                    f"{tensor.dtype} {tensor.shape}; the strategy's save_checkpoint() is wrong"
+                )
+            for piece in tensor.pieces:
+                pieces.setdefault(name, {}).setdefault((piece.start, piece.count), piece)
+    return {
+        name: first.model_copy(update={"pieces": [piece for _, piece in sorted(pieces.get(name, {}).items())]})
+        for name, first in sorted(dtypes.items())
+    }
+
+
+def parse(text: bytes, file: Path) -> Manifest:
+    """Return the manifest in ``text``; raises CheckpointError, one line, for anything that is wrong with it."""
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        raise CheckpointError(f"{file}: {_explain(error)}") from None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check the manifest of the checkpoint ``path``, and that its files are there in full size.
+
+    Cheap: no tensor is read. Raises CheckpointError with the name of the file that is wrong.
+    """
+    text = read_json(path / MANIFEST)
+    if read_json(path / CHECKSUM) != checksum_line(text):
+        raise CheckpointError(f"{path / MANIFEST}: damaged: its SHA-256 is not the one in {CHECKSUM}")
+    manifest = parse(text, path / MANIFEST)
+    for name, file in manifest.files.items():
+        size = size_of(path / name)
+        if size != file.size:
+            raise CheckpointError(f"{path / name}: damaged: {size} bytes, the manifest says {file.size}")
+    return manifest
+
+
+def checksum_line(text: bytes) -> bytes:
+    """What ``sha256sum manifest.json`` prints."""
+    return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a regular file: a link, a pipe or a device is refused without being opened."""
+    try:
+        found = file.lstat()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{file}: is not a plain file")
+    return found.st_size
+
+
+def read_json(file: Path) -> bytes:
+    """Read a file of JSON, which must not be huge."""
+    if (size := size_of(file)) > LARGEST_JSON:
+        raise CheckpointError(f"{file}: {size} bytes of JSON; refused")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}"[:300].removeprefix(": ").replace("Value error, ", "")

@@ -1,0 +1,97 @@
+"""A committed checkpoint, read lazily: files are opened when a tensor of theirs is asked for, pieces alone are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
+from distcore.checkpoint.tensors import DTYPES
+from distcore.errors import CheckpointError
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name, as hooks load them; implements ``distcore.SavedState``."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the manifest, and no tensor; raises CheckpointError for what is wrong with it."""
+        self.path = path
+        self.manifest = read_manifest(path)
+        self._open: dict[str, Any] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest.tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the whole tensor, in memory of its own."""
+        entry = self.entry(name)
+        return self.piece(name, 0, entry.count).reshape(entry.shape)
+
+    def piece(self, name: str, start: int, count: int) -> Tensor:
+        """Return ``count`` elements of the flattened tensor from ``start`` on; only these are read."""
+        entry = self.entry(name)
+        if start < 0 or count < 0 or start + count > entry.count:
+            raise CheckpointError(
+                f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to {start + count}"
+            )
+        parts = [self._part(entry, piece, start, count) for piece in entry.pieces if _meet(piece, start, count)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape and pieces of a tensor."""
+        if name not in self.manifest.tensors:
+            raise CheckpointError(f"{self.path}: holds no tensor {name!r}; it was saved from another model")
+        return self.manifest.tensors[name]
+
+    def small_state(self) -> dict[str, Any]:
+        """Return what stands in state.json: progress, scheduler, scaler, job."""
+        text = read_json(self.path / STATE)
+        self._compare(STATE, hashlib.sha256(text).hexdigest())
+        try:
+            small: dict[str, Any] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path / STATE}: damaged: {error}") from None
+        return small
+
+    def verify(self, share: int = 0, shares: int = 1) -> None:
+        """Hash one share of the files; raises CheckpointError with the name of one that is damaged."""
+        for name in sorted(self.manifest.files)[share::shares]:
+            with (self.path / name).open("rb") as file:
+                self._compare(name, hashlib.file_digest(file, "sha256").hexdigest())
+
+    def _compare(self, name: str, digest: str) -> None:
+        if digest != self.manifest.files[name].sha256:
+            raise CheckpointError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
+
+    def _part(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
+        """The elements that ``piece`` has of those asked for, copied out of the mapped file."""
+        try:
+            values: Tensor = self._file(piece.file).get_tensor(piece.key)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path / piece.file}: cannot be read: {error}") from None
+        if values.numel() != piece.count or values.dtype != DTYPES[entry.dtype]:
+            raise CheckpointError(
+                f"{self.path / piece.file}: {piece.key!r} is {values.numel()} elements of {values.dtype}, the manifest "
+                f"says {piece.count} of {DTYPES[entry.dtype]}"
+            )
+        first = max(0, start - piece.start)
+        return values.reshape(-1)[first : start + count - piece.start].clone()
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = safe_open(self.path / name, framework="pt")
+        return self._open[name]
+
+
+def _meet(piece: PieceEntry, start: int, count: int) -> bool:
+    return piece.start < start + count and start < piece.start + piece.count

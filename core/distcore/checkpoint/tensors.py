@@ -1,0 +1,61 @@
+"""Safetensors files: written while they are hashed, so that no byte is read again; and read piece by piece."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from distcore.checkpoint.files import Files
+from distcore.checkpoint.manifest import FileEntry
+
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64,
+    "U64": torch.uint64, "F64": torch.float64,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+CHUNK = 2**24
+
+
+def write_file(files: Files, path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """Write ``tensors`` as a safetensors file and wait until it is on the disk."""
+    return write_hashed(files, path, _chunks(tensors))
+
+
+def write_hashed(files: Files, path: Path, chunks: Iterator[bytes | memoryview]) -> FileEntry:
+    """Write a file and wait until it is on the disk; return what the manifest says of it."""
+    size, digest = 0, hashlib.sha256()
+
+    def passing() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for chunk in chunks:
+            digest.update(chunk)
+            size += memoryview(chunk).nbytes
+            yield chunk
+
+    files.write(path, passing())
+    files.sync(path)
+    return FileEntry(size=size, sha256=digest.hexdigest())
+
+
+def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file: length of the header, header, data; wide elements first, so all are aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, end = {}, 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield from (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))

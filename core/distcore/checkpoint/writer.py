@@ -1,0 +1,127 @@
+"""What one rank writes of a checkpoint: the pieces that it alone holds, and its share of what all hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from distcore.checkpoint.files import Files
+from distcore.checkpoint.manifest import FileEntry, PieceEntry, Share, TensorEntry
+from distcore.checkpoint.tensors import NAMES, write_file
+from distcore.contract import Piece, State
+from distcore.errors import CheckpointError
+
+PARTS = ("model", "optimizer")
+FILE_BYTES = 2**30
+"""A file is closed before it grows beyond this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """A run of elements that goes to one file; ``values`` has the tensor's own shape if it is the whole of it."""
+
+    name: str
+    values: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Name in the file: the parameter's own for a whole tensor, else with the index of its first element."""
+        bare = self.name.partition("/")[2]
+        whole = self.values.numel() == math.prod(self.shape)
+        return bare if whole else f"{bare}@{self.start}"
+
+
+def write_share(files: Files, folder: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES) -> Share:
+    """Write this rank's blocks into ``folder``, in files of some ``limit`` bytes; return what was written."""
+    written: dict[str, FileEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
+    for part in PARTS:
+        for index, group in enumerate(_groups([b for b in blocks if b.name.startswith(f"{part}/")], limit)):
+            file = f"{part}-{rank:05d}-{index:03d}.safetensors"
+            written[file] = write_file(files, folder / file, {block.key: block.values for block in group})
+            for block in group:
+                _add(tensors, block, file)
+    for block in blocks:
+        if not block.values.numel():
+            _add(tensors, block, None)
+    return Share(files=written, tensors=tensors)
+
+
+def blocks_of(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> list[Block]:
+    """What ``rank`` of ``size`` writes of its ``state``: a function of the state alone, so ranks need not talk."""
+    _check_names(state)
+    own = [
+        block
+        for name, piece in state.items()
+        if isinstance(piece, Piece)
+        for block in _cut(name, piece.values, piece.start, piece.shape, limit)
+    ]
+    whole = [
+        block
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor)
+        for block in _cut(name, tensor, 0, tuple(tensor.shape), limit)
+    ]
+    return sorted([*own, *_deal(whole, rank, size)], key=lambda block: (block.name, block.start))
+
+
+def _check_names(state: State) -> None:
+    for name, value in state.items():
+        dtype = (value.values if isinstance(value, Piece) else value).dtype
+        if name.partition("/")[0] not in PARTS or dtype not in NAMES:
+            raise CheckpointError(
+                f"hook save_checkpoint(): returned {name!r} of {dtype}; expected model/NAME or optimizer/NAME/KEY "
+                "and a dtype that safetensors knows"
+            )
+
+
+def _cut(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
+    """One block, or several where a single file would grow beyond ``limit``."""
+    step = max(1, limit // values.element_size())
+    if values.numel() <= step:
+        yield Block(name=name, values=values, start=start, shape=shape)
+        return
+    flat = values.reshape(-1)
+    for at in range(0, values.numel(), step):
+        yield Block(name=name, values=flat[at : at + step], start=start + at, shape=shape)
+
+
+def _deal(blocks: list[Block], rank: int, size: int) -> list[Block]:
+    """Give each block to the rank with the fewest bytes so far, the largest first: alike on every rank."""
+    loads = [0] * size
+    mine = []
+    for block in sorted(blocks, key=lambda block: (-block.values.nbytes, block.name, block.start)):
+        taker = min(range(size), key=lambda other: (loads[other], other))
+        loads[taker] += block.values.nbytes
+        if taker == rank:
+            mine.append(block)
+    return mine
+
+
+def _groups(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
+    group: list[Block] = []
+    room = limit
+    for block in blocks:
+        if not block.values.numel():
+            continue
+        if group and block.values.nbytes > room:
+            yield group
+            group, room = [], limit
+        group.append(block)
+        room -= block.values.nbytes
+    if group:
+        yield group
+
+
+def _add(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
+    entry = tensors.setdefault(
+        block.name, TensorEntry(dtype=NAMES[block.values.dtype], shape=list(block.shape), pieces=[])
+    )
+    if file:
+        entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel()))
