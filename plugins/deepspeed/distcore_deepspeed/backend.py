@@ -1,0 +1,57 @@
+"""DeepSpeed itself: imported quietly, on the accelerator that is there, with nothing compiled behind one's back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+
+# DeepSpeed looks at both when it is imported: without the first it probes CUDA in a way that forbids forking ranks,
+# without the second it warns of a machine that has no GPU.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed  # noqa: E402
+from deepspeed.accelerator import get_accelerator, set_accelerator  # noqa: E402
+
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+def prepare(device: torch.device, debug: bool) -> None:
+    """Select the accelerator of ``device`` and keep DeepSpeed's log to what goes wrong; before any other call."""
+    _quiet(debug)
+    if device.type == "cpu" and get_accelerator().device_name() != "cpu":
+        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+        set_accelerator(CPU_Accelerator())
+    # An optional collective for ranks on one machine, which DeepSpeed would compile (20 s and more) at the start of
+    # every first run, and crash without a compiler.
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+
+
+def join_comm() -> tuple[int, int]:
+    """Put DeepSpeed's communication on top of torch's process group; return rank and size as DeepSpeed sees them."""
+    deepspeed.init_distributed(dist_init_required=None, verbose=False)
+    return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
+
+
+def leave_comm() -> None:
+    """Forget the process groups, so that another run in this process makes its own."""
+    for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP"):
+        setattr(deepspeed.utils.groups, name, None)
+    deepspeed.comm.comm.cdb = None
+
+
+def initialize(**arguments: Any) -> Any:
+    """Return the engine of ``deepspeed.initialize``."""
+    return deepspeed.initialize(**arguments)[0]
+
+
+def _quiet(debug: bool) -> None:
+    logger = logging.getLogger("DeepSpeed")
+    level = logging.DEBUG if debug else logging.ERROR
+    for each in (logger, *logger.handlers):
+        each.setLevel(level)
