@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from distcore.cli import main
 GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]
 JOB = "train --data good.json --model bert-tiny --out run"
 
+NEWER = '{"format": 99}'
 TEXT_FILES = {
     "good.json": json.dumps(GOOD),
     "not_json.json": '[["a", 0],\n ["b" 1]]',
@@ -64,8 +66,10 @@ TEXT_FILES = {
     "short/config.json": '{"model_type": "bert", "max_position_embeddings": 64}',
     "short/model.safetensors": "",
     "short/tokenizer.json": "{}",
-    "damaged/state.json": "{",
-    "newer/state.json": '{"format": 99}',
+    "damaged/manifest.json": "{",
+    "damaged/manifest.json.sha256": "0" * 64,
+    "newer/manifest.json": NEWER,
+    "newer/manifest.json.sha256": f"{sha256(NEWER.encode()).hexdigest()}  manifest.json\n",
     "syntax.py": "class Watch(\n",
     "raises.py": "raise RuntimeError('not\\ntoday')\n",
     "plain.py": "class Watch:\n    def on_log(self, record): ...\n",
@@ -214,8 +218,8 @@ FOLDERS = {
     "--out taken": r"out = 'taken': holds another run; choose another, or go on with --resume auto",
     "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
     "--resume good.json": r"resume = 'good.json': no checkpoint there",
-    "--resume damaged": r"damaged/state.json: damaged",
-    "--resume newer": r"newer: checkpoint format 99, this distcore reads 1",
+    "--resume damaged": r"damaged/manifest.json: damaged",
+    "--resume newer": r"newer/manifest.json: checkpoint format 99, this distcore reads 1",
 }
 
 EXTENSIONS = {
