@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,22 @@ class Capabilities:
     """Collectives that one optimizer step of a one-bucket model needs; ``None`` if it depends on the model."""
     limits: tuple[str, ...] = ()
     """Known limits, each a sentence; shown by ``distcore strategies``."""
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, each with the reason.
+
+    ``distcore check`` skips them and shows the reason. Where it depends on options, make ``capabilities`` a property.
+    """
     spec_version: int = SPEC_VERSION
     """The hook-spec version that the strategy was written for."""
+
+
+@runtime_checkable
+class ChecksConfig(Protocol):
+    """A strategy that refuses, before any process starts, what its capabilities cannot say."""
+
+    def check_config(self, config: RunConfig) -> None:
+        """Raise DistcoreError, one line; in ``config`` every 'auto' that needs no data is filled in."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.contract import SPEC_VERSION, Capabilities
+from distcore.contract import SPEC_VERSION, Capabilities, ChecksConfig
 from distcore.devices import count_gpus, resolve_device
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.hooks import build, capabilities_of
@@ -25,19 +25,23 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
     """
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
-    declared = capabilities_of(config.strategy, build_strategy(config))
+    strategy = build_strategy(config)
+    declared = capabilities_of(config.strategy, strategy)
     device = resolve_device(config)
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
     _check_declared(config, declared, launcher)
     check_schedule(config)
-    return config.model_copy(
+    config = config.model_copy(
         update={
             "micro_batch_size": micro_batch_size(config, world_size),
             "lr": _learning_rate(config),
             "out": config.out or _new_run_folder(config),
         }
     )
+    if isinstance(strategy, ChecksConfig):
+        strategy.check_config(config)
+    return config
 
 
 def build_strategy(config: RunConfig) -> object:
