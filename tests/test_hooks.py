@@ -1,0 +1,120 @@
+"""Binding strategies and extensions, and what the typed face refuses."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from distcore import Capabilities, Place, RunConfig, World, hookimpl
+from distcore.errors import StrategyError
+from distcore.hooks import EVENTS, OPERATIONS, Hooks, build
+from distcore.hookspecs import Events, Operations
+from distcore.single import SingleStrategy
+
+
+class Minimal:
+    capabilities: ClassVar = Capabilities()
+
+    @hookimpl
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *EVENTS])
+def test_the_typed_face_has_the_signature_of_the_spec(name: str) -> None:
+    spec = getattr(Operations, name, None) or getattr(Events, name)
+    face = inspect.signature(getattr(Hooks, name))
+    assert list(face.parameters) == list(inspect.signature(spec).parameters)
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *EVENTS])
+def test_every_hook_is_documented(name: str) -> None:
+    assert (getattr(Operations, name, None) or getattr(Events, name)).__doc__
+
+
+def test_a_strategy_may_leave_out_every_hook_but_setup() -> None:
+    assert Hooks("minimal", Minimal()).setup(RunConfig(), Place()).size == 1
+
+
+def test_a_hook_without_the_mark_is_refused() -> None:
+    class Unmarked(Minimal):
+        def step(self, run: object, clip: object) -> None: ...
+
+    with pytest.raises(StrategyError, match=r"plugin 'mine': step\(\) has no @hookimpl mark"):
+        Hooks("mine", Unmarked())
+
+
+def test_a_mark_on_what_is_no_hook_is_refused_with_the_nearest() -> None:
+    class Misspelt(Minimal):
+        @hookimpl
+        def backwards(self, run: object, loss: object) -> None: ...
+
+    with pytest.raises(StrategyError, match=r"backwards\(\) is marked @hookimpl but is no hook.*'backward'"):
+        Hooks("mine", Misspelt())
+
+
+def test_an_unknown_argument_of_a_hook_is_refused() -> None:
+    class Asks(Minimal):
+        @hookimpl
+        def step(self, run: object, momentum: float) -> None: ...
+
+    with pytest.raises(StrategyError, match=r"plugin 'mine': .*momentum"):
+        Hooks("mine", Asks())
+
+
+def test_none_is_an_error_that_names_strategy_and_hook_and_no_default_runs() -> None:
+    class Forgets(Minimal):
+        @hookimpl
+        def teardown(self, world: World) -> None: ...
+
+    hooks = Hooks("mine", Forgets())
+    with pytest.raises(StrategyError, match=r"strategy 'mine', hook teardown\(\): returned NoneType, not bool"):
+        hooks.teardown(hooks.setup(RunConfig(), Place()))
+
+
+def test_a_strategy_must_declare_capabilities() -> None:
+    with pytest.raises(StrategyError, match=r"strategy 'mine': declares no capabilities"):
+        Hooks("mine", object())
+
+
+def test_a_newer_hook_spec_asks_for_a_newer_distcore() -> None:
+    class Newer(Minimal):
+        capabilities: ClassVar = Capabilities(spec_version=99)
+
+    with pytest.raises(StrategyError, match=r"written for hook-spec version 99.*upgrade distcore"):
+        Hooks("mine", Newer())
+
+
+def test_an_extension_may_wrap_an_operation() -> None:
+    class Doubles:
+        @hookimpl(wrapper=True)
+        def setup(self):  # type: ignore[no-untyped-def]
+            world = yield
+            return World(rank=world.rank, size=2, local_rank=0, device=world.device)
+
+    assert Hooks("single", SingleStrategy(), {"doubles": Doubles()}).setup(RunConfig(device="cpu"), Place()).size == 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    bucket_mb: int = 25
+
+
+def test_options_are_built_by_type() -> None:
+    assert build("strategy", "mine", Options, {"bucket_mb": 4}).bucket_mb == 4
+
+
+def test_an_unknown_option_names_the_nearest_and_all() -> None:
+    with pytest.raises(
+        StrategyError, match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bucket_mb\)"
+    ):
+        build("strategy", "mine", Options, {"bucket_md": 4})
+
+
+def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:
+    with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': input should be a valid integer"):
+        build("strategy", "mine", Options, {"bucket_mb": "big"})

@@ -1,0 +1,138 @@
+"""The loop itself: the order of hooks, what a step costs in Python, and that gradients are what they should be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pluggy
+import pytest
+import torch
+
+from distcore import Progress, Run, RunConfig, defaults, hookimpl, train
+from distcore.contract import Place
+from distcore.errors import AgreementError
+from distcore.hooks import Hooks
+from distcore.loop import steps
+from distcore.resolve import build_strategy, resolve
+from distcore.sampling import rank_sampler
+from distcore.single import SingleStrategy
+from distcore.testing.problem import Problem
+from distcore.trainer import build_run
+
+CORE = str(Path(defaults.__file__).parent)
+PLUGGY = str(Path(pluggy.__file__).parent)
+
+
+def config_of(tmp_path: Path, **changes: object) -> RunConfig:
+    base = {"out": str(tmp_path / "run"), "lr": 0.01, "global_batch_size": 8, "device": "cpu", "max_steps": 2}
+    return resolve(RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes), 1)
+
+
+class Recorder:
+    """Writes down every hook that is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def wrap(self, hooks: Hooks) -> Hooks:
+        hooks._manager.add_hookcall_monitoring(lambda name, *_: self.calls.append(name), lambda *_: None)
+        return hooks
+
+
+def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr("distcore.trainer.Hooks", lambda *arguments: recorder.wrap(Hooks(*arguments)))
+    train(config_of(tmp_path, micro_batch_size=4, data_guard_steps=1, log_every=2), Problem(rows=16))
+    micro_batch = ["accumulate", "backward"]
+    assert recorder.calls == [
+        *("setup", "build_model", "wrap_model"),
+        *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
+        *("on_run_start", "build_sampler"),
+        *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
+        *(*micro_batch, *micro_batch, "step", "on_step_end"),
+        *("reduce_loss", "on_log"),
+        *("build_sampler", "gather_outputs", "on_evaluation_end"),
+        *("save_checkpoint", "gather_outputs", "gather_outputs", "gather_outputs", "on_checkpoint"),
+        *("gather_outputs", "on_run_end"),  # peak memory
+        "teardown",
+    ]
+
+
+def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
+    config = config_of(tmp_path, data_guard_steps=0, schedule={"name": "constant"}, **changes)
+    hooks, problem = Hooks("single", build_strategy(config)), Problem()
+    return build_run(config, hooks, hooks.setup(config, Place()), problem, problem.prepare(config)), hooks, problem
+
+
+def test_a_step_takes_at_most_80_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
+    run, hooks, problem = run_of(tmp_path, max_steps=6)
+    calls: list[str] = []
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith((CORE, PLUGGY)):
+            calls.append(frame.f_code.co_name)
+
+    training = steps(run, hooks, problem, problem.prepare(run.config).train, Progress())
+    next(training)
+    sys.setprofile(profile)
+    next(training)
+    sys.setprofile(None)
+    assert len(calls) <= 80, calls
+
+
+def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_path: Path) -> None:
+    run, hooks, problem = run_of(tmp_path)
+    seen: list[tuple[str, str]] = []
+
+    def forward_hook(*_: object) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "test_at_most_four_frames":
+            if frame.f_code.co_filename.startswith(CORE):
+                seen.append((frame.f_code.co_name, frame.f_code.co_filename))
+            frame = frame.f_back
+
+    run.model.register_forward_pre_hook(forward_hook)
+    next(steps(run, hooks, problem, problem.prepare(run.config).train, Progress()))
+    names = [name for name, _ in seen]
+    assert names == ["loss", "train_step", "steps"]
+    assert len({file for _, file in seen}) == 2
+
+
+class Strategy(SingleStrategy):
+    """One process, broken by a test."""
+
+
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
+    monkeypatch.setattr("distcore.trainer.build_strategy", lambda _config: strategy)
+    return train(config_of(tmp_path), Problem())  # type: ignore[return-value]
+
+
+def test_the_data_guard_sees_a_sampler_that_drops_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drops(Strategy):
+        @hookimpl
+        def build_sampler(self, run, plan):  # type: ignore[no-untyped-def]
+            return rank_sampler(plan, 0, 2)
+
+    with pytest.raises(AgreementError, match=r"do not share out the global batch: 0 rows on several ranks, 4 on none"):
+        broken(tmp_path, monkeypatch, Drops())
+
+
+def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubles(Strategy):
+        @hookimpl
+        def gather_outputs(self, outputs):  # type: ignore[no-untyped-def]
+            twice = "prediction" in outputs
+            return {name: torch.cat([rows, rows]) if twice else rows for name, rows in outputs.items()}
+
+    with pytest.raises(AgreementError, match="evaluation returned 22 rows, 11 of them different, for a dataset of 11"):
+        broken(tmp_path, monkeypatch, Doubles())
+
+
+def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distcore.trainer.join", lambda _environ: Place(rank=0, size=2, launcher="local"))
+    monkeypatch.setattr("distcore.trainer.resolve", lambda config, *_: config)
+    with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
+        train(config_of(tmp_path), Problem())

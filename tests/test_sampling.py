@@ -1,0 +1,60 @@
+"""Which rows make a global batch, and how they are dealt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distcore import BatchPlan
+
+
+def plan_of(rows: int, **changes: object) -> BatchPlan:
+    lengths = np.random.default_rng(0).integers(2, 40, size=rows)
+    return BatchPlan(**({"lengths": lengths, "global_batch": 16, "micro_batch": 2, "seed": 0} | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "window", "longest-first"])
+def test_an_epoch_holds_every_row_once(order: str) -> None:
+    plan = plan_of(75, order=order, window=2)
+    rows = np.concatenate([plan.rows(1, step) for step in range(plan.steps)])
+    assert sorted(rows) == list(range(75))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 8, 32])
+@pytest.mark.parametrize("rows", [1, 3, 16, 21])
+def test_a_global_batch_is_dealt_exactly_with_as_many_micro_batches_for_every_shard(rows: int, shards: int) -> None:
+    plan = plan_of(rows)
+    for step in range(plan.steps):
+        hands = [plan.deal(0, step, shard, shards) for shard in range(shards)]
+        dealt = [micro.indices for hand in hands for micro in hand if not micro.blank]
+        assert sorted(np.concatenate(dealt)) == sorted(plan.rows(0, step))
+        assert len({len(hand) for hand in hands}) == 1
+        assert all(1 <= len(micro.indices) <= plan.micro_batch for hand in hands for micro in hand)
+        assert all([micro.last for micro in hand] == [False] * (len(hand) - 1) + [True] for hand in hands)
+
+
+def test_epochs_and_seeds_differ_and_repeat() -> None:
+    rows = [plan_of(75, seed=seed).rows(epoch, 0).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(batch) for batch in rows}) == 4
+    assert plan_of(75).rows(1, 2).tolist() == plan_of(75).rows(1, 2).tolist()
+
+
+def test_rows_of_like_length_share_a_micro_batch() -> None:
+    plan = plan_of(64, global_batch=64, micro_batch=8)
+    dealt = sum(plan.lengths[micro.indices].max() * 8 for shard in (0, 1) for micro in plan.deal(0, 0, shard, 2))
+    as_they_come = sum(plan.lengths[rows].max() * 8 for rows in plan.rows(0, 0).reshape(8, 8))
+    assert dealt < 0.75 * as_they_come
+
+
+def test_ranks_get_like_work() -> None:
+    plan = plan_of(64, global_batch=64, micro_batch=8)
+    work = [sum(plan.lengths[micro.indices].sum() for micro in plan.deal(0, 0, shard, 2)) for shard in (0, 1)]
+    assert max(work) < 1.1 * min(work)
+
+
+def test_windows_need_less_padding_than_batches() -> None:
+    def padded(order: str) -> int:
+        plan = plan_of(800, order=order, window=10)
+        return sum(16 * plan.lengths[plan.rows(0, step)].max() for step in range(plan.steps))
+
+    assert padded("window") < 0.7 * padded("shuffled")
