@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distcore.contract import Task as Task
     from distcore.contract import World as World
     from distcore.contract import Wrapped as Wrapped
+    from distcore.data.cache import cached_folder as cached_folder
     from distcore.devices import device_of as device_of
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from distcore.ranks import gather_rows as gather_rows
     from distcore.ranks import join_process_group as join_process_group
     from distcore.ranks import leave_process_group as leave_process_group
+    from distcore.ranks import open_store as open_store
     from distcore.ranks import sum_over_ranks as sum_over_ranks
     from distcore.sampling import BatchPlan as BatchPlan
     from distcore.sampling import rank_sampler as rank_sampler
@@ -69,6 +71,7 @@ _HOME = {
     "Task": "distcore.contract",
     "World": "distcore.contract",
     "Wrapped": "distcore.contract",
+    "cached_folder": "distcore.data.cache",
     "device_of": "distcore.devices",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
@@ -78,6 +81,7 @@ _HOME = {
     "gather_rows": "distcore.ranks",
     "join_process_group": "distcore.ranks",
     "leave_process_group": "distcore.ranks",
+    "open_store": "distcore.ranks",
     "sum_over_ranks": "distcore.ranks",
     "BatchPlan": "distcore.sampling",
     "rank_sampler": "distcore.sampling",

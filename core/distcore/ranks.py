@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
+from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]  # not re-exported
 
 from distcore.config import RunConfig
 from distcore.contract import Place, World
@@ -33,6 +33,14 @@ def join_process_group(config: RunConfig, place: Place) -> World:
         device_id=device if backend == "nccl" else None,
     )
     return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=place.local_rank, device=device)
+
+
+def open_store(place: Place) -> Store:
+    """Return the store that the launcher gave the ranks, or that rank 0 hosts here while it holds the answer.
+
+    For backends that meet without a process group; reads the addresses that the launcher exported.
+    """
+    return _store(place) or next(rendezvous("env://", place.rank, place.size))[0]
 
 
 def _store(place: Place) -> Store | None:

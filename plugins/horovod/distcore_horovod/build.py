@@ -1,0 +1,188 @@
+"""Build Horovod against the installed torch, once a machine, and install it into this environment.
+
+``python -m distcore_horovod.build`` and ``distcore-horovod build`` are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from distcore import StrategyError, cached_folder
+from distcore_horovod import recipe
+from distcore_horovod.progress import Progress
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code: 0 done, 2 with one line where it could not be."""
+    parser = argparse.ArgumentParser(
+        prog="distcore-horovod build",
+        description=f"Build {recipe.RELEASE} against the installed torch (minutes; cached), install it, and check it.",
+    )
+    parser.add_argument("--if-missing", action="store_true", help="do nothing where it is installed for this torch")
+    parser.add_argument("--wheel-only", action="store_true", help="print where the wheel lies, and do not install it")
+    arguments = parser.parse_args(argv)
+    try:
+        if not (arguments.if_missing and is_installed()):
+            _build(wheel_only=arguments.wheel_only)
+    except StrategyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _build(*, wheel_only: bool) -> None:
+    wheel = cached_wheel()
+    if wheel_only:
+        print(wheel)
+        return
+    install(wheel)
+    check()
+
+
+def is_installed() -> bool:
+    """True if the installed Horovod came from this recipe for this torch, or is somebody's own that imports."""
+    try:
+        origin = distribution("horovod").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return False
+    url = json.loads(origin)["url"] if origin else ""
+    if "/horovod/torch-" in url:  # from our cache, so its folder says what it was built for
+        return f"/{recipe.key()}/" in url.replace("%2B", "+")
+    return _run((sys.executable, "-c", "import horovod.torch")).returncode == 0
+
+
+def cached_wheel() -> Path:
+    """Return the wheel for this torch from the cache, built first if it is not there; raises StrategyError."""
+    folder = cached_folder("horovod", recipe.key(), build_wheel)
+    return next(folder.glob("*.whl"))
+
+
+def build_wheel(folder: Path) -> None:
+    """Download the release, mend a private copy, and compile it into a wheel in ``folder``."""
+    check_compiler()
+    with tempfile.TemporaryDirectory(prefix="distcore-horovod-") as scratch:
+        source = unpack(download(Path(scratch)))
+        for mend in recipe.MENDS:
+            mend.apply(source)
+        toolchain = Path(scratch, "toolchain.cmake")
+        toolchain.write_text(recipe.TOOLCHAIN, encoding="utf-8")
+        environment = recipe.environment(toolchain) | {"HOROVOD_CMAKE": cmake(Path(scratch))}
+        options = ("--verbose", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+        compile_wheel((*PIP, "wheel", *options, str(source)), environment)
+
+
+def check_compiler() -> None:
+    """Raise StrategyError unless a C++ compiler and make are there."""
+    compiler = os.environ.get("CXX", "c++")
+    for tool in (compiler, "make"):
+        if shutil.which(tool) is None:
+            raise StrategyError(
+                f"horovod cannot be built: no {tool!r} on this machine; install a C++20 compiler and make "
+                "(Debian, Ubuntu: apt-get install g++ make; Fedora: dnf install gcc-c++ make; macOS: xcode-select "
+                "--install), then run distcore-horovod build again"
+            )
+
+
+def cmake(scratch: Path) -> str:
+    """Return a cmake that is new enough: the machine's, else one that pip puts under ``scratch`` for this build."""
+    found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
+    if found and cmake_version(found) >= recipe.OLDEST_CMAKE:
+        return found
+    target = scratch / "cmake"
+    done = _run((*PIP, "install", "--quiet", "--target", str(target), "cmake"))
+    if done.returncode:
+        oldest = ".".join(map(str, recipe.OLDEST_CMAKE))
+        raise StrategyError(
+            f"horovod cannot be built: no cmake of version {oldest} or later here, and pip could not fetch one "
+            f"({_last_error(done.stdout)}); install cmake"
+        )
+    return str(next(target.glob("cmake/data/bin/cmake")))
+
+
+def cmake_version(executable: str) -> tuple[int, ...]:
+    """Return its version, or nothing where it does not run."""
+    done = _run((executable, "--version"))
+    match = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, match.groups())) if match and not done.returncode else ()
+
+
+def download(scratch: Path) -> Path:
+    """Fetch the release's source archive with pip, which checks its hash; raises StrategyError."""
+    wanted = scratch / "requirements.txt"
+    wanted.write_text(f"{recipe.RELEASE} --hash=sha256:{recipe.SHA256}\n", encoding="utf-8")
+    options = ("--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes")
+    done = _run((*PIP, "download", *options, "--dest", str(scratch), "--requirement", str(wanted)))
+    if done.returncode:
+        raise StrategyError(f"{recipe.RELEASE} cannot be downloaded: {_last_error(done.stdout)}")
+    return next(scratch.glob("horovod-*.tar.gz"))
+
+
+def unpack(archive: Path) -> Path:
+    """Unpack beside the archive; return the folder of the sources."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(archive.parent, filter="data")
+    return archive.parent / archive.name.removesuffix(".tar.gz")
+
+
+def compile_wheel(command: Sequence[str], environment: dict[str, str]) -> None:
+    """Run ``command`` with its progress on the screen and all it says in a log, kept if it fails."""
+    handle, name = tempfile.mkstemp(prefix="distcore-horovod-", suffix=".log")
+    with os.fdopen(handle, "w", encoding="utf-8") as log, Progress(f"building {recipe.RELEASE}") as progress:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        assert process.stdout is not None  # a pipe was asked for
+        for line in process.stdout:
+            log.write(line)
+            progress.read(line)
+        code = process.wait()
+    if code:
+        text = Path(name).read_text(encoding="utf-8")
+        raise StrategyError(f"horovod did not compile: {_last_error(text)}; the whole log: {name}")
+    Path(name).unlink()
+
+
+def install(wheel: Path) -> None:
+    """Install ``wheel`` into this environment, without touching what else is there."""
+    done = _run((*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)))
+    if done.returncode:
+        raise StrategyError(f"{wheel} cannot be installed: {_last_error(done.stdout)}")
+
+
+def check() -> None:
+    """Have two processes all-reduce with what is installed now; raises StrategyError."""
+    done = _run((sys.executable, "-m", "distcore_horovod.check"))
+    print(done.stdout, end="")
+    if done.returncode:
+        raise StrategyError(f"horovod is installed but two processes could not all-reduce: {_last_error(done.stdout)}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+
+
+def _last_error(output: str) -> str:
+    """The first line that a compiler or cmake calls an error, else pip's last word."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for says in (re.compile(r"\b(fatal )?error: ", re.IGNORECASE), re.compile(r"CMake Error")):
+        found: Iterable[str] = filter(says.search, lines)
+        if line := next(iter(found), None):
+            return line
+    return lines[-1] if lines else "it said nothing"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
