@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import StrategyError as StrategyError
+    from distcore.errors import nearest as nearest
     from distcore.evaluation import Evaluation as Evaluation
     from distcore.hookspecs import hookimpl as hookimpl
     from distcore.ranks import gather_rows as gather_rows
@@ -76,6 +77,7 @@ _HOME = {
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
     "StrategyError": "distcore.errors",
+    "nearest": "distcore.errors",
     "Evaluation": "distcore.evaluation",
     "hookimpl": "distcore.hookspecs",
     "gather_rows": "distcore.ranks",
