@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distcore import checkpoint
+from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
-from distcore.contract import Datasets, Micro, Place, Progress, Run, State, World
+from distcore.contract import Datasets, Micro, Place, Progress, Run, StepResult, World
 from distcore.evaluation import Evaluation, evaluate
 from distcore.hooks import Hooks
 from distcore.loader import MicroBatches, one_step
@@ -30,15 +32,22 @@ PATIENCE = 30.0
 """Seconds that a rank waits for another one outside of any collective."""
 
 
+class _Unsynced(Files):
+    """The file system without waiting for the disk: nothing here must survive a crash."""
+
+    def sync(self, path: Path) -> None:
+        pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What some steps of a job came to. ``state`` is whole on the main rank and empty on the others."""
+    """What some steps of a job came to; ``state`` is whole on every rank."""
 
     progress: Progress
     losses: list[float]
     norms: list[float]
     rates: list[float]
-    state: State
+    state: Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +58,33 @@ class Job:
     data: Datasets
     hooks: Hooks
     run: Run
+    folder: Path
+    """Of its own, for its checkpoints."""
 
-    def train(self, count: int, progress: Progress | None = None) -> Trained:
-        """Train ``count`` optimizer steps from ``progress`` on."""
+    def train(self, number: int, progress: Progress | None = None) -> Trained:
+        """Train ``number`` optimizer steps from ``progress`` on."""
+        done = progress or Progress()
         losses, norms, rates = [], [], []
-        progress = progress or Progress()
-        for progress, result, loss in islice(self._steps(progress), count):
+        for after, result, loss in islice(self.steps(done), number):
+            done = after
             losses.append(self._mean(loss))
             norms.append(float("nan") if result.grad_norm is None else float(result.grad_norm))
             rates.append(self._rate())
-        state = {name: value.detach().clone() for name, value in self.hooks.save_checkpoint(self.run).items()}
-        return Trained(progress=progress, losses=losses, norms=norms, rates=rates, state=state)
+        path = self.save(done)
+        return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
+
+    def steps(self, progress: Progress) -> Iterator[tuple[Progress, StepResult, Tensor]]:
+        """The core's loop."""
+        return steps(self.run, self.hooks, self.task, self.data.train, progress)
+
+    def save(self, progress: Progress) -> Path:
+        """Commit a checkpoint, which every rank can read then."""
+        path = self.folder / f"step-{progress.step:08d}"
+        return (
+            path
+            if path.exists()
+            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, _Unsynced())
+        )
 
     def evaluate(self) -> Evaluation:
         """Evaluate on all ranks."""
@@ -70,9 +95,6 @@ class Job:
         sampler = self.hooks.build_sampler(self.run, training_plan(self.run.config, self.data.train))
         stream = MicroBatches(self.data.train, sampler, self.run.config).stream(epoch, range(step, step + 1))
         return [micro for micro, _ in one_step(stream)]
-
-    def _steps(self, progress: Progress) -> Iterator[tuple[Progress, Any, Tensor]]:
-        return steps(self.run, self.hooks, self.task, self.data.train, progress)
 
     def _mean(self, loss: Tensor) -> float:
         total = self.hooks.reduce_loss(self.run, loss.double().reshape(1))
@@ -93,7 +115,7 @@ class Lab:
     place: Place
     folder: Path
     """Of this case alone."""
-    _shared: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
+    _numbers: Iterator[int] = field(default_factory=count)
 
     @property
     def global_batch(self) -> int:
@@ -125,19 +147,26 @@ class Lab:
         """Build a run of the strategy under test, or of other ``hooks`` in a ``world`` of their own."""
         hooks, config = hooks or self.hooks, self.config(**changes)
         data = data or problem.prepare(config)
-        return Job(task=problem, data=data, hooks=hooks, run=build_run(config, hooks, world or self.world, problem, data))
+        run = build_run(config, hooks, world or self.world, problem, data)
+        folder = self.folder / (f"job-{next(self._numbers)}" + ("" if world is None else f"-of-{self.world.rank}"))
+        return Job(task=problem, data=data, hooks=hooks, run=run, folder=folder)
 
     def alone(self, problem: Problem, **changes: Any) -> Job:
         """The same job under the core's reference strategy, in this process by itself."""
         from distcore.single import SingleStrategy
 
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-        config = {"micro_batch_size": self.global_batch, "strategy": "single", "strategy_options": {}, "nproc": 1}
+        config: dict[str, Any] = {
+            "micro_batch_size": self.global_batch,
+            "strategy": "single",
+            "strategy_options": {},
+            "nproc": 1,
+        }
         return self.job(problem, Hooks("single", SingleStrategy()), world, **(config | changes))
 
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, in rank order: through files, so not by what is under test."""
-        turn = next(self._shared)
+        turn = next(self._numbers)
         _write(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
         await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")

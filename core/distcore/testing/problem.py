@@ -99,6 +99,9 @@ class Problem:
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         return Classifier(self.dropout, self.tied, self.unused)
 
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        return None
+
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
         return (losses * batch["items"]).sum()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def serve(assignment: Assignment) -> None:
         hooks.teardown(world)
 
 
+@contextmanager
+def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
+    """A world of its own for one measurement, left at the end."""
+    place, config = join(os.environ) or Place(), _on_device(subject.config)
+    hooks = Hooks(config.strategy, subject.make(config), extensions)
+    world = hooks.setup(config, place)
+    yield Lab(hooks=hooks, base=config, world=world, place=place, folder=folder)
+    hooks.teardown(world)
+
+
 def name_of(subject: int, case: int) -> str:
     """The name of a case's files."""
     return f"{subject}-{case}"
@@ -74,9 +85,7 @@ def finding_file(folder: Path, name: str, rank: int) -> Path:
     return folder / f"finding-{name}-{rank}.json"
 
 
-def _serve_case(
-    assignment: Assignment, number: int, index: int, trace: Trace, place: Place, world: World
-) -> None:
+def _serve_case(assignment: Assignment, number: int, index: int, trace: Trace, place: Place, world: World) -> None:
     subject, name = assignment.subjects[number], name_of(number, index)
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
@@ -91,8 +100,8 @@ def _serve_case(
 
 def _measure(subject: Subject, case: Case, trace: Trace, place: Place, world: World, scratch: Path) -> Finding:
     try:
-        lab = Lab(hooks=_hooks(subject, trace), base=_on_device(subject.config), world=world, place=place, folder=scratch)
-        return case.found(case.measure(lab))
+        hooks, config = _hooks(subject, trace), _on_device(subject.config)
+        return case.found(case.measure(Lab(hooks=hooks, base=config, world=world, place=place, folder=scratch)))
     except Skip as reason:
         return case.skipped(str(reason))
     except DistcoreError as error:

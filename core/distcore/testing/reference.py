@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.contract import Datasets, State
+from distcore.contract import Datasets
 from distcore.sampling import training_plan
 from distcore.testing.problem import Problem
 
@@ -20,7 +22,7 @@ class Solution:
     """What training in one process comes to; ``norms`` are those of the gradient before clipping, one a step."""
 
     module: nn.Module
-    state: State
+    state: dict[str, Tensor]
     losses: list[float]
     norms: list[float]
     rates: list[float]
@@ -51,7 +53,7 @@ def untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
     return problem.build_model(config, data)
 
 
-def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Parameters, buffers and moments by the names that a checkpoint gives them."""
     parameters = dict(module.named_parameters())
     state = {f"model/{name}": value.detach() for name, value in (parameters | dict(module.named_buffers())).items()}
@@ -60,7 +62,7 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return state
 
 
-def _global_batches(config: RunConfig, data: Datasets) -> Iterator[object]:
+def _global_batches(config: RunConfig, data: Datasets) -> Iterator[np.ndarray]:
     plan = training_plan(config, data.train)
     epoch = 0
     while True:
@@ -74,7 +76,7 @@ def _adamw(module: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
     decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
     settings = config.optimizer
-    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False
     )
@@ -100,7 +102,7 @@ def _autocast(config: RunConfig) -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
-def apart(found: State, expected: State) -> tuple[float, str]:
+def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
     """The largest relative L2 distance of a tensor from what it should be, and the name of that tensor."""
     if missing := sorted(expected.keys() - found.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.hooks import capabilities_of
 from distcore.launch import launch
-from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
+from distcore.launch.failures import one_line
+from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
 from distcore.testing.rank import Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck
 
@@ -62,6 +65,15 @@ def _chosen(only: Iterable[str]) -> Iterator[Case]:
     return (case for name, case in cases.items() if not wanted or name in wanted)
 
 
+def _measured(case: Case, subject: Subject) -> Finding:
+    try:
+        return case.found(case.measure(subject))
+    except Skip as reason:
+        return case.skipped(str(reason))
+    except (DistcoreError, subprocess.TimeoutExpired) as error:
+        return case.broken(one_line(str(error)))
+
+
 @dataclass
 class _Work:
     """What is left to measure, and what was found."""
@@ -81,12 +93,13 @@ class _Work:
             if reason:
                 self.found[number, index] = case.skipped(reason)
             elif case.name in JOB_CASES:
-                self.found[number, index] = case.found(case.measure(subject))
+                self.found[number, index] = _measured(case, subject)
             else:
                 self.todo.append((number, index))
 
     def launch(self) -> None:
         """Run what is left in new ranks, up to the first case that takes them down."""
+        import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
         assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
         for stale in self.folder.glob("position-*"):
             stale.unlink()

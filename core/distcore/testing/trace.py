@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from distcore.contract import Progress
 from distcore.hooks import OPERATIONS
@@ -54,10 +53,10 @@ class Trace:
         wrappers = {name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS}
         return SimpleNamespace(**wrappers, on_step_end=hookimpl(lambda progress: self._at(progress)))
 
-    def _wrapper(self, hook: str) -> Any:
-        def wrapper() -> Iterator[None]:
+    def _wrapper(self, hook: str) -> Callable[[], Generator[None, object, object]]:
+        def wrapper() -> Generator[None, object, object]:
             with self._inside(hook):
-                return (yield)  # type: ignore[misc]  # pluggy takes the answer from here
+                return (yield)
 
         return wrapper
 
@@ -97,4 +96,3 @@ def who_is_stuck(found: dict[int, Position]) -> str:
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"position-{rank}"
-

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
+from pathlib import Path
+
 from distcore.agreement import check_agreed, check_rows, check_world
-from distcore.errors import AgreementError
+from distcore.contract import Progress, Run
+from distcore.errors import AgreementError, RankError
+from distcore.hookspecs import hookimpl
+from distcore.launch import launch
 from distcore.loader import MicroBatches, one_step
 from distcore.sampling import rank_sampler, training_plan
-from distcore.testing.cases import EXACT, Measured, Skip, law
+from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
 from distcore.testing.lab import Lab
 from distcore.testing.problem import Problem
+from distcore.testing.rank import Subject, lab_of
+
+FAILED = "failed on purpose"
+SECONDS = 5.0
+"""From the failure of a rank to the end of the job."""
 
 
 @law("agreement")
@@ -44,6 +56,41 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
     except AgreementError as error:
         return Measured(error=0, bound=EXACT, note=str(error))
     return Measured(error=1, bound=EXACT, note="nobody noticed")
+
+
+@job_law("agreement")
+def failing_rank_ends_job(subject: Subject) -> Measured:
+    """A rank that raises in its second step ends the job, which names it; measured in seconds."""
+    size = int(subject.config.nproc)
+    if size == 1:
+        raise Skip("one rank has no others to end")
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+        try:
+            launch(_train_until_failure, subject, Path(folder), nproc=size, timeout=12 * SECONDS)
+        except RankError as error:
+            failed = Path(folder, FAILED)
+            seconds = time.time() - failed.stat().st_mtime if failed.exists() else float("inf")
+            named = f"rank {size - 1} of {size} failed: ValueError: {FAILED}" in str(error)
+            return Measured(error=seconds if named else float("inf"), bound=SECONDS, note=f"seconds; {error}")
+    return Measured(error=float("inf"), bound=SECONDS, note="the job ended as if nothing had happened")
+
+
+def _train_until_failure(subject: Subject, folder: Path) -> None:
+    with lab_of(subject, folder, {"failing": _Failing(folder)}) as lab:
+        lab.job(Problem()).train(10)
+
+
+class _Failing:
+    """Raises on the last rank, in the second step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @hookimpl
+    def on_step_end(self, run: Run, progress: Progress) -> None:
+        if progress.step == 2 and run.world.rank == run.world.size - 1:
+            (self._folder / FAILED).touch()
+            raise ValueError(FAILED)
 
 
 def _last_rank(lab: Lab) -> int:
