@@ -1,0 +1,96 @@
+"""DeepSpeed's optimizers and schedulers, by name, and which of them can work here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from deepspeed.runtime import lr_schedules
+from distcore import ConfigError, RunConfig, nearest
+
+from distcore_deepspeed.settings import Claim, Tree
+
+OPTIMIZERS = {
+    "deepspeed-adam": "Adam",
+    "deepspeed-adamw": "AdamW",
+    "deepspeed-lamb": "Lamb",
+    "deepspeed-onebitadam": "OneBitAdam",
+}
+"""``optimizer.name`` to the type in DeepSpeed's config; ``adamw`` is torch's, built by distcore."""
+SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
+LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+"""What only the data tell: the number of steps of the run."""
+
+
+def optimizer_type(config: RunConfig, tree: Tree) -> str | None:
+    """The type of DeepSpeed's optimizer that the run uses; ``None``: distcore's own."""
+    given = tree.get("optimizer", {}).get("type")
+    return given or OPTIMIZERS.get(config.optimizer.name)
+
+
+def optimizer_claims(config: RunConfig, tree: Tree) -> list[Claim]:
+    """What DeepSpeed's optimizer takes from distcore's config; nothing where distcore's own is used."""
+    kind = optimizer_type(config, tree)
+    if kind is None:
+        return []
+    claims = [Claim("optimizer.params.lr", config.lr, "lr")]
+    for name in ("betas", "eps", "weight_decay"):
+        value = getattr(config.optimizer, name)
+        claims.append(Claim(f"optimizer.params.{name}", list(value) if name == "betas" else value, f"optimizer.{name}"))
+    if config.optimizer.name in OPTIMIZERS:
+        claims.append(Claim("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
+    return claims
+
+
+def scheduler_claims(config: RunConfig, tree: Tree, total_steps: int | None) -> list[Claim]:
+    """What DeepSpeed's scheduler takes from distcore's config; ``total_steps`` is ``None`` before the data is read."""
+    kind = tree.get("scheduler", {}).get("type")
+    if kind is None:
+        return []
+    takes = inspect.signature(getattr(lr_schedules, kind)).parameters
+    rates = {"warmup_min_lr": (0.0, "default"), "warmup_max_lr": (config.lr, "must"), "cycle_max_lr": (config.lr, "must")}
+    rates |= {"cycle_min_lr": (0.0, "default"), "lr_range_test_min_lr": (config.lr, "auto")}
+    claims = [_claim(name, value, "lr", how) for name, (value, how) in rates.items() if name in takes]
+    if total_steps is not None:
+        steps = {"warmup_num_steps": (config.schedule.warmup_steps, "schedule.warmup_steps")}
+        steps |= {"total_num_steps": (total_steps, "the steps of the run")}
+        claims += [_claim(name, value, source, "must") for name, (value, source) in steps.items() if name in takes]
+    return claims
+
+
+def _claim(name: str, value: Any, source: str, kind: Any) -> Claim:
+    return Claim(f"scheduler.params.{name}", value, source, kind)
+
+
+def check_optimizer(kind: str | None, device: str) -> None:
+    """Raise ConfigError, one line that says what is missing, unless DeepSpeed's optimizer can work here."""
+    known = list(OPTIMIZERS.values())
+    if kind is None:
+        return
+    if kind not in known:
+        hint = nearest(kind, known)
+        raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint} ({', '.join(known)})")
+    if kind == "OneBitAdam":
+        raise ConfigError("optimizer OneBitAdam: this DeepSpeed has it no more; use deepspeed-adamw or adamw")
+    if kind == "Lamb" and device == "cpu":
+        raise ConfigError("optimizer Lamb: DeepSpeed's is a CUDA kernel, and there is no GPU; use deepspeed-adamw")
+
+
+def check_scheduler(config: RunConfig, tree: Tree, optimizer: str | None) -> None:
+    """Raise ConfigError, one line, for a scheduler that DeepSpeed lacks or that the optimizer cannot have."""
+    section = tree.get("scheduler", {})
+    kind = section.get("type")
+    if kind is None:
+        if optimizer is not None and config.schedule.name != "constant":
+            raise ConfigError(
+                f"schedule.name = {config.schedule.name!r} with DeepSpeed's optimizer {optimizer}: not supported; use "
+                "optimizer.name=adamw, schedule.name=constant, or strategy_options.scheduler=WarmupDecayLR"
+            )
+        return
+    if kind not in SCHEDULERS:
+        known = ", ".join(SCHEDULERS)
+        raise ConfigError(f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})")
+    takes = inspect.signature(getattr(lr_schedules, kind)).parameters
+    for name in section.get("params", {}):
+        if name not in takes:
+            raise ConfigError(f"DeepSpeed scheduler {kind}: unknown parameter {name!r}{nearest(name, takes)}")
