@@ -13,6 +13,7 @@ from distcore.errors import ConfigError, DistcoreError, nearest
 
 COMMANDS = {
     "train": "train, evaluate and test a model, on as many ranks as you like",
+    "eval": "evaluate a checkpoint, under any strategy",
     "check": "measure the laws against a strategy",
     "strategies": "list the installed strategies: what they declare, and their options",
 }

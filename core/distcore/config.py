@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,6 +75,7 @@ class Checkpoints(_Tree):
 
     best: Literal["loss", "accuracy"] | None = Field("loss", description="also keep the best evaluation; null: off")
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
+    asynchronous: bool = Field(False, description="write beside the next steps, from a copy in memory")
 
 
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True}
@@ -112,6 +113,7 @@ class RunConfig(_Tree):
     seed: int = Field(0, ge=0, lt=2**32)
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
+    resume_changed: list[str] = Field(default_factory=list, description="keys whose change since then is accepted")
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
@@ -125,13 +127,18 @@ class RunConfig(_Tree):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_level_replica: Literal["debug", "info", "warning", "error"] = "warning"
 
+    @field_validator("resume_changed", mode="before")
+    @classmethod
+    def _with_commas(cls, given: object) -> object:
+        return [key.strip() for key in given.split(",") if key.strip()] if isinstance(given, str) else given
+
     @field_validator("extensions", mode="before")
     @classmethod
     def _on_unless_switched_off(cls, given: object) -> object:
         return EXTENSIONS_ON | given if isinstance(given, dict) else given
 
 
-NOT_THE_JOB = {"out", "resume"}
+NOT_THE_JOB = {"out", "resume", "resume_changed"}
 """Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
 trains the same job again without colliding with the folder that it came from."""
 
@@ -149,6 +156,17 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source, changes)) from None
+
+
+def parse_settings(given: Iterable[str]) -> dict[str, Any]:
+    """Read the values of ``--set KEY=VALUE``, by dotted key."""
+    changes = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: expected KEY=VALUE, such as --set optimizer.weight_decay=0.1")
+        changes[key] = parse_value(value)
+    return changes
 
 
 def parse_value(text: str) -> Any:

@@ -279,5 +279,6 @@ class Run:
     scaler: torch.amp.GradScaler | None = None
     total_steps: int = 0
     """Optimizer steps of the whole run."""
+    steps_per_epoch: int = 1
     accumulation: int = 1
     """Micro-batches a rank runs in a full step."""

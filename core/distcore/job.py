@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, load_config, parse_value
+from distcore.config import RunConfig, load_config, parse_settings
 from distcore.contract import Datasets, Place
-from distcore.errors import ConfigError
 from distcore.flags import FLAGS
 from distcore.launch import join, launch, run_as_rank
 from distcore.logs import set_up_logging
@@ -24,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     if place is None:
         _start(arguments)
         return 0
-    errors = _errors_of_job()
+    errors = errors_of_job()
     run_as_rank(partial(_join, arguments, place), errors, place.rank, place.size)
     with contextlib.suppress(OSError):  # the last rank of this machine finds it empty
         errors.rmdir()
@@ -35,12 +34,7 @@ def config_of(arguments: argparse.Namespace) -> RunConfig:
     """Build the config: the file, over it the flags, over them ``--set``."""
     given = vars(arguments)
     changes: dict[str, Any] = {flag.key: given[flag.key] for flag in FLAGS if flag.key in given}
-    for text in arguments.set:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text}: expected KEY=VALUE, such as --set optimizer.weight_decay=0.1")
-        changes[key] = parse_value(value)
-    return load_config(arguments.config, changes)
+    return load_config(arguments.config, changes | parse_settings(arguments.set))
 
 
 def train_rank(config: RunConfig) -> None:
@@ -56,13 +50,17 @@ def train_rank(config: RunConfig) -> None:
 
 def show(report: dict[str, Any]) -> None:
     """Print the test's metrics, its classification report, and where the run folder is."""
+    show_evaluation(f"test at step {report['steps']}", report["evaluation"])
+    print(f"run folder: {report['out']}", flush=True)
+
+
+def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
+    """Print the metrics of an evaluation in a line, and its classification report."""
     from distcore.extensions.progress import describe_evaluation
 
-    evaluation = report["evaluation"]
-    print(describe_evaluation(f"test at step {report['steps']}", evaluation))
+    print(describe_evaluation(what, evaluation))
     if table := evaluation.get("classification_report"):
-        print(table)
-    print(f"run folder: {report['out']}", flush=True)
+        print(table, flush=True)
 
 
 def _join(arguments: argparse.Namespace, place: Place) -> None:
@@ -111,6 +109,6 @@ def check(config: RunConfig, place: Place | None = None) -> tuple[RunConfig, Dat
     return config, load_task(config).prepare(config)
 
 
-def _errors_of_job() -> Path:
+def errors_of_job() -> Path:
     """A folder that the ranks of one launcher on this machine share, before a config says where the run lives."""
     return Path(tempfile.gettempdir(), f"distcore-joined-{os.getuid()}-{os.getppid()}")

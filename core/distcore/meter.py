@@ -29,25 +29,31 @@ class Meter:
         """Take in this rank's share of one step's loss."""
         self._loss = loss + self._loss
 
-    def record(self, run: Run, hooks: Hooks, progress: Progress, result: StepResult) -> dict[str, float]:
-        """Return a line of metrics.jsonl: the mean loss since the last one over all ranks, and the speed."""
+    def record(
+        self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, asked: bool
+    ) -> tuple[dict[str, float], bool]:
+        """Return a line of metrics.jsonl, and whether any rank was ``asked`` to stop.
+
+        The line: the mean loss since the last one over all ranks, and the speed. Both answers come from one sum over
+        ranks, so that being ready to stop costs no collective.
+        """
         steps = progress.step - self._last.step
-        mine = torch.as_tensor(self._loss, dtype=torch.float64, device=run.world.device).reshape(1)
-        loss = hooks.reduce_loss(run, mine).item() / (loss_shares(run) * steps)
+        loss = torch.as_tensor(self._loss, dtype=torch.float64, device=run.world.device)
+        total, askers = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(asked))])).tolist()
         self._tick()
         seconds = self.seconds - self._seconds_at_last
         record: dict[str, float] = {
             "step": progress.step,
-            "epoch": progress.epoch,
+            "epoch": round(progress.epoch + progress.step_in_epoch / run.steps_per_epoch, 4),
             "samples": progress.samples,
-            "loss": loss,
+            "loss": total / (loss_shares(run) * steps),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
         }
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
-        return record
+        return record, askers > 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -8,15 +8,17 @@ import os
 import resource
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from distcore import checkpoint, registry
 from distcore.agreement import check_agreed, check_world, from_main
+from distcore.checkpoint.progress import fingerprint
+from distcore.checkpoint.saver import Saver
 from distcore.config import RunConfig, dump_config
 from distcore.contract import Datasets, ModelSource, Place, Progress, Run, Task, World
-from distcore.errors import StrategyError
+from distcore.errors import StoppedError, StrategyError
 from distcore.evaluation import Evaluation, evaluate
 from distcore.extensions import load_extensions
 from distcore.hooks import Hooks
@@ -26,6 +28,7 @@ from distcore.meter import Meter
 from distcore.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.precision import scaler_for
 from distcore.resolve import build_strategy, check_out, resolve
+from distcore.stopping import on_sigterm
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]
@@ -45,15 +48,11 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
     Raises DistcoreError, one line, for whatever the user can mend.
     """
-    place = join(os.environ)
-    if place:
-        export(place)  # every launcher's ranks look alike to a backend
-    place = place or Place()
+    place = join(os.environ) or Place()
     config = resolve(config, place.size, place.launcher)
-    task = task or load_task(config)
-    hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
     check_out(config)
-    world = hooks.setup(config, place)
+    task = task or load_task(config)
+    hooks, world = set_up(config, place)
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, place)
@@ -67,14 +66,25 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     return report
 
 
+def set_up(config: RunConfig, place: Place) -> tuple[Hooks, World]:
+    """Bind the strategy and the extensions of a resolved config, and join the other ranks."""
+    if place.size > 1:
+        export(place)  # ranks of every launcher look alike to a backend
+    hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    return hooks, hooks.setup(config, place)
+
+
 def load_task(config: RunConfig) -> Task:
     """Build the task that the config names."""
     task: Task = registry.load("tasks", config.task)()
     return task
 
 
-def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets) -> Run:
-    """Build the model with the run's seed, have the strategy wrap it, and set up its schedule."""
+def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:
+    """Build the model with the run's seed, have the strategy wrap it, and set up its schedule.
+
+    Without ``training`` there is neither optimizer nor schedule: the run only evaluates.
+    """
     module = hooks.build_model(config, world, model_source(config, task, data))
     if config.gradient_checkpointing:
         module.gradient_checkpointing_enable()  # type: ignore[operator]
@@ -88,10 +98,13 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         module=module,
         model=module,
         total_steps=total_steps,
+        steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         accumulation=max(1, micro_batches),
         scaler=scaler_for(config, hooks.capabilities, world),
     )
-    wrapped = hooks.wrap_model(run, module, optimizer_factory(config))
+    wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
+    if not training:
+        return replace(run, model=wrapped.model)
     if wrapped.optimizer is None:
         raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
     scheduler = None
@@ -126,12 +139,11 @@ def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress,
         out.mkdir(parents=True, exist_ok=True)
         (out / "config.yaml").write_text(dump_config(run.config), encoding="utf-8")
         task.save(out, run.config, data)
-    found = checkpoint.find(run.config.resume, out) if run.config.resume else None
     progress, best = Progress(), None
-    if found:
-        progress, small = checkpoint.load(run, hooks, found)
+    if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
+        path, progress, small = found
         best = Best(**small["best"]) if small["best"] else None
-        log.info("resumed from %s at step %d", found, progress.step)
+        log.info("resumed from %s at step %d", path, progress.step)
     hooks.on_run_start(run)
     return progress, best
 
@@ -140,24 +152,39 @@ def fit(
     run: Run, hooks: Hooks, task: Task, data: Datasets, progress: Progress, best: Best | None, meter: Meter
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save when it is time. The last evaluation is of the final weights."""
-    config, last = run.config, None
-    for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
-        done = progress.step == run.total_steps
-        meter.add(loss)
-        if done or progress.step % config.log_every == 0:
-            hooks.on_log(run, meter.record(run, hooks, progress, result))
-        evaluating = done or progress.step_in_epoch == 0 or due(progress.step, config.eval_every)
-        if not evaluating and not due(progress.step, config.save_every):
-            continue
-        with meter.paused():
-            improved = False
-            if evaluating:
-                last = evaluate(run, hooks, task, data.evaluation, data)
-                hooks.on_evaluation_end(run, progress, last)
-                best, improved = better(run, progress, best, last)
-            if done or improved or due(progress.step, config.save_every):
-                save(run, hooks, progress, best)
+    config, last, stopping = run.config, None, False
+    saver = Saver(run, hooks, fingerprint(data.train))
+    with on_sigterm() as stop:
+        for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
+            done = progress.step == run.total_steps
+            meter.add(loss)
+            saver.check()
+            if done or progress.step % config.log_every == 0:
+                record, stopping = meter.record(run, hooks, progress, result, stop.asked)
+                hooks.on_log(run, record)
+            evaluating = done or progress.step_in_epoch == 0 or due(progress.step, config.eval_every)
+            saving = done or stopping or due(progress.step, config.save_every)
+            if not evaluating and not saving:
+                continue
+            with meter.paused():
+                improved = False
+                if evaluating:
+                    last = evaluate(run, hooks, task, data.evaluation, data)
+                    hooks.on_evaluation_end(run, progress, last)
+                    best, improved = better(run, progress, best, last)
+                if saving or improved:
+                    saver.save(progress, asdict(best) if best else None)
+                if stopping:
+                    stop_here(run, hooks, saver, progress)
+        saver.wait()
     return progress, best, last
+
+
+def stop_here(run: Run, hooks: Hooks, saver: Saver, progress: Progress) -> NoReturn:
+    """End the run, as all ranks have agreed to, once its checkpoint is committed; raises StoppedError."""
+    saver.wait()
+    hooks.teardown(run.world)
+    raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
 
 
 def due(step: int, every: int) -> bool:
@@ -175,17 +202,6 @@ def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -
     if best is not None and sign * value <= sign * best.value:
         return best, False
     return Best(step=progress.step, metric=metric, value=value), True
-
-
-def save(run: Run, hooks: Hooks, progress: Progress, best: Best | None) -> None:
-    """Commit a checkpoint and let go of those that are neither recent nor the best."""
-    folder = Path(str(run.config.out)) / "checkpoints"
-    path = checkpoint.save(run, hooks, progress, folder, {"best": asdict(best) if best else None})
-    if run.world.is_main:
-        newest = sorted(folder.glob("step-*"))[-run.config.checkpoints.keep_last :]
-        keep = {kept.name for kept in newest} | ({f"step-{best.step:08d}"} if best else set())
-        checkpoint.prune(folder, keep)
-    hooks.on_checkpoint(run, progress, path)
 
 
 def finish(

@@ -7,8 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from distcore.config import parse_value
-from distcore.errors import ConfigError
+from distcore.config import parse_settings
 
 BROKEN = 1
 
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 if every law holds that the strategy does not declare not to keep, 1 if not."""
     from distcore.testing.runner import check
 
-    found = check(arguments.strategy, arguments.nproc, settings=_settings(arguments.set), only=arguments.case)
+    found = check(arguments.strategy, arguments.nproc, settings=parse_settings(arguments.set), only=arguments.case)
     if arguments.json:
         print(json.dumps([asdict(finding) | {"verdict": finding.verdict} for finding in found], indent=1))
     else:
@@ -39,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show(found: list[Any]) -> None:
     """Print a table of the findings, then a line for each broken case and a summary."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from distcore.testing.cases import LAWS
@@ -46,12 +46,12 @@ def show(found: list[Any]) -> None:
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("law", "case", "", "error", "bound", "note"):
-        table.add_column(heading, overflow="ellipsis" if heading == "note" else "fold", no_wrap=True)
+        table.add_column(heading, overflow="fold", no_wrap=heading != "note")
     colours = {"held": "green", "broken": "red", "skipped": "yellow"}
     for finding in found:
         numbers = [_number(finding.error), _number(finding.bound)]
         verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        note = "" if finding.held else finding.note.replace("[", r"\[")
+        note = escape(finding.note) if finding.held is None else ""
         table.add_row(f"{LAWS[finding.law]} {finding.law}", finding.case, verdict, *numbers, note)
     console.print(table)
     for finding in found:
@@ -59,16 +59,6 @@ def show(found: list[Any]) -> None:
             console.print(str(finding), markup=False, soft_wrap=True)
     counts = {word: sum(finding.verdict == word for finding in found) for word in colours}
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
-
-
-def _settings(given: list[str]) -> dict[str, Any]:
-    changes = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {text}: expected KEY=VALUE, such as --set strategy_options.NAME=VALUE")
-        changes[key] = parse_value(value)
-    return changes
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,41 @@
+"""``distcore eval``: the weights of a run, evaluated under any strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from distcore.cli import main
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eval")
+    rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = f"train --data {folder}/rows.jsonl --model bert-tiny --max-steps 6 --out {folder}/run"
+    assert main(command.split()) == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])
+def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run_folder), "--json", *world.split()]) == 0
+    found = json.loads(capfd.readouterr().out.splitlines()[-1])["evaluation"]
+    reported = json.loads((run_folder / "report.json").read_text())["evaluation"]
+    assert found["loss"] == pytest.approx(reported["loss"], rel=1e-5)
+    assert found | {"loss": 0} == reported | {"loss": 0}
+
+
+def test_other_rows_can_be_evaluated(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "good 1", "label": "good"}\n{"text": "bad 2", "label": "bad"}\n')
+    assert main(["eval", str(run_folder / "checkpoints/step-00000006"), "--data", str(tmp_path / "more.jsonl")]) == 0
+    assert "evaluated 2 of 2" in capfd.readouterr().out
+
+
+def test_a_folder_without_checkpoint_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(tmp_path)]) == 2
+    assert capfd.readouterr().err == (
+        f"error: {tmp_path}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN\n"
+    )
