@@ -78,7 +78,7 @@ class Checkpoints(_Tree):
     asynchronous: bool = Field(False, description="write beside the next steps, from a copy in memory")
 
 
-EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True}
+EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
 """What a run has without being asked; naming another extension does not switch these off."""
 
 

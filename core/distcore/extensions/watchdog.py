@@ -1,0 +1,87 @@
+"""Say where a rank is stuck: rank, hook, step and rows, when a hook takes too long."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass
+from types import FrameType
+
+from distcore.contract import Micro, Progress, Run
+from distcore.evaluation import forward_all
+from distcore.hooks import Hooks
+from distcore.hookspecs import hookimpl
+from distcore.loop import train_step
+
+log = logging.getLogger("distcore")
+LOOKS = 8
+"""Looks at the rank in the time of one limit: an alarm is late by at most this part of it."""
+ROWS_SHOWN = 8
+
+
+@dataclass
+class Watchdog:
+    """A thread that looks at the rank's own stack now and then; hooks themselves cost nothing more."""
+
+    limit: float = 120.0
+    """Seconds that a hook, or the forward and backward passes of one step, may take; 0: off."""
+
+    def __post_init__(self) -> None:
+        self._over = threading.Event()
+        self._step = 0
+        self._rank = 0
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        self._rank = run.world.rank
+        if self.limit > 0:
+            watched = threading.get_ident()
+            threading.Thread(target=self._watch, args=(watched,), name="distcore-watchdog", daemon=True).start()
+
+    @hookimpl
+    def on_step_end(self, progress: Progress) -> None:
+        self._step = progress.step
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        self._over.set()
+
+    def _watch(self, thread: int) -> None:
+        """Raise one alarm for each call that is still running after ``limit`` seconds."""
+        before: FrameType | None = None
+        looks = 0
+        while not self._over.wait(self.limit / LOOKS):
+            frame = sys._current_frames().get(thread)
+            stuck = _hook_or_pass(frame)
+            looks = looks + 1 if stuck is not None and stuck is before else 0
+            before = stuck
+            if looks == LOOKS and stuck is not None:
+                log.error(self._describe(stuck))
+
+    def _describe(self, frame: FrameType) -> str:
+        name = frame.f_code.co_name
+        what = f"hook {name}()" if frame.f_code in _HOOKS else f"{name}()"
+        rows = _rows(frame)
+        shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", …" if len(rows) > ROWS_SHOWN else "")
+        where = f" on rows {shown}" if rows else ""
+        return f"watchdog: rank {self._rank} has been in {what} for {self.limit:g} s, in step {self._step + 1}{where}"
+
+
+_HOOKS = {method.__code__ for name, method in vars(Hooks).items() if callable(method) and not name.startswith("_")}
+_PASSES = {train_step.__code__, getattr(forward_all, "__wrapped__", forward_all).__code__}
+
+
+def _hook_or_pass(frame: FrameType | None) -> FrameType | None:
+    """The innermost call of a hook, else of the passes of a step."""
+    while frame is not None and frame.f_code not in _HOOKS and frame.f_code not in _PASSES:
+        frame = frame.f_back
+    return frame
+
+
+def _rows(frame: FrameType | None) -> list[int]:
+    """Rows of the micro-batch in whose pass the frame is, found in the locals of the loop."""
+    while frame is not None and frame.f_code not in _PASSES:
+        frame = frame.f_back
+    micro = frame.f_locals.get("micro") if frame is not None else None
+    return micro.indices.tolist() if isinstance(micro, Micro) else []

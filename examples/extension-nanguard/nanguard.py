@@ -1,0 +1,24 @@
+"""An extension of a dozen lines that works under every strategy: stop at the first value that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from torch import Tensor, isfinite
+
+from distcore import DistcoreError, StepResult, hookimpl
+
+
+class NanGuard:
+    @hookimpl(wrapper=True)
+    def backward(self, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+        if not isfinite(loss):
+            raise DistcoreError(f"the loss is {loss.item()}: try a lower --lr")
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def step(self) -> Generator[None, StepResult, StepResult]:
+        result = yield
+        if result.grad_norm is not None and not isfinite(result.grad_norm):
+            raise DistcoreError(f"the gradient norm is {result.grad_norm.item()}: try a lower --lr")
+        return result

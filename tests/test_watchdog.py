@@ -1,0 +1,61 @@
+"""The watchdog says where a rank is stuck, from real ranks that are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distcore import RunConfig, hookimpl, train
+from distcore.extensions.watchdog import Watchdog
+from distcore.testing.problem import Problem
+from torch import Tensor, nn
+
+
+class SleepsInStep:
+    @hookimpl(wrapper=True)
+    def step(self):  # type: ignore[no-untyped-def]
+        time.sleep(0.8)
+        return (yield)
+
+
+class SleepsInForward(Problem):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        time.sleep(0.8)
+        return super().loss(model, batch)
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Problem, limit: float, **extra: object) -> None:
+    extensions = {"watchdog": Watchdog(limit=limit), **extra}
+    monkeypatch.setattr("distcore.trainer.load_extensions", lambda _config: extensions)
+    train(RunConfig(out=str(tmp_path / "run"), max_steps=1, global_batch_size=4, device="cpu", lr=0.01), task)
+
+
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_a_slow_hook_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, monkeypatch, Problem(), 0.3, slow=SleepsInStep())
+    assert alarms(caplog) == ["watchdog: rank 0 has been in hook step() for 0.3 s, in step 1"]
+
+
+def test_a_slow_pass_is_named_with_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, monkeypatch, SleepsInForward(), 0.3)
+    (alarm,) = alarms(caplog)
+    prefix = "watchdog: rank 0 has been in train_step() for 0.3 s, in step 1 on rows "
+    assert alarm.startswith(prefix)
+    assert len(torch.tensor([int(row) for row in alarm.removeprefix(prefix).split(", ")]).unique()) == 4
+
+
+def test_zero_switches_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, monkeypatch, Problem(), 0, slow=SleepsInStep())
+    assert alarms(caplog) == []
