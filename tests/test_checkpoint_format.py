@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_cases import write
+from safetensors.torch import load_file
+
 from distcore import Piece
 from distcore.checkpoint import Checkpoint
-from distcore.checkpoint.commit import aside_of, begin, commit, hand_in
-from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, checksum_line
-from distcore.checkpoint.writer import blocks_of, write_share
 from distcore.contract import State
 from distcore.errors import CheckpointError
-from safetensors.torch import load_file
 
 WEIGHT = torch.arange(30.0).reshape(10, 3)
 WHOLE: State = {
@@ -28,17 +28,6 @@ WHOLE: State = {
     "optimizer/weight/exp_avg": -WEIGHT,
     "optimizer/weight/step": torch.tensor(3.0),
 }
-
-
-def write(folder: Path, states: list[State], limit: int = 2**30) -> Path:
-    """Commit what these ranks hold."""
-    files, final = Files(), folder / "step-00000001"
-    begin(files, final)
-    for rank, state in enumerate(states):
-        blocks = blocks_of(state, rank, len(states), limit)
-        hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
-    commit(files, final, len(states), {"progress": {}})
-    return final
 
 
 def same(checkpoint: Checkpoint, state: State) -> bool:
@@ -66,7 +55,7 @@ def test_pieces_of_uneven_length_make_the_whole(tmp_path: Path) -> None:
     cuts = [0, 12, 12, 30]  # the second rank holds nothing of it
     states: list[State] = [
         {"model/weight": Piece(WEIGHT.reshape(-1)[start:end], start, (10, 3)), "model/bias": torch.ones(3)}
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in pairwise(cuts)
     ]
     checkpoint = Checkpoint(write(tmp_path, states))
     assert torch.equal(checkpoint["model/weight"], WEIGHT)

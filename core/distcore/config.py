@@ -113,7 +113,7 @@ class RunConfig(_Tree):
     seed: int = Field(0, ge=0, lt=2**32)
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
-    resume_changed: list[str] = Field(default_factory=list, description="keys whose change since then is accepted")
+    resume_changed: list[str] = Field([], description="keys whose change since then is accepted")
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")

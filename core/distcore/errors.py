@@ -44,6 +44,12 @@ class TrainingError(DistcoreError):
     exit_code = 3
 
 
+class StoppedError(DistcoreError):
+    """SIGTERM ended the run, all ranks at the same step, after a committed checkpoint."""
+
+    exit_code = 143
+
+
 class RankError(DistcoreError):
     """A rank failed; ``str()`` names the rank, the cause and the file with its traceback."""
 

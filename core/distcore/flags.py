@@ -63,6 +63,7 @@ GROUPS: dict[str, list[Flag]] = {
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
         Flag("--resume", "auto|PATH", "a fresh run", "go on from the newest checkpoint in --out, or from this one"),
+        Flag("--resume-changed", "KEYS", "none", "go on though these differ from then, such as lr,total_steps"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),

@@ -6,26 +6,30 @@ size and SHA-256 of every file. Reading one runs no pickle.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from distcore.checkpoint.commit import aside_of, begin, clean_up, commit, hand_in, together
+from distcore.agreement import from_main
+from distcore.checkpoint.commit import aside_of, begin, clean_up, commit, give_up, hand_in
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.manifest import FORMAT, MANIFEST, read_manifest
-from distcore.checkpoint.progress import check_job, job_of, restore, small_state
+from distcore.checkpoint.manifest import FORMAT, MANIFEST, DamagedError
+from distcore.checkpoint.progress import check_job, restore, small_state
 from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import prune
+from distcore.checkpoint.retention import checkpoints_in, problem_of, retain, whole_ones
+from distcore.checkpoint.together import together
 from distcore.checkpoint.writer import FILE_BYTES, PARTS, blocks_of, write_share
-from distcore.contract import Progress, Run
+from distcore.contract import Progress, Run, World
 from distcore.errors import CheckpointError
 from distcore.hooks import Hooks
 
+log = logging.getLogger("distcore")
 __all__ = [
-    "FILE_BYTES", "FORMAT", "PARTS", "Checkpoint", "Files", "Tensors", "clean_up", "find", "job_of", "load", "prune",
-    "read_small_state", "read_tensors", "save",
+    "FORMAT", "MANIFEST", "PARTS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load", "load_weights",
+    "read_small_state", "read_tensors", "resume", "retain", "save",
 ]  # fmt: skip
 
 
@@ -53,37 +57,83 @@ def save(
     def write() -> None:
         hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
 
-    together(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
-    together(run, hooks, what, write)
-    together(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
+    try:
+        together(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
+        together(run, hooks, what, write)
+        together(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
+    except CheckpointError:
+        if run.world.is_main:
+            give_up(files, final)
+        raise
     return final
 
 
 def find(resume: str, out: Path) -> Path | None:
     """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds none, so that a run starts afresh.
 
-    ``auto``: the newest whose manifest is right and whose files are there in full size.
+    ``auto``: the newest whose manifest is right and whose files are there in full size. Raises CheckpointError where
+    there are some and none is whole.
     """
+    folder = out / "checkpoints"
     if resume != "auto":
         path = Path(resume)
         if not (path / MANIFEST).is_file():
             raise CheckpointError(f"resume = {resume!r}: no checkpoint there (a folder step-NNNNNNNN with {MANIFEST})")
         return path
-    return next(filter(_is_whole, sorted((out / "checkpoints").glob("step-*"), reverse=True)), None)
+    found = next(whole_ones(folder), None)
+    if found is None and (every := checkpoints_in(folder)):
+        raise CheckpointError(f"resume = 'auto': none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
+    return found
 
 
-def load(run: Run, hooks: Hooks, path: Path) -> tuple[Progress, dict[str, Any]]:
+def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progress, dict[str, Any]] | None:
+    """Go on as ``run.config.resume`` says; ``None``: the run starts afresh. Every rank calls.
+
+    Clears what a killed writer left. ``auto`` goes back to an earlier checkpoint where the newest turns out to be
+    damaged; a path does not. ``data``: see ``load``.
+    """
+    out, asked = Path(str(run.config.out)), run.config.resume
+    if run.world.is_main:
+        clean_up(Files(), out / "checkpoints")
+    found = together(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
+    path = from_main(run, hooks, str(found or ""))
+    if not path:
+        return None
+    newest = Path(path)
+    earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []
+    while True:
+        try:
+            return newest, *load(run, hooks, newest, data)
+        except DamagedError as error:
+            if not earlier:
+                raise
+            log.warning("passed over: %s", error)
+            newest = earlier.pop(0)
+
+
+def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[Progress, dict[str, Any]]:
     """Put the checkpoint at ``path`` into the run; return its progress and the small state beside it.
 
     Ranks share out the files and hash each once before anything is loaded. Raises CheckpointError on all ranks: for
-    a damaged file, with its name, or another job, with the difference.
+    a damaged file, with its name (DamagedError), or another job, with the difference. ``data`` identifies the rows
+    that the run trains on; it is compared where both sides know it.
     """
-    checkpoint = Checkpoint(path)
-    together(run, hooks, f"{path}: damaged", partial(checkpoint.verify, run.world.rank, run.world.size))
+    checkpoint = together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     small = checkpoint.small_state()
-    check_job(run, small, path)
+    check_job(run, small, path, data)
     hooks.load_checkpoint(run, checkpoint)
     return restore(run, small, path), small
+
+
+def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
+    """Put only the weights of the checkpoint at ``path`` into a run that does not train."""
+    hooks.load_checkpoint(run, together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world)))
+
+
+def _verified(path: Path, world: World) -> Checkpoint:
+    checkpoint = Checkpoint(path)
+    checkpoint.verify(world.rank, world.size)
+    return checkpoint
 
 
 def read_small_state(path: Path) -> dict[str, Any]:
@@ -102,14 +152,6 @@ def read_tensors(path: Path, parts: tuple[str, ...] = PARTS) -> Tensors:
     """Read every tensor of these parts into memory."""
     checkpoint = Checkpoint(path)
     return Tensors({name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in parts})
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        read_manifest(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _nothing() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import (
@@ -22,11 +21,7 @@ from distcore.checkpoint.manifest import (
     read_json,
 )
 from distcore.checkpoint.tensors import write_hashed
-from distcore.contract import Run
-from distcore.errors import CheckpointError
-from distcore.hooks import Hooks
 
-T = TypeVar("T")
 ASIDE, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
 """What folders are called that are not, or no longer, checkpoints."""
 
@@ -36,6 +31,9 @@ def begin(files: Files, final: Path) -> None:
     aside = aside_of(final)
     if aside.exists():
         files.remove(aside)
+    for folder in [above for above in reversed(aside.parents) if not above.exists()]:
+        files.make_folder(folder)
+        files.sync(folder.parent)
     files.make_folder(aside)
 
 
@@ -71,47 +69,39 @@ def commit(files: Files, final: Path, size: int, small: dict[str, Any]) -> None:
     write_hashed(files, aside / MANIFEST, iter([manifest]))
     write_hashed(files, aside / CHECKSUM, iter([checksum_line(manifest)]))
     files.sync(aside)
-    if final.exists():  # from a run that went on from an earlier step: this one takes its place
-        old = final.with_name(REPLACED + final.name)
+    _put_in_place(files, aside, final)
+
+
+def _put_in_place(files: Files, aside: Path, final: Path) -> None:
+    """Rename; a checkpoint of that step, from before the run went back to an earlier one, makes room first."""
+    old = final.with_name(REPLACED + final.name)
+    if final.exists():
         files.rename(final, old)
-        files.rename(aside, final)
         files.sync(final.parent)
+    files.rename(aside, final)
+    files.sync(final.parent)
+    if old.exists():
         files.remove(old)
-    else:
-        files.rename(aside, final)
-        files.sync(final.parent)
 
 
 def clean_up(files: Files, folder: Path) -> None:
     """Clear what a killed writer left in ``folder``; on the main rank, before the run looks for a checkpoint."""
+    if not folder.is_dir():
+        return
     for old in sorted(folder.glob(f"{REPLACED}*")):
         final = old.with_name(old.name.removeprefix(REPLACED))
         if not final.exists():
             files.rename(old, final)
+    files.sync(folder)
     for pattern in (ASIDE, REPLACED, REMOVING):
-        for leftover in folder.glob(f"{pattern}*"):
+        for leftover in sorted(folder.glob(f"{pattern}*")):
             files.remove(leftover)
 
 
-def together(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
-    """Run ``action`` on this rank and wait for the others; if it failed on any, CheckpointError on all.
-
-    What ranks tell each other goes through the strategy's own gather, as one number each.
-    """
-    result, failure = None, None
-    try:
-        result = action()
-    except (OSError, CheckpointError) as error:
-        failure = error
-    code = torch.tensor([int(failure is not None)], device=run.world.device)
-    codes = hooks.gather_outputs(run, {"failed": code})["failed"].tolist()
-    if isinstance(failure, CheckpointError):
-        raise failure
-    if failure is not None:
-        raise CheckpointError(f"{what}: {failure.filename or ''}: {failure.strerror or failure}") from failure
-    if any(codes):
-        raise CheckpointError(f"{what}: failed on rank {codes.index(1)}")
-    return result  # type: ignore[return-value]  # no failure: it is what action returned
+def give_up(files: Files, final: Path) -> None:
+    """Remove what is aside, as far as that goes: the disk may be full of it."""
+    with contextlib.suppress(OSError):
+        files.remove(aside_of(final))
 
 
 def _take(files: Files, final: Path, rank: int) -> Share:

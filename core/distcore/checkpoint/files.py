@@ -12,7 +12,7 @@ class Files:
     """The real file system."""
 
     def make_folder(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(exist_ok=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         """Write a new file; nothing of it is sure to survive a crash before ``sync``."""

@@ -27,7 +27,11 @@ BYTES = {
 }  # fmt: skip
 """Bytes of one element, by the names that safetensors gives to dtypes."""
 Count = Annotated[int, Field(ge=0, lt=2**48)]
-FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-\d{5}-\d{3}\.safetensors|state\.json)$")]
+FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is not what was written; the message names the file."""
 
 
 class _Entry(BaseModel):
@@ -141,12 +145,12 @@ def read_manifest(path: Path) -> Manifest:
     """
     text = read_json(path / MANIFEST)
     if read_json(path / CHECKSUM) != checksum_line(text):
-        raise CheckpointError(f"{path / MANIFEST}: damaged: its SHA-256 is not the one in {CHECKSUM}")
+        raise DamagedError(f"{path / MANIFEST}: damaged: its SHA-256 is not the one in {CHECKSUM}")
     manifest = parse(text, path / MANIFEST)
     for name, file in manifest.files.items():
         size = size_of(path / name)
         if size != file.size:
-            raise CheckpointError(f"{path / name}: damaged: {size} bytes, the manifest says {file.size}")
+            raise DamagedError(f"{path / name}: damaged: {size} bytes, the manifest says {file.size}")
     return manifest
 
 
@@ -160,7 +164,7 @@ def size_of(file: Path) -> int:
     try:
         found = file.lstat()
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+        raise DamagedError(f"{file}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointError(f"{file}: is not a plain file")
     return found.st_size
@@ -173,10 +177,11 @@ def read_json(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+        raise DamagedError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}"[:300].removeprefix(": ").replace("Value error, ", "")
+    line = " ".join(f"{where}: {first['msg']}".split())
+    return line[:300].removeprefix(": ").replace("Value error, ", "")

@@ -6,23 +6,40 @@ micro-batch.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from distcore.contract import Progress, Run
+import numpy as np
+from torch.optim.lr_scheduler import LambdaLR
+
+from distcore.contract import Dataset, Progress, Run
 from distcore.errors import CheckpointError
 
-JOB = ("task", "data", "eval_data", "eval_fraction", "global_batch_size", "seed", "model", "max_seq_len")
-"""What must be the same for a run to go on exactly."""
+FIXED = (
+    "task", "eval_fraction", "columns", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
+    "optimizer.name",
+)  # fmt: skip
+"""Without these the saved position in the data, or the saved tensors, would mean something else."""
+CHANGEABLE = (
+    "model", "max_seq_len", "dropout", "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
+)  # fmt: skip
+"""With another value the run goes on, but not as the uninterrupted one would have."""
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Tell one set of training rows from another, wherever its file lies: by length and items of every row."""
+    digest = hashlib.sha256()
+    for column in (dataset.lengths, dataset.items):
+        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def small_state(run: Run, progress: Progress) -> dict[str, Any]:
     """What goes into state.json, as JSON values."""
-    scheduler = run.scheduler.state_dict() if run.scheduler else {}
     return {
         "progress": asdict(progress),
-        "scheduler": {key: scheduler[key] for key in ("last_epoch", "_step_count") if key in scheduler},
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
         "scaler": run.scaler.state_dict() if run.scaler else {},
         "job": job_of(run),
@@ -31,17 +48,23 @@ def small_state(run: Run, progress: Progress) -> dict[str, Any]:
 
 def job_of(run: Run) -> dict[str, Any]:
     """The part of the config that a resumed run must share with the one that was interrupted."""
-    return {key: getattr(run.config, key) for key in JOB} | {"total_steps": run.total_steps}
+    tree = run.config.model_dump(mode="json")
+    return {key: _at(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": run.total_steps}
 
 
-def check_job(run: Run, small: dict[str, Any], path: Path) -> None:
+def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> None:
     """Raise CheckpointError, naming the difference, if the checkpoint is of another job than ``run``."""
-    saved, mine = small.get("job", {}), job_of(run)
-    for key in mine:
-        if saved.get(key) != mine[key]:
+    saved, mine = small.get("job"), job_of(run)
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"{path / 'state.json'}: says nothing of the job that it belongs to")
+    if data is not None and small.get("data") not in (data, None):
+        raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+    for key, value in mine.items():
+        if saved.get(key) != value and key not in run.config.resume_changed:
+            then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
             raise CheckpointError(
-                f"resume = {str(path)!r}: {key} was {saved.get(key)!r} and is {mine[key]!r}; "
-                "the run would not go on exactly"
+                f"resume = {str(path)!r}: {key} was {saved.get(key)!r} and is {value!r}: "
+                f"the run would not go on exactly; {then}"
             )
 
 
@@ -50,21 +73,35 @@ def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:
     try:
         progress = Progress(**{field.name: _count(small["progress"][field.name]) for field in fields(Progress)})
         rates = [float(rate) for rate in small["learning_rates"]]
-        if run.scheduler is not None:
-            known = run.scheduler.state_dict()
-            groups = len(known["base_lrs"])
-            last = {"_last_lr": [*rates, *rates[-1:] * groups][:groups]}
-            run.scheduler.load_state_dict(
-                known | {k: _count(v) for k, v in small["scheduler"].items() if k in known} | last
-            )
-        if run.optimizer is not None and rates:
-            for index, group in enumerate(run.optimizer.param_groups):
-                group["lr"] = rates[min(index, len(rates) - 1)]
-        if run.scaler is not None and small["scaler"]:
-            run.scaler.load_state_dict({key: small["scaler"][key] for key in run.scaler.state_dict()})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        scale = {key: type(value)(small["scaler"][key]) for key, value in _scale(run).items() if small["scaler"]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
+    if isinstance(run.scheduler, LambdaLR):
+        rates = _wind(run.scheduler, progress.step)
+    if run.optimizer is not None and rates and not (run.scheduler is None and "lr" in run.config.resume_changed):
+        for index, group in enumerate(run.optimizer.param_groups):
+            group["lr"] = rates[min(index, len(rates) - 1)]
+    if run.scaler is not None and scale:
+        run.scaler.load_state_dict(scale)
     return progress
+
+
+def _wind(scheduler: LambdaLR, step: int) -> list[float]:
+    """Set a schedule, which is a function of the step, to ``step``; return the learning rates there."""
+    rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
+    scheduler.load_state_dict(scheduler.state_dict() | position)
+    return rates
+
+
+def _scale(run: Run) -> dict[str, Any]:
+    return run.scaler.state_dict() if run.scaler else {}
+
+
+def _at(tree: dict[str, Any], dotted: str) -> Any:
+    for key in dotted.split("."):
+        tree = tree[key]
+    return tree
 
 
 def _count(value: object) -> int:

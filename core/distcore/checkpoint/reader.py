@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
+from distcore.checkpoint.manifest import STATE, DamagedError, PieceEntry, TensorEntry, read_json, read_manifest
 from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError
 
@@ -58,9 +58,11 @@ class Checkpoint:
         text = read_json(self.path / STATE)
         self._compare(STATE, hashlib.sha256(text).hexdigest())
         try:
-            small: dict[str, Any] = json.loads(text)
+            small = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path / STATE}: damaged: {error}") from None
+            raise CheckpointError(f"{self.path / STATE}: is no JSON: {error}") from None
+        if not isinstance(small, dict):
+            raise CheckpointError(f"{self.path / STATE}: expected keys and values, found a {type(small).__name__}")
         return small
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
@@ -71,7 +73,7 @@ class Checkpoint:
 
     def _compare(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:
-            raise CheckpointError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
+            raise DamagedError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
 
     def _part(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
         """The elements that ``piece`` has of those asked for, copied out of the mapped file."""

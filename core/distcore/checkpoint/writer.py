@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -69,6 +69,11 @@ def blocks_of(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> li
         for block in _cut(name, tensor, 0, tuple(tensor.shape), limit)
     ]
     return sorted([*own, *_deal(whole, rank, size)], key=lambda block: (block.name, block.start))
+
+
+def in_memory(blocks: Sequence[Block]) -> list[Block]:
+    """Copy the values, so that training can go on while they are written."""
+    return [replace(block, values=block.values.detach().to("cpu", copy=True)) for block in blocks]
 
 
 def _check_names(state: State) -> None:
