@@ -135,7 +135,7 @@ def _supervise(job: _Job) -> list[Any]:
         stack.callback(ranks.close, signal.SIGTERM, GRACE)
         # After the fork, which copies no thread of the store's; the socket is ours, because TCPStore by itself
         # listens on every interface. Early clients wait in the socket's backlog.
-        store = TCPStore(  # noqa: F841  # it serves as long as it lives
+        store = TCPStore(
             LOOPBACK,
             listener.getsockname()[1],
             is_master=True,
@@ -143,7 +143,10 @@ def _supervise(job: _Job) -> list[Any]:
             timeout=timedelta(seconds=60),
             master_listen_fd=os.dup(listener.fileno()),
         )
-        return _wait(job, ranks)
+        try:
+            return _wait(job, ranks)
+        finally:
+            del store  # an error's traceback would keep it, and a rank of the next launch that collects it crashes
 
 
 def _start_ranks(job: _Job, port: int) -> PContext:

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import tempfile
-from importlib.metadata import Distribution, EntryPoint, packages_distributions
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 from distcore import registry
@@ -23,46 +24,47 @@ def main(text: str) -> None:
 
 
 def foreign(strategy: str) -> set[str]:
-    """Modules that only other strategies have a use for, by what their distributions say of themselves."""
+    """Modules that only other strategies have a use for, by what their distributions say of themselves.
+
+    A distribution may also offer a launcher, which every run asks, so that its package by itself is not foreign.
+    """
     entries = registry.entries("strategies")
     own = entries.pop(strategy)
-    mine = {own.module, _package(own), *_parents(own.module)}
-    named = {name for entry in entries.values() for name in (entry.module, _package(entry))} - mine
-    others = {entry.dist.name: entry.dist for entry in entries.values() if entry.dist}
-    ours = _required(own.dist) | _required(Distribution.from_name("distcore"))
-    theirs = set().union(*map(_required, others.values())) - ours - {"distcore"}
+    theirs = _needs([requirement for entry in entries.values() for requirement in _requirements(entry.dist)])
+    theirs -= _needs(["distcore", *_requirements(own.dist)])
     required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
-    return named - {"distcore"} | required
+    return {entry.module for entry in entries.values()} - {own.module} | required
 
 
 def _after_a_step(config: RunConfig, folder: Path) -> list[str]:
-    from distcore.testing.lab import Lab
     from distcore.testing.problem import Problem
     from distcore.testing.rank import Subject, lab_of
 
-    lab: Lab
     with lab_of(Subject(config=config, cases=()), folder) as lab:
         lab.job(Problem()).train(1)
     return list(sys.modules)
 
 
-def _required(distribution: Distribution | None) -> set[str]:
-    """Names of the distributions that ``distribution`` requires, those of its extras left out."""
-    needed = (line for line in (distribution.requires if distribution else None) or [] if "extra ==" not in line)
-    return {_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed}
+def _needs(names: list[str]) -> set[str]:
+    """These distributions and all that they require, directly or not, as far as it is installed."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        if name not in found:
+            found.add(name)
+            with suppress(PackageNotFoundError):
+                names += _requirements(distribution(name))
+    return found
+
+
+def _requirements(found: Distribution | None) -> list[str]:
+    """Names of what a distribution requires, without its extras."""
+    needed = (line for line in (found.requires if found else None) or [] if "extra ==" not in line)
+    return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.module.partition(".")[0]
-
-
-def _parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ class _Work:
 
     def launch(self) -> None:
         """Run what is left in new ranks, up to the first case that takes them down."""
-        import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
+        for heavy in ("transformers.optimization", "torch._dynamo"):  # once, here, not in every rank that is forked
+            import_module(heavy)
         assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
         for stale in self.folder.glob("position-*"):
             stale.unlink()

@@ -1,0 +1,351 @@
+"""Strategies that are broken on purpose: each must be caught by the law that it breaks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distcore import (
+    BatchPlan,
+    Clip,
+    Micro,
+    OptimizerFactory,
+    Run,
+    Sampler,
+    State,
+    StepResult,
+    Wrapped,
+    defaults,
+    gather_rows,
+    hookimpl,
+    load_config,
+    rank_sampler,
+)
+from distcore.contract import SavedState
+from distcore.testing.cases import Finding, all_cases
+from distcore.testing.rank import Subject
+from distcore.testing.runner import measure
+
+DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+
+
+@dataclass(frozen=True)
+class Mutant:
+    make: Callable[[], object]
+    breaks: str
+    """The law that must be named."""
+    case: str
+    says: str = ""
+    """What the finding says."""
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(breaks: str, case: str, says: str = "") -> Callable[[type], type]:
+    def register(cls: type) -> type:
+        MUTANTS[cls.__name__] = Mutant(cls, breaks, case, says)
+        return cls
+
+    return register
+
+
+@mutant("gradient", "partitions")
+class DividesTwice(DDPStrategy):
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        return defaults.backward(run, loss / run.world.size)
+
+
+@mutant("gradient", "partitions")
+class SumsInsteadOfMeans(DDPStrategy):
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        defaults.backward(run, loss * run.world.size)
+        return loss.detach()
+
+
+@mutant("gradient", "partitions")
+class DividesByAccumulation(DDPStrategy):
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        defaults.backward(run, loss / run.accumulation)
+        return loss.detach()
+
+
+@mutant("order", "rows-of-a-step", "dealt twice, not at all or elsewhere")
+class SamplerIgnoresRank(DDPStrategy):
+    @hookimpl
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        return rank_sampler(plan, 0, run.world.size)
+
+
+class Plain(DDPStrategy):
+    """Every rank trains by itself: what a subclass does about that is its own."""
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        return defaults.wrap_model(run, model, make_optimizer)
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+@mutant("gradient", "partitions")
+class NeverSynchronises(Plain):
+    pass
+
+
+@mutant("gradient", "ranks-hold-one-model")
+class AveragesOnMainRankOnly(Plain):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        average_gradients(run, keep=run.world.is_main)
+        return defaults.step(run, clip)
+
+
+@mutant("surprise", "collectives-per-step", "2 allreduce")
+class SynchronisesEveryMicroBatch(DDPStrategy):
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+@mutant("surprise", "collectives-per-step", "1 barrier")
+class WaitsAfterEveryStep(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        dist.barrier()
+        return defaults.step(run, clip)
+
+
+@mutant("gradient", "partitions")
+class KeepsGradients(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        norm = defaults.clip_gradients(run.optimizer, clip)
+        run.optimizer.step()
+        return StepResult(grad_norm=norm)
+
+
+@mutant("clipping", "clip-by-norm")
+class ClipsBeforeSynchronising(Plain):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        norm = defaults.clip_gradients(run.optimizer, clip)
+        average_gradients(run)
+        defaults.step(run, Clip())
+        return StepResult(grad_norm=norm)
+
+
+@mutant("clipping", "clip-by-norm", "gradient norm, step 1: 0.0499999 for")
+class ReportsNormAfterClipping(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        defaults.clip_gradients(run.optimizer, clip)
+        return defaults.step(run, Clip(norm=1e9))
+
+
+@mutant("clipping", "clip-by-value")
+class IgnoresClippingByValue(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        return defaults.step(run, Clip(norm=clip.norm))
+
+
+@mutant("gradient", "ranks-without-rows")
+class CountsStandInRows(DDPStrategy):
+    @hookimpl
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        deal = rank_sampler(plan, run.world.rank, run.world.size)
+        return lambda epoch, step: [replace(micro, blank=False) for micro in deal(epoch, step)]
+
+
+@mutant("evaluation", "every-size", "evaluation returned 2 rows, 1 of them different")
+class EvaluatesStandInRows(CountsStandInRows):
+    pass
+
+
+@mutant("order", "rows-of-a-step")
+class DropsRaggedTail(DDPStrategy):
+    @hookimpl
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        deal = rank_sampler(plan, run.world.rank, run.world.size)
+
+        def sampler(epoch: int, step: int) -> list[Micro]:
+            ragged = len(plan.rows(epoch, step)) < plan.global_batch
+            return [replace(micro, blank=micro.blank or ragged) for micro in deal(epoch, step)]
+
+        return sampler
+
+
+@mutant("checkpoint", "neutral-names", "tensors are missing")
+class ForgetsMoments(DDPStrategy):
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        return {name: value for name, value in defaults.save_checkpoint(run).items() if name.startswith("model/")}
+
+
+@mutant("checkpoint", "from-single")
+class DoesNotRestoreMoments(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        return defaults.load_checkpoint(replace(run, optimizer=None), state)
+
+
+@mutant("resume", "each-row-once")
+class SamplerStartsOver(DDPStrategy):
+    @hookimpl
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        deal, first = rank_sampler(plan, run.world.rank, run.world.size), []
+
+        def sampler(epoch: int, step: int) -> Any:
+            first.append(step)
+            return deal(epoch, step - first[0])
+
+        return sampler
+
+
+@mutant("clipping", "schedule")
+class StepsScheduleOncePerRank(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        result = defaults.step(run, clip)
+        for _ in range(run.world.size - 1 if run.scheduler else 0):
+            run.scheduler.step()
+        return result
+
+
+@mutant("gradient", "ragged-tail", r"hook step\(\): returned NoneType, not StepResult")
+class AnswersNothing(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> None:
+        defaults.step(run, clip)
+
+
+@mutant("checkpoint", "round-trip", "model/scale")
+class LeavesBuffersStale(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        before = {name: buffer.clone() for name, buffer in run.module.named_buffers()}
+        defaults.load_checkpoint(run, state)
+        for name, buffer in run.module.named_buffers():
+            buffer.copy_(before[name])
+        return True
+
+
+@mutant("checkpoint", "loads-into-every-rank")
+class LoadsOnMainRankOnly(DDPStrategy):
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        return not run.world.is_main or defaults.load_checkpoint(run, state)
+
+
+@mutant("evaluation", "gather-unequal", "rows, order or dtype")
+class GathersOutOfOrder(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.flip(0) for name, value in gather_rows(outputs).items()}
+
+
+@mutant("evaluation", "gather-unequal", "rows, order or dtype")
+class GathersInOneDtype(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.double() for name, value in gather_rows(outputs).items()}
+
+
+@mutant("agreement", "true-world", r"2 ranks were started .* in which ranks \[0\] answer")
+class FallsBackToOneProcess(DDPStrategy):
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return outputs
+
+
+@mutant("gradient", "parameter-groups")
+class DecaysEverything(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        wrapped = super().wrap_model(run, model, make_optimizer)
+        for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
+            group["weight_decay"] = run.config.optimizer.weight_decay
+        return wrapped
+
+
+@mutant("gradient", "dropout-repeats")
+class DrawsOtherNoiseEachTime(DDPStrategy):
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        torch.manual_seed(time.time_ns() % 2**32)
+        return super().accumulate(run, last)
+
+
+@mutant("gradient", "tied-parameters", "rank 1 .*stuck|on this rank alone|rank 1 of 2 failed")
+class FailsOnOneRank(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        if run.world.rank == 1:
+            raise ValueError("only here")
+        return defaults.step(run, clip)
+
+
+def average_gradients(run: Run, keep: bool = True) -> None:
+    for parameter in run.module.parameters():
+        if parameter.grad is not None:
+            mean = parameter.grad.clone()
+            dist.all_reduce(mean)
+            if keep:
+                parameter.grad.copy_(mean / run.world.size)
+
+
+def subject(make: Callable[[], object], *cases: str) -> Subject:
+    known = all_cases()
+    config = load_config(None, {"strategy": "ddp", "nproc": 2})
+    return Subject(config=config, cases=tuple(known[case] for case in cases), make=lambda _config: make())
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, Finding]:
+    """All mutants in one launch of two ranks, and one more for the mutant that takes its ranks down."""
+    found = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()], nproc=2)
+    return {name: finding for name, (finding,) in zip(MUTANTS, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught_by_the_law_it_breaks(name: str, findings: dict[str, Finding]) -> None:
+    finding, expected = findings[name], MUTANTS[name]
+    assert finding.held is False, str(finding)
+    assert finding.law == expected.breaks
+    assert re.search(expected.says, str(finding)), str(finding)
+
+
+def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
+    cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
+    (found,) = measure([subject(DDPStrategy, *cases)], nproc=2)
+    assert [str(finding) for finding in found if not finding.held] == []
+
+
+class Sleeps(DDPStrategy):
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        steps = run.optimizer.state[next(run.module.parameters())].get("step", 0)
+        if run.world.rank == 1 and steps == 2:
+            time.sleep(60)
+        return defaults.step(run, clip)
+
+
+def test_a_stuck_rank_is_named_with_hook_and_step_and_other_cases_go_on() -> None:
+    ((stuck, other),) = measure([subject(Sleeps, "ragged-tail", "gather-unequal")], nproc=2, limit=8)
+    assert stuck.held is False
+    assert "after 8 s rank 1 is stuck in hook step(), step 2" in stuck.note
+    assert other.held
