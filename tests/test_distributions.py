@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,23 +33,59 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(900)
-def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(wheels: Path, tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    constraints = str(ROOT / "constraints.txt")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, "--find-links", str(wheels)]
+@pytest.fixture(scope="module")
+def empty_environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that has ``distcore[ddp]`` from the wheels and nothing of this checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    constraints = ["--constraint", str(ROOT / "constraints.txt"), "--find-links", str(wheels)]
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *constraints]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, "distcore[ddp]"], check=True)
-    shown = subprocess.run(
-        [str(python.with_name("distcore")), "strategies", "--json"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+    subprocess.run([*pip, "distcore[ddp]", "pytest", "hatchling"], check=True)
+    return folder / "bin"
+
+
+def run(command: str, environment: Path, folder: Path) -> str:
+    """Run a command line in ``folder`` with the programs of ``environment``; what it prints."""
+    variables = os.environ | {"PATH": f"{environment}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
-    found = {strategy["name"]: strategy["distribution"] for strategy in json.loads(shown.stdout)}
-    assert found == {"ddp": "distcore-ddp 0.1.0", "dp": "distcore-ddp 0.1.0", "single": "distcore 0.1.0"}
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def strategies(environment: Path, folder: Path) -> dict[str, str]:
+    shown = json.loads(run("distcore strategies --json", environment, folder))
+    return {strategy["name"]: strategy["distribution"] for strategy in shown}
+
+
+@pytest.mark.timeout(900)
+def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
+    empty_environment: Path, tmp_path: Path
+) -> None:
+    assert strategies(empty_environment, tmp_path) == {
+        "ddp": "distcore-ddp 0.1.0",
+        "dp": "distcore-ddp 0.1.0",
+        "single": "distcore 0.1.0",
+    }
+
+
+@pytest.mark.timeout(900)
+def test_a_strangers_strategy_is_installed_found_checked_and_trains(empty_environment: Path, tmp_path: Path) -> None:
+    package = shutil.copytree(ROOT / "examples/strategy-localsgd", tmp_path / "strategy-localsgd")
+    run(f"pip install --quiet --no-build-isolation --no-deps {package}", empty_environment, tmp_path)
+    assert strategies(empty_environment, tmp_path)["localsgd"] == "distcore-localsgd 0.1.0"
+    run(f"python -m pytest -q {package}/tests", empty_environment, tmp_path)
+    apart = "--set strategy_options.every=4 --model bert-tiny --max-steps 8 --out apart"
+    assert "evaluated" in run(f"distcore train --strategy localsgd --nproc 2 {apart}", empty_environment, tmp_path)
+
+
+@pytest.mark.timeout(900)
+def test_the_skeleton_of_a_strategy_passes_its_own_contract(empty_environment: Path, tmp_path: Path) -> None:
+    run("distcore new strategy my-own", empty_environment, tmp_path)
+    run("pip install --quiet --no-build-isolation --no-deps ./distcore-my-own", empty_environment, tmp_path)
+    run("python -m pytest -q distcore-my-own", empty_environment, tmp_path)
 
 
 def test_every_plugin_has_a_wheel(wheels: Path) -> None:

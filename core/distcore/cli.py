@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 
 COMMANDS = {
     "train": "train, evaluate and test a model, on as many ranks as you like",
     "eval": "evaluate a checkpoint, under any strategy",
     "check": "measure the laws against a strategy",
+    "new": "write the skeleton of a strategy's package",
     "strategies": "list the installed strategies: what they declare, and their options",
 }
 INTERRUPTED = 130
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130 and 143 stopped."""
     try:
         return run(list(sys.argv[1:] if argv is None else argv))
+    except StoppedError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     except DistcoreError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except KeyboardInterrupt:
