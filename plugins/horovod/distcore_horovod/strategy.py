@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from distcore import (
@@ -20,7 +21,6 @@ from distcore import (
     RunConfig,
     SavedState,
     StepResult,
-    StrategyError,
     World,
     Wrapped,
     defaults,
@@ -28,6 +28,7 @@ from distcore import (
     hookimpl,
 )
 from distcore_horovod import launcher
+from distcore_horovod.gradients import Op, distribute, share_buffers, without_gradient
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect
 from distcore_horovod.wire import broadcast, gather_rows, lost_peers, total
@@ -39,15 +40,16 @@ _NOTHING = nullcontext()
 class HorovodStrategy:
     """Replicate the model on every rank and all-reduce gradients with Horovod while they are computed."""
 
-    op: Literal["average", "sum", "adasum"] = "average"
+    op: Op = "average"
     """How gradients are combined. ``sum`` and ``average`` train alike: the core scales the loss for either."""
     compression: Literal["none", "fp16"] = "none"
     """Send gradients in half precision: half the traffic, and no longer exactly the gradient of law 2."""
-    groups: int = 0
-    """Bind gradients into so many groups that are sent whole; 0 leaves it to Horovod's fusion."""
-    fusion_mb: float | None = None
+    groups: Annotated[int, Field(ge=0)] = 1
+    """Send gradients in so many groups, each when it is whole: a run repeats itself bit for bit. 0 sends them as they
+    come, fused by the clock: more overlap with backward, and above two ranks sums that round otherwise each time."""
+    fusion_mb: Annotated[float, Field(ge=0)] | None = None
     """Horovod's fusion buffer in MiB; by default what HOROVOD_FUSION_THRESHOLD says, or 128."""
-    cycle_ms: float | None = None
+    cycle_ms: Annotated[float, Field(gt=0)] | None = None
     """Milliseconds between two looks at what can be sent; by default what HOROVOD_CYCLE_TIME says, or 1."""
     find_unused: bool = False
     """Some parameters take no part in some steps; costs one small all-reduce each step."""
@@ -63,12 +65,37 @@ class HorovodStrategy:
                 "op=adasum is no mean: laws 2 and 3 do not hold, and it needs a Horovod that was built with MPI",
                 "the rendezvous on several machines is open to their network until all ranks are connected",
             ),
+            exempt=self._exempt(),
         )
+
+    def _exempt(self) -> dict[str, str]:
+        inexact = ("gradient", "clipping", "neutral-names", "into-single", "from-single")
+        exempt = {}
+        if not self.find_unused:
+            exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
+        if not self.groups:
+            exempt |= dict.fromkeys(("bit-for-bit", "dropout-repeats"), "groups=0: sums round as gradients come")
+        if self.compression != "none":
+            exempt |= dict.fromkeys(inexact, f"gradients travel in {self.compression}")
+        if self.op == "adasum":
+            exempt |= dict.fromkeys(inexact, "adasum is no mean")
+        return exempt
+
+    def check_config(self, config: RunConfig) -> None:
+        """Refuse what this build of Horovod cannot do, before any rank starts."""
+        how = "build it again where there is one (distcore-horovod build)"
+        if config.device == "cuda" and not hvd.nccl_built():
+            raise ConfigError(f"device = 'cuda': this Horovod was built without NCCL; {how}, or use --set device=cpu")
+        if self.op != "adasum":
+            return
+        if not hvd.mpi_built():
+            raise ConfigError(f"strategy_options.op = 'adasum': this Horovod was built without MPI; {how}")
+        if config.precision == "fp16" or config.clip.norm is not None or config.clip.value is not None:
+            raise ConfigError("strategy_options.op = 'adasum': combines steps, not gradients: no clipping, no fp16")
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
         device = device_of(config, place)
-        self._check(config, device)
         os.environ.update(self._variables(config))
         if place.launcher == launcher.NAME and "OMP_NUM_THREADS" not in os.environ:
             share_cores(place)
@@ -83,13 +110,8 @@ class HorovodStrategy:
         broadcast(defaults.model_state(run))
         if make_optimizer is None:
             return Wrapped(model=model, optimizer=None)
-        optimizer = hvd.DistributedOptimizer(
-            make_optimizer(model),
-            named_parameters=model.named_parameters(),
-            compression=getattr(hvd.Compression, self.compression),
-            op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.op],
-            groups=self.groups or None,
-        )
+        share_buffers(run)
+        optimizer = distribute(model, make_optimizer(model), self.op, self.compression, self.groups)
         return Wrapped(model=model, optimizer=optimizer)
 
     @hookimpl
@@ -111,7 +133,7 @@ class HorovodStrategy:
         with lost_peers():
             if self.op == "adasum":  # it steps first, and combines the steps
                 return defaults.step(run, clip)
-            unused = self._unused(run)
+            unused = without_gradient(run, find=self.find_unused)
             optimizer.synchronize()
         for parameter in unused:
             parameter.grad = None  # Horovod made it zero, and weight decay would move it
@@ -139,43 +161,19 @@ class HorovodStrategy:
         hvd.shutdown()
         return True
 
-    def _check(self, config: RunConfig, device: torch.device) -> None:
-        """Refuse what this build of Horovod cannot do."""
-        how = "; build it again where there is one: distcore-horovod build"
-        if device.type == "cuda" and not hvd.nccl_built():
-            raise ConfigError(f"device = 'cuda': this Horovod was built without NCCL{how}, or use --set device=cpu")
-        if self.op != "adasum":
-            return
-        if not hvd.mpi_built():
-            raise ConfigError(f"strategy_options.op = 'adasum': this Horovod was built without MPI{how}")
-        if config.precision == "fp16" or config.clip.norm is not None or config.clip.value is not None:
-            raise ConfigError("strategy_options.op = 'adasum': combines steps, not gradients: no clipping, no fp16")
-
     def _variables(self, config: RunConfig) -> dict[str, str]:
         """Horovod's settings for this run; a collective that a rank leaves out ends it after ``config.timeout``."""
         warn = max(1, min(60, config.timeout // 2))
         variables = {
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(config.timeout, warn + 1)),
+            "HOROVOD_DISABLE_GROUP_FUSION": "1",
         }
         if self.fusion_mb is not None:
             variables["HOROVOD_FUSION_THRESHOLD"] = str(int(self.fusion_mb * 2**20))
         if self.cycle_ms is not None:
             variables["HOROVOD_CYCLE_TIME"] = str(self.cycle_ms)
         return variables
-
-    def _unused(self, run: Run) -> list[nn.Parameter]:
-        """Parameters without a gradient on any rank. Raises StrategyError unless such were announced."""
-        parameters = [p for group in _horovod(run).param_groups for p in group["params"]]
-        if self.find_unused:
-            used = total(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)).tolist()
-            return [p for p, ranks in zip(parameters, used, strict=True) if not ranks]
-        if any(p.grad is None for p in parameters):
-            name = next(name for name, p in run.module.named_parameters() if p.requires_grad and p.grad is None)
-            raise StrategyError(
-                f"parameter {name!r} took no part in this step; freeze it, or --set strategy_options.find_unused=true"
-            )
-        return []
 
 
 def share_cores(place: Place) -> None:
