@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate as a distcore strategy."""

@@ -1,0 +1,94 @@
+"""Accelerate itself: an ``Accelerator`` over the ranks that are there, and whether it is what was asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedType
+
+from distcore import StrategyError, World
+from distcore_accelerate.settings import Settings
+
+OWN_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+"""What ``accelerate launch`` sets and the settings have read: Accelerate must not read it a second time."""
+
+
+@contextmanager
+def surroundings(world: World) -> Iterator[None]:
+    """The environment that Accelerate is to see, for a while: the place of this rank, and no wishes but ours."""
+    kept = dict(os.environ)
+    for name in kept:
+        if name.startswith(OWN_VARIABLES):
+            del os.environ[name]
+    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank))
+    # Else Accelerate sets the number of threads, and says so.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def new_accelerator(settings: Settings, world: World, loading: DataLoaderConfiguration, **plugins: Any) -> Accelerator:
+    """Return a fresh ``Accelerator`` for this run; to be called within ``surroundings``, the ranks having met.
+
+    It divides nothing (one accumulation step), steps no schedule and casts nothing unless ``plugins`` say so.
+    """
+    forget()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    arguments: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
+    accelerator = Accelerator(
+        gradient_accumulation_steps=1,
+        step_scheduler_with_optimizer=False,
+        dataloader_config=loading,
+        **(arguments | plugins),
+    )
+    compare(settings, world, accelerator)
+    return accelerator
+
+
+def forget() -> None:
+    """Drop Accelerate's singletons, which would carry one run's settings into the next; its ranks stay."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def compare(settings: Settings, world: World, accelerator: Accelerator) -> None:
+    """Raise StrategyError, one line, unless Accelerate is what was asked for: it falls back without a word."""
+    expected = {
+        "ddp": DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU,
+        "fsdp2": DistributedType.FSDP,
+        "deepspeed": DistributedType.DEEPSPEED,
+    }[settings.backend]
+    asked = (expected.value, world.size, world.device.type)
+    found = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
+    if found != asked:
+        raise StrategyError(
+            f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]} rank(s), {asked[2]}), "
+            f"Accelerate reports {found[0]} on {found[1]} rank(s), {found[2]}"
+        )
+
+
+def world_of(accelerator: Accelerator) -> World:
+    """The world as Accelerate reports it."""
+    return World(
+        rank=accelerator.process_index,
+        size=accelerator.num_processes,
+        local_rank=accelerator.local_process_index,
+        device=accelerator.device,
+    )
+
+
+def leave() -> None:
+    """Forget the run, so that another one in this process starts afresh."""
+    forget()
+    assert dist.is_initialized()  # strategies join before they leave

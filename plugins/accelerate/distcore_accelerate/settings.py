@@ -1,0 +1,209 @@
+"""What Accelerate is asked for: by the strategy's options, by an ``accelerate config`` file, by ``accelerate launch``.
+
+The three are read into one ``Settings``; where two of them say different things, that is an error of one line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from distcore import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from distcore_accelerate.strategy import AccelerateStrategy
+
+Tree = dict[str, Any]
+Backend = Literal["ddp", "fsdp2", "deepspeed"]
+
+BACKENDS: dict[str, Backend] = {
+    "NO": "ddp",
+    "MULTI_CPU": "ddp",
+    "MULTI_GPU": "ddp",
+    "FSDP": "fsdp2",
+    "DEEPSPEED": "deepspeed",
+}
+"""``distributed_type`` to the backend that it stands for here."""
+PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+READ = frozenset(
+    {"compute_environment", "distributed_type", "mixed_precision", "fp16", "num_processes", "use_cpu", "gpu_ids"}
+    | {"fsdp_config", "deepspeed_config"}
+)
+"""Keys of an ``accelerate config`` file that say something about a run."""
+LAUNCHING = frozenset(
+    {"debug", "machine_rank", "num_machines", "main_process_ip", "main_process_port", "rdzv_backend", "same_network"}
+    | {"main_training_function", "enable_cpu_affinity", "mpirun_config", "downcast_bf16", "command_file", "commands"}
+    | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "num_cpu_threads_per_process"}
+)
+"""Keys that only matter to who starts the processes."""
+UNSUPPORTED = {
+    "dynamo_config": "compile the model in the task",
+    "dynamo_backend": "compile the model in the task",
+    "fp8_config": "use --precision bf16",
+    "megatron_lm_config": "there is no Megatron-LM here",
+    "parallelism_config": "ranks are data parallel here",
+}
+"""Keys that would change the run and that this strategy cannot follow, with what to do instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is asked of Accelerate, whoever asks."""
+
+    backend: Backend = "ddp"
+    source: str = "strategy_options.backend"
+    """Where the backend was named."""
+    distributed_type: str | None = None
+    """As the file or the launcher names it."""
+    precision: str | None = None
+    """The value of ``--precision`` that the file or the launcher asks for."""
+    processes: int | None = None
+    use_cpu: bool = False
+    gpu_ids: str | None = None
+    fsdp: Tree = field(default_factory=dict)
+    """Section ``fsdp_config``, keys without their prefix."""
+    deepspeed: Tree = field(default_factory=dict)
+    """Section ``deepspeed_config``."""
+
+
+def read_settings(options: AccelerateStrategy, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Return what is asked for; raises ConfigError, one line, for what cannot be read or contradicts itself."""
+    started = _of_tree(launched(environ), "accelerate launch")
+    asked = _of_tree(read_file(options.config_file), options.config_file) if options.config_file else started
+    if options.config_file and started.distributed_type and started.backend != asked.backend:
+        raise ConfigError(
+            f"{asked.source}: asks for {asked.backend}, but accelerate launch was told {started.distributed_type}; "
+            "give it the same --config_file"
+        )
+    if options.backend is None:
+        return asked
+    if asked.distributed_type and asked.backend != options.backend:
+        raise ConfigError(
+            f"strategy_options.backend = {options.backend!r}, but {asked.source}: distributed_type = "
+            f"{asked.distributed_type!r}; leave one of them out"
+        )
+    return Settings(
+        backend=options.backend,
+        precision=asked.precision,
+        processes=asked.processes,
+        use_cpu=asked.use_cpu,
+        gpu_ids=asked.gpu_ids,
+        fsdp=asked.fsdp,
+        deepspeed=asked.deepspeed,
+    )
+
+
+def launched(environ: Mapping[str, str]) -> Tree:
+    """Return what ``accelerate launch`` left in the environment, in the terms of its config file."""
+    tree: Tree = {}
+    if _on(environ, "ACCELERATE_USE_DEEPSPEED"):
+        tree["distributed_type"] = "DEEPSPEED"
+        tree["deepspeed_config"] = dict(_section(environ, "ACCELERATE_DEEPSPEED_")) | dict(
+            _section(environ, "ACCELERATE_", "GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING")
+        )
+        if "config_file" in tree["deepspeed_config"]:
+            tree["deepspeed_config"]["deepspeed_config_file"] = tree["deepspeed_config"].pop("config_file")
+    elif _on(environ, "ACCELERATE_USE_FSDP"):
+        tree["distributed_type"] = "FSDP"
+        tree["fsdp_config"] = {f"fsdp_{key}": value for key, value in _section(environ, "FSDP_")}
+    if (precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":  # "no" is what it says unasked
+        tree["mixed_precision"] = precision
+    return tree
+
+
+def read_file(path: str) -> Tree:
+    """Return the tree of an ``accelerate config`` file, YAML or JSON; raises ConfigError, one line."""
+    try:
+        tree = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"strategy_options.config_file = {path!r}: cannot be read: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected the keys of `accelerate config`, found {type(tree).__name__}")
+    if "distributed_type" not in tree:
+        raise ConfigError(f"{path}: has no distributed_type ({', '.join(BACKENDS)}); write it with `accelerate config`")
+    return tree
+
+
+def _of_tree(tree: Tree, source: str) -> Settings:
+    _check_keys(tree, source)
+    kind = tree.get("distributed_type")
+    if kind is not None and kind not in BACKENDS:
+        hint = nearest(str(kind), BACKENDS)
+        raise ConfigError(f"{source}: distributed_type = {kind!r}: not supported{hint} ({', '.join(BACKENDS)})")
+    return Settings(
+        backend=BACKENDS[kind] if kind else "ddp",
+        source=source,
+        distributed_type=kind,
+        precision=_precision(tree, source),
+        processes=_processes(tree, source),
+        use_cpu=bool(tree.get("use_cpu")),
+        gpu_ids=None if tree.get("gpu_ids") in (None, "all") else str(tree["gpu_ids"]),
+        fsdp={key.removeprefix("fsdp_"): value for key, value in _subtree(tree, "fsdp_config", source).items()},
+        deepspeed=_subtree(tree, "deepspeed_config", source),
+    )
+
+
+def _check_keys(tree: Tree, source: str) -> None:
+    for key, value in tree.items():
+        if key in UNSUPPORTED and _means_something(value):
+            raise ConfigError(f"{source}: {key} is not supported: {UNSUPPORTED[key]}; take it out")
+        if key not in READ | LAUNCHING | UNSUPPORTED.keys():
+            raise ConfigError(f"{source}: unknown key {key!r}{nearest(str(key), READ | LAUNCHING)}")
+    if tree.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ConfigError(f"{source}: compute_environment = {tree['compute_environment']!r}: only LOCAL_MACHINE is")
+
+
+def _means_something(value: Any) -> bool:
+    """False for an empty section, and for one whose values all say no."""
+    values = value.values() if isinstance(value, Mapping) else [value]
+    return any(str(each).lower() not in ("no", "none", "false", "", "1") for each in values)
+
+
+def _subtree(tree: Tree, key: str, source: str) -> Tree:
+    section = tree.get(key) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{source}: {key} = {section!r}: expected keys and values")
+    return dict(section)
+
+
+def _precision(tree: Tree, source: str) -> str | None:
+    given = tree.get("mixed_precision", "fp16" if tree.get("fp16") else None)
+    if given is None:
+        return None
+    word = "no" if given is False else str(given).lower()  # YAML reads a bare no as false
+    if word not in PRECISIONS:
+        raise ConfigError(
+            f"{source}: mixed_precision = {given!r}: not supported{nearest(word, PRECISIONS)} ({', '.join(PRECISIONS)})"
+        )
+    return PRECISIONS[word]
+
+
+def _processes(tree: Tree, source: str) -> int | None:
+    given = tree.get("num_processes")
+    if given in (None, -1):
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"{source}: num_processes = {given!r}: expected a whole number, 1 or more")
+    return given
+
+
+def _on(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _section(environ: Mapping[str, str], prefix: str, *only: str) -> Iterator[tuple[str, Any]]:
+    """Variables with ``prefix``, as keys in lower case and values as YAML reads them."""
+    for name, value in environ.items():
+        key = name.removeprefix(prefix)
+        if key != name and (not only or key in only) and value not in ("None", ""):
+            yield key.lower(), yaml.safe_load(value)
