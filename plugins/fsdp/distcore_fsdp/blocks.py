@@ -39,15 +39,18 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
 
 
 def _repeated(model: nn.Module) -> frozenset[str]:
-    """The model's own ``_no_split_modules``, or the class of the largest module that occurs more than once."""
+    """The model's own ``_no_split_modules``, or the class of the largest module that occurs more than once.
+
+    A module that has modules inside comes before any that has none, such as the large embeddings of a small model.
+    """
     stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     present = frozenset(stated & _classes(model))
     if present:
         return present
-    modules = [module for module in model.modules() if not isinstance(module, CONTAINERS)]
+    modules = [module for module in model.modules() if _size(module) and not isinstance(module, CONTAINERS)]
     counts = Counter(type(module) for module in modules)
-    repeated = [module for module in modules if counts[type(module)] > 1 and any(True for _ in module.parameters())]
-    largest = max(repeated, key=_size, default=None)
+    repeated = [module for module in modules if counts[type(module)] > 1]
+    largest = max(repeated, key=lambda module: (any(module.children()), _size(module)), default=None)
     return frozenset() if largest is None else frozenset({type(largest).__name__})
 
 

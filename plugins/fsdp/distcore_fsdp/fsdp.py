@@ -51,7 +51,7 @@ def _of_fsdp1(name: object) -> object:
 
 Sharding = Annotated[Literal["full", "grad", "hybrid", "none"], BeforeValidator(_of_fsdp1)]
 Count = Annotated[int, Field(ge=0)]
-Dtype = Literal["fp32", "bf16", "fp16"]
+Dtype = Literal["fp32", "precision"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,11 @@ class FSDPStrategy:
     wrap: Wrap = "auto"
     """What is gathered as a unit. ``auto``: the model's repeated blocks. A class name or several. A number: every
     module with at least so many parameters."""
-    param_dtype: Dtype | Literal["auto"] = "auto"
-    """What parameters are gathered and blocks computed in; the master copy is fp32. ``auto``: as ``--precision``."""
+    param_dtype: Dtype = "fp32"
+    """What parameters are gathered in; the master copy is always fp32. ``precision``: what ``--precision`` says, half
+    the traffic, and embeddings and normalisations, which autocast leaves in fp32, are rounded too."""
     reduce_dtype: Dtype = "fp32"
-    """What gradients are summed over ranks in."""
+    """What gradients are averaged over ranks in. ``precision``: half the traffic, gradients rounded."""
     cpu_offload: bool = False
     """Keep shards of parameters, gradients and optimizer state in main memory, and step there."""
     activation_checkpointing: bool = False
@@ -84,17 +85,22 @@ class FSDPStrategy:
         shards_parameters=True,
         limits=(
             "a model with random weights, or from files that are not safetensors, is built whole before it is sharded",
-            "reduce_dtype other than fp32 rounds gradients on the wire",
+            "reduce_dtype: precision rounds gradients on the wire",
             "a parameter without dimensions cannot be sharded",
         ),
     )
 
+    def check_config(self, config: RunConfig) -> None:
+        ranks, key = int(config.nproc), "strategy_options.shard_size"
+        shard = self._shard_size(ranks)
+        if self.shard_size is not None and self.sharding != "hybrid":
+            raise ConfigError(f"{key} = {self.shard_size}: is for sharding = 'hybrid', not {self.sharding!r}")
+        if ranks % shard:
+            possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")
+
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
-        if place.size % self._shard_size(place.size):
-            raise ConfigError(
-                f"strategy 'fsdp': shard_size = {self._shard_size(place.size)}: must divide the {place.size} ranks"
-            )
         return join_process_group(config, place)
 
     @hookimpl
@@ -171,10 +177,10 @@ class FSDPStrategy:
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
-        """Blocks get their inputs as autocast leaves them: it alone decides what is computed in half precision."""
-        dtype = DTYPES[config.precision if self.param_dtype == "auto" else self.param_dtype]
+        """Blocks get their inputs as they are: the core's autocast alone decides what is computed in half precision."""
+        dtypes = {"fp32": torch.float32, "precision": DTYPES[config.precision]}
         return MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=DTYPES[self.reduce_dtype], cast_forward_inputs=False
+            param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
         )
 
     def _offload(self, world: World) -> OffloadPolicy:

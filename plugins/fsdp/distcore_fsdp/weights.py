@@ -7,7 +7,7 @@ model is built whole instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -59,13 +59,13 @@ def has_slices(folder: Path | None) -> bool:
 def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
     """Say where each tensor of ``skeleton`` is to come from; raises NotSliceable.
 
-    Only a head may be missing from the files, or have another shape in them: it is made as transformers makes it,
-    from the same random numbers. Afterwards the skeleton's own dtype is fp32.
+    A head may be missing from the files, or have another shape in them: it is made as transformers makes it, from the
+    same random numbers. Afterwards the skeleton's dtype is fp32.
     """
-    found = dict(_match(skeleton, _index(folder)))
-    aliases = _aliases(skeleton)
+    index = _index(folder)
+    found, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
     missing = [name for name in aliases if name not in found]
-    _check_missing(skeleton, missing)
+    _check_missing(_prefix(skeleton), missing, index, {key for _, key in found.values()})
     unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
     made = _make(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     skeleton.float()
@@ -132,10 +132,11 @@ def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
     return {aliases[0]: aliases for aliases in names.values()}
 
 
-def _check_missing(skeleton: nn.Module, missing: list[str]) -> None:
-    prefix = _prefix(skeleton)
-    inside = [name for name in missing if not prefix or name.startswith(prefix)]
-    if inside:
+def _check_missing(prefix: str, missing: list[str], index: Iterable[str], read: set[str]) -> None:
+    """Refuse a base model that lacks weights while the files have some of a base model that nobody reads."""
+    inside = [name for name in missing if name.startswith(prefix)]
+    bare = not any(key.startswith(prefix) for key in index)
+    if inside and any(key not in read and (bare or key.startswith(prefix)) for key in index):
         raise NotSliceable(f"{inside[0]} is not in the files under that name and shape")
 
 
