@@ -88,6 +88,7 @@ class RunConfig(_Tree):
     strategy: str = Field("single", description="how the model is spread over ranks")
     strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
     nproc: int | Auto = Field("auto", description="processes to start here; auto: one a GPU, else one")
+    max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     task: str = Field("text-classification", description="what is trained")
     model: str = Field("bert-mini", description="preset, local Hugging Face folder, or hub name")
@@ -113,7 +114,7 @@ class RunConfig(_Tree):
     seed: int = Field(0, ge=0, lt=2**32)
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
-    resume_changed: list[str] = Field([], description="keys whose change since then is accepted")
+    resume_changed: list[str] | None = Field(None, description="keys whose change since then is accepted")
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
@@ -138,7 +139,7 @@ class RunConfig(_Tree):
         return EXTENSIONS_ON | given if isinstance(given, dict) else given
 
 
-NOT_THE_JOB = {"out", "resume", "resume_changed"}
+NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
 """Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
 trains the same job again without colliding with the folder that it came from."""
 

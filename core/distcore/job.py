@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import tempfile
 from functools import partial
@@ -12,9 +13,12 @@ from typing import Any
 
 from distcore.config import RunConfig, load_config, parse_settings
 from distcore.contract import Datasets, Place
+from distcore.errors import ConfigError, RankError
 from distcore.flags import FLAGS
 from distcore.launch import join, launch, run_as_rank
 from distcore.logs import set_up_logging
+
+log = logging.getLogger("distcore")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,6 +69,8 @@ def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
 
 def _join(arguments: argparse.Namespace, place: Place) -> None:
     config = config_of(arguments)
+    if config.max_restarts:
+        raise ConfigError(f"max_restarts = {config.max_restarts}: {place.launcher} started the ranks: its to restart")
     if not arguments.dry_run:
         train_rank(config)
     elif place.rank == 0:
@@ -80,10 +86,32 @@ def _start(arguments: argparse.Namespace) -> None:
         print(_plan(config, data))
         return
     del data  # ranks open it from the cache
-    if config.nproc == 1:
+    if config.nproc == 1 and not config.max_restarts:
         train_rank(config)
     else:
-        launch(train_rank, config, nproc=int(config.nproc), errors=Path(str(config.out), "errors"))
+        launch_and_restart(config)
+
+
+def launch_and_restart(config: RunConfig) -> None:
+    """Start the ranks; when one dies, start all afresh from the newest checkpoint, ``max_restarts`` times at most."""
+    out = Path(str(config.out))
+    for restarts in range(config.max_restarts + 1):
+        try:
+            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", patience=config.timeout)
+            return
+        except RankError as error:
+            if restarts == config.max_restarts:
+                raise
+            log.warning("%s; restart %d of %d", error, restarts + 1, config.max_restarts)
+        config = config.model_copy(update={"resume": resume_after_death(config)})
+
+
+def resume_after_death(config: RunConfig) -> str:
+    """Where a job that died goes on: its own newest checkpoint, or before the first where it began."""
+    from distcore import checkpoint
+
+    own = checkpoint.find("auto", Path(str(config.out)))
+    return "auto" if own or not config.resume else config.resume
 
 
 def _plan(config: RunConfig, data: Datasets) -> str:

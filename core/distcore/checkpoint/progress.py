@@ -60,7 +60,7 @@ def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> 
     if data is not None and small.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
     for key, value in mine.items():
-        if saved.get(key) != value and key not in run.config.resume_changed:
+        if saved.get(key) != value and key not in (run.config.resume_changed or ()):
             then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {key} was {saved.get(key)!r} and is {value!r}: "
@@ -78,7 +78,8 @@ def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
     if isinstance(run.scheduler, LambdaLR):
         rates = _wind(run.scheduler, progress.step)
-    if run.optimizer is not None and rates and not (run.scheduler is None and "lr" in run.config.resume_changed):
+    constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
+    if run.optimizer is not None and rates and not constant:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
     if run.scaler is not None and scale:

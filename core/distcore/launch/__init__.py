@@ -18,7 +18,12 @@ T = TypeVar("T")
 
 
 def launch(
-    fn: Callable[..., T], *args: Any, nproc: int, errors: Path | None = None, timeout: float | None = None
+    fn: Callable[..., T],
+    *args: Any,
+    nproc: int,
+    errors: Path | None = None,
+    timeout: float | None = None,
+    patience: float = 0,
 ) -> list[T]:
     """Run ``fn(*args)`` in ``nproc`` new processes on this machine; return what each returned, in rank order.
 
@@ -29,8 +34,9 @@ def launch(
     When a rank fails, the others are ended. What the user can mend (a DistcoreError raised in a rank) comes back as
     it was raised; anything else is a RankError that names rank, cause and the traceback's file under ``errors``
     (default: a temporary folder). ``timeout`` bounds the whole job, in seconds. Ctrl-C ends all ranks and raises
-    KeyboardInterrupt; SIGTERM ends them and raises SystemExit(143).
+    KeyboardInterrupt; SIGTERM ends them and raises SystemExit(143). With ``patience`` SIGTERM is passed on to the
+    ranks, which have so many seconds to end by themselves.
     """
     from distcore.launch.local import start  # imports torch
 
-    return start(fn, args, nproc, errors, timeout)
+    return start(fn, args, nproc, errors, timeout, patience)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, TextIO, TypeVar
 
-from distcore.errors import DistcoreError, RankError
+from distcore.errors import DistcoreError, RankError, StoppedError
 
 T = TypeVar("T")
 
@@ -88,7 +88,8 @@ def run_as_rank(fn: Callable[[], T], errors: Path, rank: int, size: int) -> T:
     if isinstance(outcome, Failure):
         if _speaks_for_all(outcome, errors):
             line = outcome.line(size, traceback_file(errors, rank))
-            print("interrupted" if outcome.exit_code == 130 else f"error: {line}", file=sys.stderr)
+            told = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
+            print(told, file=sys.stderr)
         leave(outcome.exit_code)
     return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
 
@@ -99,7 +100,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except DistcoreError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error if isinstance(error, StoppedError) else f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -38,6 +38,7 @@ from distcore.launch.surroundings import (
     rank_environment,
     shared_environment,
     sigterm_raises,
+    sigterm_sets,
 )
 
 T = TypeVar("T")
@@ -61,10 +62,18 @@ class _Job:
     """Private folder in which ranks tell how they ended."""
     deadline: float
     stop: threading.Event
+    told: threading.Event
+    """Set when SIGTERM is to be passed on to the ranks."""
+    patience: float
 
 
 def start(
-    fn: Callable[..., T], args: tuple[Any, ...], nproc: int, errors: Path | None, timeout: float | None
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    nproc: int,
+    errors: Path | None,
+    timeout: float | None,
+    patience: float,
 ) -> list[T]:
     """See ``distcore.launch.launch``."""
     if nproc < 1:
@@ -77,8 +86,10 @@ def start(
             records=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distcore-"))),
             deadline=time.monotonic() + timeout if timeout else float("inf"),
             stop=threading.Event(),
+            told=threading.Event(),
+            patience=patience,
         )
-        stack.enter_context(sigterm_raises())
+        stack.enter_context(sigterm_sets(job.told) if patience else sigterm_raises())
         return _in_thread(partial(_supervise, job), job.stop)
 
 
@@ -164,7 +175,12 @@ def _start_ranks(job: _Job, port: int) -> PContext:
 def _wait(job: _Job, ranks: PContext) -> list[Any]:
     """Return the results in rank order, or raise for the rank that is to blame."""
     pids = ranks.pids()
+    deadline = job.deadline
+    passed_on = False
     while not job.stop.wait(POLL):
+        if job.told.is_set() and not passed_on:
+            passed_on, deadline = True, min(deadline, time.monotonic() + job.patience)
+            _tell(pids)
         if dead := _exit_codes(pids):
             _raise_for(job, _settle(job, pids, dead))
         # Asked only once all have finished: torchelastic would end the others at the first death that it sees,
@@ -176,9 +192,17 @@ def _wait(job: _Job, ranks: PContext) -> list[Any]:
         if result is not None:
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             _raise_for(job, _failures(job, codes))
-        if time.monotonic() > job.deadline:
+        if time.monotonic() > deadline:
+            if passed_on:
+                raise SystemExit(128 + signal.SIGTERM)
             raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
     raise RankError("stopped")
+
+
+def _tell(pids: dict[int, int]) -> None:
+    for pid in pids.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
@@ -222,6 +246,8 @@ def _silent_death(job: _Job, rank: int, code: int) -> Failure:
 
 def _raise_for(job: _Job, failures: list[Failure]) -> None:
     failure = culprit(failures)
+    if job.told.is_set() and failure.raised is None:  # SIGTERM met it where it could not stop in good order
+        raise SystemExit(128 + signal.SIGTERM)
     file = traceback_file(job.errors, failure.rank)
     if not file.exists() or not file.stat().st_size:
         states = (f"rank {other.rank}: {other.cause}\n" for other in failures)

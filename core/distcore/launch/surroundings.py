@@ -59,6 +59,19 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
+def sigterm_sets(told: threading.Event) -> Iterator[None]:
+    """Let SIGTERM, however often it comes, set ``told``; the program's own handler is back afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def quiet_torchelastic() -> Iterator[None]:
     """Keep torchelastic from the screen: it has no news that the one line does not tell."""
     logger = logging.getLogger("torch.distributed.elastic")
