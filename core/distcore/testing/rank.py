@@ -22,6 +22,8 @@ from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.trace import Trace
 
+SETUP = 60.0
+"""Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
 """Seconds that a rank whose case failed leaves the others to fail, too, before it ends the group."""
 
@@ -60,7 +62,7 @@ def serve(assignment: Assignment) -> None:
             deadline.restart()
             trace.start(name_of(number, case))
             _serve_case(assignment, number, case, trace, place, world)
-        deadline.restart()
+        deadline.restart(SETUP)
         trace.start("teardown")
         hooks.teardown(world)
 
@@ -132,11 +134,11 @@ class _Deadline:
         self._file = (assignment.folder / f"stacks-{rank}.txt").open("w")
 
     def __enter__(self) -> _Deadline:
-        self.restart()
+        self.restart(SETUP)
         return self
 
-    def restart(self) -> None:
-        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._file)
+    def restart(self, limit: float | None = None) -> None:
+        faulthandler.dump_traceback_later(limit or self._limit, exit=True, file=self._file)
 
     def __exit__(self, *error: object) -> None:
         faulthandler.cancel_dump_traceback_later()

@@ -17,7 +17,7 @@ from distcore.hooks import capabilities_of
 from distcore.launch import launch
 from distcore.launch.failures import one_line
 from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
-from distcore.testing.rank import Assignment, Subject, finding_file, name_of, serve
+from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 20.0
@@ -105,7 +105,7 @@ class _Work:
         for stale in self.folder.glob("position-*"):
             stale.unlink()
         try:
-            launch(serve, assignment, nproc=self.nproc, timeout=(len(self.todo) + 3) * self.limit)
+            launch(serve, assignment, nproc=self.nproc, timeout=len(self.todo) * self.limit + 2 * SETUP)
         except DistcoreError as error:
             self._take_down(error)
         self._collect()
@@ -114,11 +114,11 @@ class _Work:
         """Record the case in which ranks ended, with what they said; raises where it was in none."""
         seen = positions(self.folder, self.nproc)
         current = next((pair for pair in self.todo if name_of(*pair) in {p.case for p in seen.values()}), None)
+        stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]
         if current is None:
-            raise error
+            raise RankError(f"{error}; {who_is_stuck(seen)}") if stacks and seen else error
         case = self.subjects[current[0]].cases[current[1]]
         told = self._read(current)
-        stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]
         why = f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error)
         for file in stacks:
             file.unlink()

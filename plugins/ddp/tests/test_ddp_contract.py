@@ -1,6 +1,7 @@
 """The laws on ``ddp`` under each of its options, and on ``dp``."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 from distcore import Capabilities, load_config
 from distcore.testing import StrategyContract
@@ -21,17 +22,17 @@ class TestThreeRanks(StrategyContract):
 
 class TestStaticGraph(StrategyContract):
     strategy = "ddp"
-    options = {"static_graph": True}
+    options: ClassVar = {"static_graph": True}
 
 
 class TestFindUnused(StrategyContract):
     strategy = "ddp"
-    options = {"find_unused": True}
+    options: ClassVar = {"find_unused": True}
 
 
 class TestCompression(StrategyContract):
     strategy = "ddp"
-    options = {"compression": "bf16"}
+    options: ClassVar = {"compression": "bf16"}
 
 
 class TestDP(StrategyContract):
