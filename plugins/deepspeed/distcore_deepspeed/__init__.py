@@ -1,1 +1,4 @@
 """DeepSpeed as a distcore strategy."""
+
+# Before any other module of this package imports DeepSpeed, which looks at the machine when it is imported.
+from distcore_deepspeed import backend as backend

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,15 +16,22 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed  # noqa: E402
-from deepspeed.accelerator import get_accelerator, set_accelerator  # noqa: E402
+import deepspeed
+from deepspeed.accelerator import get_accelerator, set_accelerator
 
+NO_COMPILER = "TORCHDYNAMO_DISABLE"
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+RENAMED = r"`torch\.distributed\.\w+` is deprecated"
+"""torch's warning that a collective which DeepSpeed calls has a new name: nothing that a user can act on."""
 
 
 def prepare(device: torch.device, debug: bool) -> None:
     """Select the accelerator of ``device`` and keep DeepSpeed's log to what goes wrong; before any other call."""
     _quiet(debug)
+    _import_muon()
+    warnings.filterwarnings("ignore", RENAMED, FutureWarning)
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
         from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
@@ -50,8 +59,24 @@ def initialize(**arguments: Any) -> Any:
     return deepspeed.initialize(**arguments)[0]
 
 
+def _import_muon() -> None:
+    """Import an optimizer of DeepSpeed's that nobody uses here, before its engine does.
+
+    The engine only wants its type, and by decorating it would import all of torch's compiler: seconds on every rank.
+    """
+    before = os.environ.get(NO_COMPILER)
+    os.environ[NO_COMPILER] = "1"
+    try:
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        os.environ.pop(NO_COMPILER)
+        if before is not None:
+            os.environ[NO_COMPILER] = before
+
+
 def _quiet(debug: bool) -> None:
     logger = logging.getLogger("DeepSpeed")
     level = logging.DEBUG if debug else logging.ERROR
-    for each in (logger, *logger.handlers):
-        each.setLevel(level)
+    logger.setLevel(level)
+    for handler in logger.handlers:
+        handler.setLevel(level)

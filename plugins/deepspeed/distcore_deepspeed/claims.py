@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from distcore import ConfigError, Run, RunConfig, nearest
 from pydantic import ValidationError
 from torch import nn
 
+from distcore import ConfigError, Run, RunConfig, nearest
 from distcore_deepspeed.ops import torch_adam
 from distcore_deepspeed.optimizers import (
     LATER,
@@ -111,7 +111,8 @@ def _option_claims(options: DeepSpeedStrategy) -> list[Claim]:
     for path, name in named:
         if (value := getattr(options, name)) is not None:
             claims.append(Claim(path, value, f"strategy_options.{name}"))
-    claims.append(Claim(f"{ZERO}.stage3_param_persistence_threshold", "auto", "the hidden size", "default"))
+    if options.zero_stage == 3:  # DeepSpeed's own default leaves the whole of a small model on every rank
+        claims.append(Claim(f"{ZERO}.stage3_param_persistence_threshold", "auto", "the hidden size", "default"))
     return claims
 
 
@@ -170,7 +171,9 @@ def _check_zero(section: Tree, where: str) -> None:
         offload = section.get(name) or {}
         device = offload.get("device", "none")
         if device == "nvme" and not offload.get("nvme_path"):
-            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': needs strategy_options.nvme_path, a folder on a fast disk")
+            raise ConfigError(
+                f"{ZERO}.{name}.device = 'nvme': needs strategy_options.nvme_path, a folder on a fast disk"
+            )
         lowest = 3 if name == "offload_param" or device == "nvme" else 1
         if device != "none" and stage < lowest:
             raise ConfigError(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from distcore import DistcoreError, OptimizerFactory, Run, Wrapped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from distcore import DistcoreError, OptimizerFactory, Run, Wrapped
 from distcore_deepspeed import backend, ops, shards
 from distcore_deepspeed.claims import model_dtype, offloaded, resolve
 from distcore_deepspeed.optimizers import optimizer_type
@@ -112,6 +113,7 @@ def _clip_by_value(optimizer: torch.optim.Optimizer, limit: float) -> None:
 def _checkpoint_activations(model: Any, tree: Tree) -> None:
     """Have the model recompute its layers with DeepSpeed's function."""
     from deepspeed.runtime.activation_checkpointing import checkpointing
+
     from distcore import ConfigError
 
     if not getattr(model, "supports_gradient_checkpointing", False):
@@ -125,6 +127,7 @@ def _checkpoint_activations(model: Any, tree: Tree) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
+    """Hold back what DeepSpeed prints of itself while it builds an engine; what goes wrong is raised."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

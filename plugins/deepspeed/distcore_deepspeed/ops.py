@@ -21,7 +21,9 @@ def torch_adam(device: str, offload: str) -> bool:
     builder = _builder(device, offload)
     if _is_built(builder) or _can_build(builder):
         return False
-    log.warning("DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name)
+    log.warning(
+        "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name
+    )
     return True
 
 

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 from deepspeed.runtime import lr_schedules
-from distcore import ConfigError, RunConfig, nearest
 
+from distcore import ConfigError, RunConfig, nearest
 from distcore_deepspeed.settings import Claim, Tree
 
 OPTIMIZERS = {
@@ -48,7 +48,11 @@ def scheduler_claims(config: RunConfig, tree: Tree, total_steps: int | None) -> 
     if kind is None:
         return []
     takes = inspect.signature(getattr(lr_schedules, kind)).parameters
-    rates = {"warmup_min_lr": (0.0, "default"), "warmup_max_lr": (config.lr, "must"), "cycle_max_lr": (config.lr, "must")}
+    rates = {
+        "warmup_min_lr": (0.0, "default"),
+        "warmup_max_lr": (config.lr, "must"),
+        "cycle_max_lr": (config.lr, "must"),
+    }
     rates |= {"cycle_min_lr": (0.0, "default"), "lr_range_test_min_lr": (config.lr, "auto")}
     claims = [_claim(name, value, "lr", how) for name, (value, how) in rates.items() if name in takes]
     if total_steps is not None:

@@ -10,23 +10,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hjson
+
 from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
 AUTO = "auto"
 
-SECTIONS = frozenset(
-    "activation_checkpointing aio autotuning bf16 checkpoint comet comms_logger communication_data_type compile "
-    "csv_monitor data_efficiency data_types dataloader_drop_last disable_allgather disable_python_gc dump_state "
-    "expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping "
-    "gradient_predivide_factor hybrid_engine log_level managed_gradient_accumulation memory_breakdown optimizer "
-    "pipeline prescale_gradients scheduler seq_parallel_communication_data_type sequence_parallel_size "
-    "steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size "
-    "train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb "
-    "weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization".split()
-)
+SECTIONS = frozenset({
+    "activation_checkpointing", "aio", "autotuning", "bf16", "checkpoint", "comet", "comms_logger",
+    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_types",
+    "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
+    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
+    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation",
+    "memory_breakdown", "optimizer", "pipeline", "prescale_gradients", "scheduler",
+    "seq_parallel_communication_data_type", "sequence_parallel_size", "steps_per_print", "tensor_parallel",
+    "tensorboard", "timers", "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
+    "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+})  # fmt: skip
 """Top-level keys of DeepSpeed 0.19, which itself ignores any other without a word."""
-TEXT = frozenset("nvme_path output_path output_file job_name type team group project backend".split())
+TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"})
 """Keys whose value is text, whatever it looks like."""
 
 
@@ -52,13 +55,13 @@ def read(config: str | Mapping[str, Any] | None) -> Tree:
     """
     if config is None:
         return {}
-    tree = dict(config) if isinstance(config, Mapping) else _read_file(Path(config))
-    tree = _typed(tree)
+    tree: Tree = _typed(config if isinstance(config, Mapping) else _read_file(Path(config)))
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
     for key in tree:
         if key not in SECTIONS:
-            raise ConfigError(f"{origin(config)}: unknown key {key!r}{nearest(key, SECTIONS)}; DeepSpeed would ignore it")
+            hint = nearest(key, SECTIONS)
+            raise ConfigError(f"{origin(config)}: unknown key {key!r}{hint}; DeepSpeed would ignore it")
     return tree
 
 
@@ -97,7 +100,7 @@ def _read_file(path: Path) -> Tree:
         raise ConfigError(f"strategy_options.config = {str(path)!r}: not valid JSON: {reason}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"strategy_options.config = {str(path)!r}: expected an object, found {type(tree).__name__}")
-    return tree
+    return dict(tree)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from distcore import Piece, Run, SavedState, State, defaults
 from torch import Tensor, nn
+
+from distcore import Piece, Run, SavedState, State, defaults
 
 STEP = "step"
 
@@ -121,6 +122,7 @@ def _fragment(parameter: Any) -> tuple[int, int, int]:
 def _rest(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
     """Buffers, and parameters that are not trained."""
     trained = {f"model/{part.name}" for part in parts(run)}
+    tensor: Any
     for name, tensor in defaults.model_state(run).items():
         if name in trained:
             continue

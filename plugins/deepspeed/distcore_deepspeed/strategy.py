@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from torch import Tensor, nn
+
 from distcore import (
     Capabilities,
     Clip,
@@ -30,8 +32,6 @@ from distcore import (
     leave_process_group,
     sum_over_ranks,
 )
-from torch import Tensor, nn
-
 from distcore_deepspeed import backend, shards
 from distcore_deepspeed.claims import check
 from distcore_deepspeed.engine import build_engine, explained
@@ -41,6 +41,8 @@ from distcore_deepspeed.settings import Tree, read
 log = logging.getLogger("distcore")
 _NOTHING = nullcontext()
 
+UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
+FP32_ONLY = "stage 0 is for fp32; stage 1 does the same in bf16"
 Device = Literal["none", "cpu", "nvme"]
 
 
@@ -119,17 +121,13 @@ class DeepSpeedStrategy:
     @property
     def capabilities(self) -> Capabilities:
         stage = self.zero_stage
-        takes_part = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
         return Capabilities(
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=stage == 3,
             owns=frozenset({"precision", *(("schedule",) if self.given.get("scheduler", {}).get("type") else ())}),
-            limits=(
-                "stage 0 in fp32 only; fp16 needs a GPU; nvme needs stage 3 and libaio",
-                takes_part,
-            ),
-            exempt={"unused-parameters": takes_part},
+            limits=(FP32_ONLY, UNUSED, "fp16 needs a GPU; nvme needs stage 3 and libaio"),
+            exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if stage == 0 else {}),
         )
 
     def check_config(self, config: RunConfig) -> None:
