@@ -1,0 +1,104 @@
+"""Peak memory of a rank under fsdp against ddp, for a model of some 100 M parameters read from a local folder.
+
+    python benchmarks/fsdp_memory.py [--nproc 2] [--model bert-base]
+
+The largest resident set of any rank, in MB, in processes started afresh for each figure: when the ranks have met;
+when the model is built and wrapped; and after three AdamW steps. A rank that never holds the whole model adds less
+to the first figure than the model's own size: that is the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+STAGES = ("joined", "wrapped", "trained")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--model", default="bert-base")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        size = in_a_process("save", folder, arguments.model)
+        print(f"{arguments.model}: {size / 1e6:.0f} MB of weights, {arguments.nproc} ranks")
+        print("".join(f"{title:>12}" for title in ("strategy", *STAGES)) + "   MB, largest of the ranks")
+        found = {}
+        for strategy in ("ddp", "fsdp"):
+            peaks = [in_a_process("peak", folder, strategy, stage, str(arguments.nproc)) for stage in STAGES]
+            found[strategy] = dict(zip(STAGES, peaks, strict=True))
+            print(f"{strategy:>12}" + "".join(f"{peak / 1e6:>12.0f}" for peak in peaks), flush=True)
+    added = found["fsdp"]["wrapped"] - found["fsdp"]["joined"]
+    held = added < size and found["fsdp"]["trained"] < found["ddp"]["trained"]
+    print(f"fsdp adds {added / 1e6:.0f} MB to build and wrap; bound {size / 1e6:.0f}: {'held' if held else 'BROKEN'}")
+    return 0 if held else 1
+
+
+def in_a_process(*arguments: str) -> int:
+    """Run one of the functions below in a process of its own, whose memory nothing else has raised."""
+    done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return int(done.stdout.split()[-1])
+
+
+def save(folder: str, preset: str) -> int:
+    """Save the preset with random weights as a Hugging Face folder; return the bytes of its parameters."""
+    from distcore import load_config
+    from distcore.job import check
+    from distcore.trainer import load_task
+
+    config, data = check(load_config(None, {"model": preset}))
+    task = load_task(config)
+    model = task.build_model(config, data)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    task.save(Path(folder), config, data)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
+    """Bytes that the largest of ``nproc`` ranks took, up to the end of ``stage``."""
+    from distcore import launch, load_config
+    from distcore.job import check
+
+    config, _ = check(load_config(None, {
+        "strategy": strategy, "nproc": int(nproc), "model": folder, "max_steps": 3, "max_seq_len": 32, "device": "cpu",
+        "global_batch_size": 2 * int(nproc), "extensions": {"progress": False}, "log_level": "error",
+        "out": f"{folder}/{strategy}",
+    }))  # fmt: skip
+    return max(launch(rank, config, stage, nproc=int(nproc)))
+
+
+def rank(config: object, stage: str) -> int:
+    from distcore import Progress, RunConfig
+    from distcore.hooks import Hooks
+    from distcore.launch import join
+    from distcore.loop import steps
+    from distcore.resolve import build_strategy
+    from distcore.trainer import build_run, load_task
+
+    assert isinstance(config, RunConfig)
+    place = join(os.environ)
+    assert place is not None
+    hooks, task = Hooks(config.strategy, build_strategy(config)), load_task(config)
+    world, data = hooks.setup(config, place), task.prepare(config)
+    if stage != "joined":
+        run = build_run(config, hooks, world, task, data)
+    if stage == "trained":
+        for _ in steps(run, hooks, task, data.train, Progress()):
+            pass
+    hooks.teardown(world)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["save"], ["peak"]):
+        print({"save": save, "peak": peak}[sys.argv[1]](*sys.argv[2:]))
+    else:
+        sys.exit(main())

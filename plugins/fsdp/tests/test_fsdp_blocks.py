@@ -1,0 +1,79 @@
+import pytest
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DistilBertConfig
+from transformers import DistilBertForSequenceClassification as DistilBert
+
+from distcore import StrategyError
+from distcore_fsdp.blocks import blocks, describe
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+}
+
+
+@pytest.fixture
+def bert():
+    return BertForSequenceClassification(BertConfig(**SMALL))
+
+
+class Deep(nn.Module):
+    """Two blocks of two layers, between an embedding and a head that are larger than a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(500, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2))
+        self.heads = nn.ModuleList(nn.Embedding(400, 8) for _ in range(2))
+
+
+def kinds(units):
+    return [type(unit).__name__ for unit in units.values()]
+
+
+def test_a_transformers_model_says_itself_what_must_not_be_split(bert):
+    assert list(blocks(bert, "auto")) == ["bert.encoder.layer.1", "bert.encoder.layer.0", "bert.embeddings"]
+
+
+def test_without_that_the_largest_repeated_block_is_the_unit():
+    assert list(blocks(Deep(), "auto")) == ["blocks.1", "blocks.0"]
+
+
+def test_large_embeddings_are_not_taken_for_blocks():
+    model = DistilBert(DistilBertConfig(vocab_size=999, dim=16, n_heads=2, n_layers=3, hidden_dim=16))
+    assert kinds(blocks(model, "auto")) == ["TransformerBlock"] * 3
+
+
+def test_a_model_in_which_nothing_repeats_has_no_units():
+    assert blocks(nn.Sequential(nn.Linear(2, 2)), "auto") == {}
+
+
+def test_units_can_be_named_by_class(bert):
+    assert set(kinds(blocks(bert, ("BertLayer", "BertPooler")))) == {"BertLayer", "BertPooler"}
+    assert kinds(blocks(bert, "BertPooler")) == ["BertPooler"]
+
+
+def test_an_unknown_class_is_refused_with_those_of_the_model():
+    with pytest.raises(StrategyError, match=r"wrap = 'Block': no module of the model has that class \(Deep, Embedding"):
+        blocks(Deep(), "Block")
+
+
+def test_units_can_be_chosen_by_size_and_containers_never_are():
+    assert list(blocks(Deep(), 144)) == ["heads.1", "heads.0", "blocks.1", "blocks.0", "embedding"]
+    assert list(blocks(Deep(), 3000)) == ["heads.1", "heads.0", "embedding"]
+
+
+def test_a_weight_that_is_tied_to_another_module_stays_with_the_root():
+    model = BertForMaskedLM(BertConfig(**SMALL))
+    assert kinds(blocks(model, "auto")) == ["BertLayer", "BertLayer"]
+
+
+def test_the_log_says_what_is_a_unit_and_what_is_left():
+    model = Deep()
+    assert describe(model, blocks(model, "auto")) == (
+        "sharded as units: 2 Sequential; with the root: 10,400 parameters"
+    )
+    assert describe(model, {}) == "sharded as units: no module by itself; with the root: 10,688 parameters"

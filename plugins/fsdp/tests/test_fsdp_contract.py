@@ -1,0 +1,5 @@
+from distcore.testing import StrategyContract
+
+
+class TestFSDP(StrategyContract):
+    strategy = "fsdp"

@@ -1,0 +1,83 @@
+"""Every option keeps the laws; on four ranks, in one launch."""
+
+import pytest
+
+from distcore import ConfigError, RunConfig, StrategyError
+from distcore.testing.cases import Finding, all_cases
+from distcore.testing.rank import Subject
+from distcore.testing.runner import measure
+from distcore_fsdp.fsdp import FSDPStrategy
+
+OPTIONS = {
+    "full": {},
+    "grad": {"sharding": "shard_grad_op"},
+    "hybrid": {"sharding": "hybrid", "shard_size": 2},
+    "none": {"sharding": "NO_SHARD"},
+    "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2},
+    "offloaded": {"cpu_offload": True, "wrap": 100},
+    "classes": {"wrap": ["Block", "Embedding"]},
+}
+CASES = (
+    "partitions",
+    "ranks-without-rows",
+    "unused-parameters",
+    "clip-by-both",
+    "every-size",
+    "into-single",
+    "from-single",
+)
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, dict[str, Finding]]:
+    cases = tuple(case for name, case in all_cases().items() if name in CASES)
+    configs = [RunConfig(strategy="fsdp", strategy_options=options, nproc=RANKS) for options in OPTIONS.values()]
+    found = measure([Subject(config=config, cases=cases) for config in configs], RANKS)
+    return {label: {f.case: f for f in of_one} for label, of_one in zip(OPTIONS, found, strict=True)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("label", OPTIONS)
+def test_law_holds_with_option(label, case, findings):
+    finding = findings[label][case]
+    assert finding.held, str(finding)
+
+
+def refused(**options):
+    from distcore.resolve import resolve
+
+    resolve(RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", out="never-made"))
+
+
+def test_a_shard_size_that_does_not_divide_the_ranks_names_those_that_do():
+    with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks \(possible: 1, 2, 4\)"):
+        refused(sharding="hybrid", shard_size=3)
+
+
+def test_a_shard_size_without_hybrid_is_refused():
+    with pytest.raises(ConfigError, match=r"shard_size = 2: is for sharding = 'hybrid', not 'grad'"):
+        refused(sharding="grad", shard_size=2)
+
+
+def test_an_unknown_sharding_lists_the_known():
+    with pytest.raises(StrategyError, match=r"sharding = 'half': input should be 'full', 'grad', 'hybrid' or 'none'"):
+        refused(sharding="half")
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(StrategyError, match=r"unknown option 'shardng' \(did you mean 'sharding'\?\)"):
+        refused(shardng="full")
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "some"])
+def test_a_prefetch_that_is_no_count_is_refused(value):
+    with pytest.raises(StrategyError, match=r"forward_prefetch"):
+        refused(forward_prefetch=value)
+
+
+def test_hybrid_shards_over_the_ranks_of_a_machine_unless_told(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks"):
+        refused(sharding="hybrid")
+    assert FSDPStrategy(sharding="hybrid", shard_size=2).check_config(RunConfig(nproc=4)) is None

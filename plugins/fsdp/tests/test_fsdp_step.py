@@ -1,0 +1,101 @@
+"""What a step does over ranks: a scaler that agrees, gradients that travel once."""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distcore import Clip, ModelSource, Place, Run, RunConfig, defaults, launch
+from distcore_fsdp.fsdp import FSDPStrategy
+
+CONFIG = RunConfig(device="cpu", lr=0.1)
+
+
+def a_run(strategy, accumulation=1):
+    """A run of a small model over all ranks; the strategy has joined them."""
+    torch.manual_seed(0)
+    place = Place(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    world = strategy.setup(CONFIG, place)
+    source = ModelSource(build=small, skeleton=small)
+    model = strategy.build_model(CONFIG, world, source)
+    run = Run(
+        config=CONFIG, world=world, capabilities=strategy.capabilities, module=model, model=model,
+        accumulation=accumulation, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )  # fmt: skip
+    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), lr=0.1, fused=True))
+    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer)
+
+
+def small():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+
+
+def overflow_on_last_rank():
+    run = a_run(strategy := FSDPStrategy())
+    before = [p.full_tensor().clone() for p in run.model.parameters()]
+    x = torch.ones(2, 4)
+    factor = float("inf") if run.world.rank == run.world.size - 1 else 1.0
+    scales, moved = [], []
+    for scale in (factor, 1.0):
+        defaults.backward(run, run.model(x).sum() * scale)
+        defaults.step(run, Clip(norm=1.0))
+        scales.append(run.scaler.get_scale())
+        after = [p.full_tensor() for p in run.model.parameters()]
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+    strategy.teardown(run.world)
+    return scales, moved
+
+
+def inf_in_one_shard():
+    """The last rank's shard of the gradient overflows, after gradients were averaged."""
+    run = a_run(strategy := FSDPStrategy())
+    before = [p.full_tensor().clone() for p in run.model.parameters()]
+    defaults.backward(run, run.model(torch.ones(2, 4)).sum())
+    if run.world.rank == run.world.size - 1:
+        next(run.model.parameters()).grad.to_local().fill_(float("inf"))
+    defaults.step(run, Clip())
+    after = [p.full_tensor() for p in run.model.parameters()]
+    unmoved = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    scale = run.scaler.get_scale()
+    strategy.teardown(run.world)
+    return unmoved, scale
+
+
+def collectives(sharding, micro_batches):
+    """How often each collective ran in one step of ``micro_batches``."""
+    run = a_run(strategy := FSDPStrategy(sharding=sharding), accumulation=micro_batches)
+    with Collectives() as counted:
+        for index in range(micro_batches):
+            with strategy.accumulate(run, last=index == micro_batches - 1):
+                run.model(torch.ones(2, 4)).sum().backward()
+    strategy.teardown(run.world)
+    return counted.names
+
+
+class Collectives(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.names[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    assert launch(overflow_on_last_rank, nproc=2) == [([512.0, 512.0], [False, True])] * 2
+
+
+def test_an_overflow_in_one_shard_skips_the_step_on_all():
+    assert launch(inf_in_one_shard, nproc=2) == [(True, 512.0)] * 2
+
+
+@pytest.mark.parametrize(("sharding", "gathers"), [("full", 4 * 3 * 2), ("grad", 3)])
+def test_gradients_travel_once_a_step_and_kept_parameters_too(sharding, gathers):
+    for found in launch(collectives, sharding, 4, nproc=2):
+        assert found == {"_allgather_base_": gathers, "_reduce_scatter_base_": 3}

@@ -1,0 +1,147 @@
+"""A model filled shard by shard is, bit for bit, the model that a whole load gives."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.utils import logging
+
+from distcore import ModelSource, Place, Run, RunConfig, launch
+from distcore_fsdp.fsdp import FSDPStrategy
+from distcore_fsdp.weights import NotSliceable, find_weights
+
+SEED = 3
+SMALL = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 50,
+}
+BERT = BertConfig(**SMALL, num_labels=3)
+CLASSIFIER = AutoModelForSequenceClassification
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+def source(folder, auto, labels):
+    shape = AutoConfig.from_pretrained(folder, num_labels=labels)
+
+    def build():
+        torch.manual_seed(SEED)
+        return auto.from_pretrained(folder, config=shape, ignore_mismatched_sizes=True).float()
+
+    def skeleton():
+        with torch.device("meta"):
+            return auto.from_config(shape)
+
+    return ModelSource(build=build, skeleton=skeleton, folder=Path(folder))
+
+
+def sharded(strategy, config, world, origin):
+    """The model as ``strategy`` shards it, and whether it was ever whole."""
+    model = strategy.build_model(config, world, origin)
+    whole = not any(parameter.is_meta for parameter in model.parameters())
+    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
+    return strategy.wrap_model(run, model, None).model, whole
+
+
+def differences(folder, cases):
+    """For each case, in a rank: whether the model was built whole, and the tensors that a whole load has otherwise."""
+    place = Place(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
+    world = strategy.setup(config, place)
+    found = {}
+    for name, (_, auto, labels) in cases.items():
+        origin = source(folder / name, auto, labels)
+        model, whole = sharded(strategy, config, world, origin)
+        found[name] = whole, differing(model, origin.build())
+    strategy.teardown(world)
+    return found
+
+
+def differing(model, expected):
+    wanted = dict(expected.named_parameters()) | dict(expected.named_buffers())
+    got = dict(model.named_parameters()) | dict(model.named_buffers())
+    if list(got) != list(wanted):
+        return ["names"]
+    return [name for name in wanted if not torch.equal(gathered(got[name]), wanted[name])]
+
+
+def gathered(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def old_names(model):
+    """As files of 2019 have them."""
+    return {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in model.state_dict().items()}
+
+
+CASES = {
+    "the same head": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 3),
+    "a head for more classes": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 5),
+    "a base model": (lambda: BertModel(BERT), CLASSIFIER, 5),
+    "another task, no pooler": (lambda: BertForMaskedLM(BERT), CLASSIFIER, 5),
+    "half precision": (lambda: BertForSequenceClassification(BERT).bfloat16(), CLASSIFIER, 5),
+    "several files": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 5),
+    "old names": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 3),
+    "tied weights": (lambda: BertForMaskedLM(BERT), AutoModelForMaskedLM, 2),
+    "rotary buffers": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)), CLASSIFIER, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, (make, _, _) in CASES.items():
+        torch.manual_seed(0)
+        model = make()
+        state = old_names(model) if name == "old names" else None
+        model.save_pretrained(
+            folder / name, state_dict=state, max_shard_size="20KB" if name == "several files" else "5GB"
+        )
+    return launch(differences, folder, CASES, nproc=2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shards_read_from_files_equal_a_whole_load(name, found):
+    assert [rank[name] for rank in found] == [(False, []), (False, [])]
+
+
+def saved(folder, model):
+    model.save_pretrained(folder)
+    return source(folder, CLASSIFIER, 3)
+
+
+def test_other_names_in_the_file_are_not_taken_for_missing_weights(tmp_path):
+    model = BertForSequenceClassification(BERT)
+    renamed = {name.replace("query", "ask"): value for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=renamed)
+    with pytest.raises(NotSliceable, match=r"query.weight is not in the files under that name and shape"):
+        find_weights(source(tmp_path, CLASSIFIER, 3).skeleton(), tmp_path, SEED)
+
+
+def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path):
+    origin = saved(tmp_path, BertForSequenceClassification(BERT))
+    with pytest.raises(NotSliceable, match=r"is torch.bfloat16 in the model and F32 in the file"):
+        find_weights(origin.skeleton().bfloat16(), tmp_path, SEED)
+
+
+def test_a_folder_without_safetensors_is_built_whole(tmp_path):
+    origin = replace(saved(tmp_path, BertForSequenceClassification(BERT)), folder=tmp_path / "none")
+    model = FSDPStrategy().build_model(RunConfig(), None, origin)
+    assert not any(parameter.is_meta for parameter in model.parameters())
