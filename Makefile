@@ -27,6 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS))
+	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")
 	touch $@
 
 wheels: install

@@ -10,6 +10,7 @@ import torch
 from distcore import DistcoreError, Place, launch
 
 PROCESSES = 2
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def main() -> int:
@@ -32,13 +33,17 @@ def add_ranks() -> float:
     from distcore_horovod.rendezvous import connect
     from distcore_horovod.wire import total
 
-    connect(Place(**{field: int(os.environ[name]) for field, name in FIELDS.items()}), timeout=30)
+    connect(here(), timeout=30)
     result = total(torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)).item()
     hvd.shutdown()
     return float(result)
 
 
-FIELDS = {"rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE"}
+def here() -> Place:
+    """The place of a rank that ``distcore.launch`` has started."""
+    rank, size, local_rank, local_size = (int(os.environ[name]) for name in NAMES)
+    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -168,6 +168,7 @@ class HorovodStrategy:
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(config.timeout, warn + 1)),
             "HOROVOD_DISABLE_GROUP_FUSION": "1",
+            "HOROVOD_LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # it cries when a peer dies; so do we
         }
         if self.fusion_mb is not None:
             variables["HOROVOD_FUSION_THRESHOLD"] = str(int(self.fusion_mb * 2**20))

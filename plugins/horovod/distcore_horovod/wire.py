@@ -29,7 +29,8 @@ def broadcast(tensors: Mapping[str, Tensor]) -> None:
 def total(values: Tensor) -> Tensor:
     """Return the sum of ``values`` over ranks, on every rank."""
     with lost_peers():
-        return hvd.allreduce(values, name="total", op=hvd.Sum)
+        reduced: Tensor = hvd.allreduce(values, name="total", op=hvd.Sum)
+    return reduced
 
 
 def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

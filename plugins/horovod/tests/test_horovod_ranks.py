@@ -1,0 +1,150 @@
+"""Horovod between real ranks: what is not a law."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from distcore import ConfigError, RunConfig, launch
+
+pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
+
+from distcore_horovod.check import here
+from distcore_horovod.library import hvd
+from distcore_horovod.rendezvous import connect, rendezvous
+from distcore_horovod.strategy import HorovodStrategy
+from distcore_horovod.wire import broadcast, gather_rows, total
+
+JOB = ["--strategy", "horovod", "--model", "bert-tiny", "--global-batch-size", "16", "--micro-batch-size", "4"]
+
+
+def rows_of_every_dtype() -> dict[str, Any]:
+    connect(here(), timeout=30)
+    dtypes = (torch.bfloat16, torch.float16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.complex64)
+    mine = {str(dtype): torch.full((hvd.rank() * 2, 3), hvd.rank()).to(dtype) for dtype in dtypes}
+    joined = gather_rows(mine)
+    return {name: (rows.dtype == mine[name].dtype, rows.tolist()) for name, rows in joined.items()}
+
+
+def test_rows_keep_their_dtype_and_number() -> None:
+    for rows in launch(rows_of_every_dtype, nproc=2, timeout=60):
+        assert all(kept and values == [[1, 1, 1]] * 2 for kept, values in rows.values())
+
+
+def main_ranks_tensors() -> tuple[float, float]:
+    connect(here(), timeout=30)
+    half, scalar = torch.full((3,), float(hvd.rank()), dtype=torch.bfloat16), torch.tensor(float(hvd.rank()))
+    broadcast({"half": half, "scalar": scalar, "none": torch.empty(0)})
+    return float(half.sum()), float(scalar)
+
+
+def test_every_rank_gets_the_main_ranks_tensors() -> None:
+    assert launch(main_ranks_tensors, nproc=2, timeout=60) == [(0.0, 0.0)] * 2
+
+
+def listeners_of_rank_0() -> list[str]:
+    with rendezvous(here(), timeout=30):
+        found = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    closed = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return [*found, *map(str, closed)]
+
+
+def test_the_rendezvous_listens_on_loopback_and_not_for_long() -> None:
+    assert launch(listeners_of_rank_0, nproc=2, timeout=60) == [["127.0.0.1"], []]
+
+
+def met_twice() -> list[float]:
+    sums = []
+    for _ in range(2):
+        connect(here(), timeout=30)
+        sums.append(float(total(torch.ones(1)).item()))
+        hvd.barrier()
+        hvd.shutdown()
+    return sums
+
+
+def test_ranks_can_meet_again_in_the_same_store() -> None:
+    assert launch(met_twice, nproc=2, timeout=60) == [[2.0, 2.0]] * 2
+
+
+def one_leaves_a_collective_out() -> str:
+    os.environ.update(HorovodStrategy()._variables(RunConfig(timeout=4)))
+    connect(here(), timeout=30)
+    if hvd.rank() == 1:
+        time.sleep(30)
+    try:
+        return str(total(torch.ones(1)).item())
+    except ConnectionError as error:
+        return str(error)
+
+
+def test_a_collective_that_a_rank_leaves_out_does_not_hang() -> None:
+    started = time.monotonic()
+    answers = launch(one_leaves_a_collective_out, nproc=2, timeout=90)
+    assert all(answer.startswith("Horovod: ") for answer in answers), answers
+    assert time.monotonic() - started < 45
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "says"),
+    [
+        ({"op": "adasum"}, {}, r"op = 'adasum': this Horovod was built without MPI; build it again"),
+        ({}, {"device": "cuda"}, r"device = 'cuda': this Horovod was built without NCCL; build it again"),
+    ],
+)
+def test_what_the_build_lacks_is_refused(options: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+    if hvd.mpi_built() or hvd.nccl_built():
+        pytest.skip("this Horovod has MPI or NCCL")
+    with pytest.raises(ConfigError, match=says):
+        HorovodStrategy(**options).check_config(RunConfig(**changes))
+
+
+def training(out: Path, *flags: str, start: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [*start, sys.executable, "-m", "distcore", "train", *JOB, "--out", str(out), *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def losses(out: Path) -> list[str]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [line.split('"loss": ')[1].split(",")[0] for line in lines if '"loss"' in line]
+
+
+def test_every_launcher_trains_the_same(tmp_path: Path) -> None:
+    starts: dict[str, tuple[str, ...]] = {
+        "torchrun": (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"),
+        "horovodrun": (str(Path(sys.executable).with_name("horovodrun")), "-np", "2"),
+    }
+    if mpirun := shutil.which("mpirun"):
+        starts["mpirun"] = (mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2")
+    jobs = {name: training(tmp_path / name, "--max-steps", "4", start=start) for name, start in starts.items()}
+    jobs["local"] = training(tmp_path / "local", "--max-steps", "4", "--nproc", "2")
+    for name, job in jobs.items():
+        output, _ = job.communicate(timeout=200)
+        assert job.returncode == 0, (name, output)
+    assert all(losses(tmp_path / name) == losses(tmp_path / "local") != [] for name in jobs)
+
+
+def test_a_killed_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    job = training(tmp_path / "run", "--nproc", "2", "--log-every", "1")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    psutil.Process(job.pid).children()[-1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    output, _ = job.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert job.returncode == 3
+    last = [line for line in output.splitlines() if not line.startswith("step ")]
+    assert len(last) == 1, last
+    assert last[0].startswith("error: rank 1 of 2 failed: killed by SIGKILL")
