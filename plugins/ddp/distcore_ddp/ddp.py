@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
 from distcore import (
     Capabilities,
     OptimizerFactory,
@@ -20,9 +23,6 @@ from distcore import (
     leave_process_group,
     sum_over_ranks,
 )
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
 from distcore_ddp.compression import compression_hook
 
 _NOTHING = nullcontext()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from distcore import Capabilities, OptimizerFactory, Place, Run, RunConfig, World, Wrapped, device_of, hookimpl
 from torch import nn
+
+from distcore import Capabilities, OptimizerFactory, Place, Run, RunConfig, World, Wrapped, device_of, hookimpl
 
 
 class DataParallelStrategy:
