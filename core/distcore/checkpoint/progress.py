@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
+from distcore.config import RunConfig
 from distcore.contract import Dataset, Progress, Run
 from distcore.errors import CheckpointError
 
@@ -42,28 +44,36 @@ def small_state(run: Run, progress: Progress) -> dict[str, Any]:
         "progress": asdict(progress),
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
         "scaler": run.scaler.state_dict() if run.scaler else {},
-        "job": job_of(run),
+        "total_steps": run.total_steps,
+        "config": run.config.model_dump(mode="json"),
     }
 
 
-def job_of(run: Run) -> dict[str, Any]:
-    """The part of the config that a resumed run must share with the one that was interrupted."""
-    tree = run.config.model_dump(mode="json")
-    return {key: _at(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": run.total_steps}
+def config_in(small: dict[str, Any], path: Path) -> RunConfig:
+    """The config of the run that wrote the checkpoint at ``path``."""
+    try:
+        return RunConfig.model_validate(small.get("config"))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CheckpointError(f"{path / 'state.json'}: config.{where}: not one that this distcore knows") from None
+
+
+def job_of(config: RunConfig, total_steps: object) -> dict[str, Any]:
+    """What a resumed run must share with the one that was interrupted."""
+    tree = config.model_dump(mode="json")
+    return {key: _at(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": total_steps}
 
 
 def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> None:
     """Raise CheckpointError, naming the difference, if the checkpoint is of another job than ``run``."""
-    saved, mine = small.get("job"), job_of(run)
-    if not isinstance(saved, dict):
-        raise CheckpointError(f"{path / 'state.json'}: says nothing of the job that it belongs to")
+    saved, mine = job_of(config_in(small, path), small.get("total_steps")), job_of(run.config, run.total_steps)
     if data is not None and small.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
     for key, value in mine.items():
-        if saved.get(key) != value and key not in (run.config.resume_changed or ()):
+        if saved[key] != value and key not in (run.config.resume_changed or ()):
             then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
             raise CheckpointError(
-                f"resume = {str(path)!r}: {key} was {saved.get(key)!r} and is {value!r}: "
+                f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
                 f"the run would not go on exactly; {then}"
             )
 

@@ -1,0 +1,48 @@
+"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from distcore.checkpoint.progress import config_in
+from distcore.checkpoint.reader import Checkpoint
+from distcore.errors import CheckpointError
+from distcore.trainer import load_task, model_source
+
+
+def export(path: Path, to: Path) -> None:
+    """Write model, config and what the task adds (a tokenizer) to the new folder ``to``; tied weights stay tied.
+
+    Needs the data of the run, which say how many classes there are. Raises CheckpointError.
+    """
+    if to.exists() and any(to.iterdir()):
+        raise CheckpointError(f"--to {to}: is there already and not empty")
+    checkpoint = Checkpoint(path)
+    checkpoint.verify()
+    config = config_in(checkpoint.small_state(), path)
+    task = load_task(config)
+    data = task.prepare(config)
+    module = model_source(config, task, data).build()
+    if not hasattr(module, "save_pretrained"):
+        raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
+    fill(module, checkpoint)
+    save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
+    save(to)
+    task.save(to, config, data)
+
+
+def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy the checkpoint's weights and buffers into ``module``."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name in checkpoint:
+            kind, _, rest = name.partition("/")
+            if kind != "model":
+                continue
+            if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
+                raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
+            tensors[rest].copy_(checkpoint[name])
