@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distcore import defaults as defaults
+    from distcore import flat as flat
     from distcore.config import RunConfig as RunConfig
     from distcore.config import load_config as load_config
     from distcore.contract import SPEC_VERSION as SPEC_VERSION
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "defaults": "distcore.defaults",
+    "flat": "distcore.flat",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
     "SPEC_VERSION": "distcore.contract",
@@ -97,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
-    return module if name == "defaults" else getattr(module, name)
+    return module if name in ("defaults", "flat") else getattr(module, name)
 
 
 # Not when it is first used: by then the package of the same name may have taken its place. Imports no torch.

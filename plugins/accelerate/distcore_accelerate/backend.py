@@ -4,21 +4,69 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
+from torch import Tensor, nn
 
-from distcore import StrategyError, World
+from distcore import (
+    Capabilities,
+    Clip,
+    OptimizerFactory,
+    Run,
+    RunConfig,
+    SavedState,
+    State,
+    StepResult,
+    StrategyError,
+    World,
+    Wrapped,
+)
 from distcore_accelerate.settings import Settings
+
+if TYPE_CHECKING:
+    from distcore_accelerate.strategy import AccelerateStrategy
 
 OWN_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 """What ``accelerate launch`` sets and the settings have read: Accelerate must not read it a second time."""
+
+
+class Backend(Protocol):
+    """One of Accelerate's ways to spread a model: what it declares, and its part of the hooks of the same names."""
+
+    def capabilities(self, options: AccelerateStrategy) -> Capabilities: ...
+
+    def plugins(
+        self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
+    ) -> dict[str, Any]:
+        """Arguments that make an ``Accelerator`` this backend; ``total_steps`` is ``None`` before there is a run."""
+        ...
+
+    def prepare(
+        self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
+    ) -> Wrapped: ...
+
+    def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module: ...
+
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]: ...
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor: ...
+
+    def step(self, run: Run, clip: Clip) -> StepResult: ...
+
+    def save(self, run: Run) -> State: ...
+
+    def load(self, run: Run, state: SavedState) -> bool: ...
+
+    def leave(self) -> None:
+        """Forget what the backend keeps beside the process group."""
+        ...
 
 
 @contextmanager
@@ -38,20 +86,15 @@ def surroundings(world: World) -> Iterator[None]:
         os.environ.update(kept)
 
 
-def new_accelerator(settings: Settings, world: World, loading: DataLoaderConfiguration, **plugins: Any) -> Accelerator:
+def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
     """Return a fresh ``Accelerator`` for this run; to be called within ``surroundings``, the ranks having met.
 
-    It divides nothing (one accumulation step), steps no schedule and casts nothing unless ``plugins`` say so.
+    It divides nothing (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say so.
     """
     forget()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    arguments: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
-    accelerator = Accelerator(
-        gradient_accumulation_steps=1,
-        step_scheduler_with_optimizer=False,
-        dataloader_config=loading,
-        **(arguments | plugins),
-    )
+    ours: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
+    accelerator = Accelerator(gradient_accumulation_steps=1, step_scheduler_with_optimizer=False, **(ours | arguments))
     compare(settings, world, accelerator)
     return accelerator
 
@@ -60,6 +103,8 @@ def forget() -> None:
     """Drop Accelerate's singletons, which would carry one run's settings into the next; its ranks stay."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    if "transformers.integrations.deepspeed" in sys.modules:  # else models are built in pieces that we do not know
+        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
 
 
 def compare(settings: Settings, world: World, accelerator: Accelerator) -> None:
@@ -86,9 +131,3 @@ def world_of(accelerator: Accelerator) -> World:
         local_rank=accelerator.local_process_index,
         device=accelerator.device,
     )
-
-
-def leave() -> None:
-    """Forget the run, so that another one in this process starts afresh."""
-    forget()
-    assert dist.is_initialized()  # strategies join before they leave

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from distcore_accelerate.strategy import AccelerateStrategy
 
 Tree = dict[str, Any]
-Backend = Literal["ddp", "fsdp2", "deepspeed"]
+BackendName = Literal["ddp", "fsdp2", "deepspeed"]
 
-BACKENDS: dict[str, Backend] = {
+BACKENDS: dict[str, BackendName] = {
     "NO": "ddp",
     "MULTI_CPU": "ddp",
     "MULTI_GPU": "ddp",
@@ -55,7 +55,7 @@ UNSUPPORTED = {
 class Settings:
     """What is asked of Accelerate, whoever asks."""
 
-    backend: Backend = "ddp"
+    backend: BackendName = "ddp"
     source: str = "strategy_options.backend"
     """Where the backend was named."""
     distributed_type: str | None = None

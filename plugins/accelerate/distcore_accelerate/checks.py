@@ -1,0 +1,68 @@
+"""What can be refused before any process starts: contradictions, and requests that Accelerate would not honour."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from distcore import ConfigError, RunConfig
+from distcore_accelerate import zero_config
+from distcore_accelerate.fsdp2 import plugin_arguments
+from distcore_accelerate.settings import Settings
+
+if TYPE_CHECKING:
+    from distcore_accelerate.strategy import AccelerateStrategy
+
+
+def check(options: AccelerateStrategy, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError, one line, for what cannot come true."""
+    settings = options.settings
+    _check_device(settings, config, environ)
+    _check_number(settings, config, environ)
+    if settings.precision not in (None, config.precision):
+        raise ConfigError(
+            f"{settings.source}: mixed_precision says {settings.precision}, but precision = {config.precision!r}; "
+            f"use --precision {settings.precision}, or change the file"
+        )
+    if settings.backend == "deepspeed":
+        zero_config.check(options, settings, config)
+    elif settings.backend == "fsdp2":
+        plugin_arguments(options, settings)
+
+
+def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:
+    kind, source = settings.distributed_type, settings.source
+    if settings.backend == "fsdp2" and config.device == "cpu":
+        asked = f"{source}: distributed_type = 'FSDP'" if kind else "strategy_options.backend = 'fsdp2'"
+        raise ConfigError(f"{asked}: on a CPU Accelerate silently gives DDP instead; use --strategy fsdp, which shards")
+    if kind == "MULTI_GPU" and config.device == "cpu" and not settings.use_cpu:
+        raise ConfigError(
+            f"{source}: distributed_type = 'MULTI_GPU', but the run is on the CPU: there is no GPU, or device = 'cpu'; "
+            "change it to MULTI_CPU"
+        )
+    if (kind == "MULTI_CPU" or settings.use_cpu) and config.device == "cuda":
+        what = "use_cpu = true" if settings.use_cpu else "distributed_type = 'MULTI_CPU'"
+        raise ConfigError(f"{source}: {what}, but device = 'cuda'; use --set device=cpu, or change the file")
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if config.device == "cuda" and settings.gpu_ids is not None and visible != settings.gpu_ids:
+        raise ConfigError(
+            f"{source}: gpu_ids = {settings.gpu_ids!r} is for accelerate launch; here set "
+            f"CUDA_VISIBLE_DEVICES={settings.gpu_ids}"
+        )
+
+
+def _check_number(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:
+    asked = 1 if settings.distributed_type == "NO" else settings.processes
+    if asked not in (None, config.nproc):
+        what = "distributed_type = 'NO'" if settings.distributed_type == "NO" else f"num_processes = {asked}"
+        raise ConfigError(
+            f"{settings.source}: {what}, but there are {config.nproc} rank(s); use --nproc {asked}, or change the file"
+        )
+    # Its launcher sets these for several processes on a CPU, and then starts a single one.
+    alone = config.nproc == 1 and "RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ
+    if alone and "ACCELERATE_USE_CPU" in environ and "MASTER_ADDR" in environ:
+        raise ConfigError(
+            "accelerate launch was told to start several processes and started one, as it does on a CPU; add --nproc N "
+            "to distcore train, or use accelerate launch --multi_gpu"
+        )

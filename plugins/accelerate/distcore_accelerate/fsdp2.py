@@ -1,0 +1,142 @@
+"""Accelerate's FSDP2: parameters spread over ranks by ``fully_shard``. Only on GPUs: elsewhere it falls back to DDP."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from distcore import (
+    Capabilities,
+    Clip,
+    ConfigError,
+    OptimizerFactory,
+    Run,
+    RunConfig,
+    SavedState,
+    State,
+    StepResult,
+    StrategyError,
+    World,
+    Wrapped,
+    defaults,
+    nearest,
+)
+from distcore_accelerate import dtensors
+from distcore_accelerate.precision import mixed_precision, results_in_fp32, whole
+from distcore_accelerate.settings import Settings, Tree
+
+if TYPE_CHECKING:
+    from distcore_accelerate.strategy import AccelerateStrategy
+
+_NOTHING = nullcontext()
+ARGUMENTS = {
+    "reshard_after_forward": "reshard_after_forward",
+    "offload_params": "cpu_offload",
+    "auto_wrap_policy": "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap",
+    "min_num_params": "min_num_params",
+    "activation_checkpointing": "activation_checkpointing",
+    "ignored_modules": "ignored_modules",
+}
+"""Keys of ``fsdp_config`` without their prefix, by the arguments of Accelerate's plugin that they are."""
+FSDP1 = frozenset(
+    {"sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"}
+)
+"""Keys that Accelerate's FSDP2 ignores."""
+NOT_OURS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"}) | {"activation_checkpointing_offload"}
+"""Keys about saving and loading, which distcore does itself."""
+
+
+def plugin_arguments(options: AccelerateStrategy, settings: Settings) -> Tree:
+    """What ``fsdp_config`` and the options say, as arguments of Accelerate's plugin; raises ConfigError, one line."""
+    section, source = settings.fsdp, settings.source
+    if settings.distributed_type and int(section.get("version") or 1) != 2:
+        raise ConfigError(
+            f"{source}: fsdp_config.fsdp_version = {section.get('version', 1)}: only FSDP2; convert the file with "
+            "`accelerate to-fsdp2`"
+        )
+    known = {*ARGUMENTS, *FSDP1, *NOT_OURS}
+    for key in section:
+        if key not in known:
+            raise ConfigError(f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}")
+    ours: Tree = {
+        "reshard_after_forward": options.reshard_after_forward,
+        "cpu_offload": options.cpu_offload,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_cls_names_to_wrap": list(options.wrap_classes) or None,
+    }
+    theirs = {ARGUMENTS[key]: value for key, value in section.items() if key in ARGUMENTS and value is not None}
+    return ours | {key: _word(value) for key, value in theirs.items()}
+
+
+class Sharded:
+    """Parameters, gradients and optimizer state spread over ranks; checkpoints by pieces."""
+
+    def capabilities(self, options: AccelerateStrategy) -> Capabilities:
+        return Capabilities(
+            precisions=frozenset({"fp32", "bf16"}),
+            shards_parameters=True,
+            owns=frozenset({"precision"}),
+            limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
+        )
+
+    def plugins(
+        self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
+    ) -> dict[str, Any]:
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            cpu_ram_efficient_loading=False,
+            **plugin_arguments(options, options.settings),
+        )
+        return {"fsdp_plugin": plugin, "mixed_precision": mixed_precision(config)}
+
+    def prepare(
+        self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
+    ) -> Wrapped:
+        """Shard the model in place. Accelerate wants an optimizer to come along; ours is built over the shards."""
+        model = model.to(run.world.device)
+        sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        if not isinstance(sharded, FSDPModule):
+            raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
+        return Wrapped(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
+
+    def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
+        return whole(run, model)
+
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        cast(FSDPModule, run.model).set_requires_gradient_sync(last)
+        return _NOTHING
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        return defaults.backward(run, loss)
+
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        return defaults.step(run, clip)
+
+    def save(self, run: Run) -> State:
+        _reshard(run.module)
+        return dtensors.save(run)
+
+    def load(self, run: Run, state: SavedState) -> bool:
+        _reshard(run.module)
+        return dtensors.load(run, state)
+
+    def leave(self) -> None:
+        """There is nothing beside the process group."""
+
+
+def _reshard(model: nn.Module) -> None:
+    """Put the sharded parameters back where a forward pass without backward has left gathered ones."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _word(value: Any) -> Any:
+    """Layer names as a list, however the file writes them."""
+    return value.split(",") if isinstance(value, str) and "," in value else value
