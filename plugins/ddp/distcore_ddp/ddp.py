@@ -61,7 +61,7 @@ class DDPStrategy:
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
         if not self.find_unused:
-            exempt["bit-for-bit"] = "above two ranks sums round otherwise in a process's first step: torch moves buckets after it"
+            exempt["bit-for-bit"] = "above two ranks: torch moves buckets after a process's first step, and sums round"
         if self.compression != "none":
             reason = f"gradients travel in {self.compression}"
             exempt |= dict.fromkeys(("gradient", "clipping", "neutral-names", "into-single", "from-single"), reason)
