@@ -72,9 +72,7 @@ def test_a_release_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     says = "print('[ 40%] Building'); print('a.cc:1: error: no x'); print('make: stopped'); raise SystemExit(2)"
-    with pytest.raises(
-        StrategyError, match=r"did not compile: a\.cc:1: error: no such thing; the whole log: (.+)$"
-    ) as caught:
+    with pytest.raises(StrategyError, match=r"did not compile: a\.cc:1: error: no x; the whole log: .+$") as caught:
         build.compile_wheel([sys.executable, "-c", says], {})
     log = Path(str(caught.value).rpartition(" ")[2])
     assert "make: stopped" in log.read_text()

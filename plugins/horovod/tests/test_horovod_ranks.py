@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch import nn
 
-from distcore import ConfigError, RunConfig, launch
+from distcore import ConfigError, Run, RunConfig, World, launch
 
 pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
 
 from distcore_horovod.check import here
+from distcore_horovod.gradients import share_buffers
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect, rendezvous
 from distcore_horovod.strategy import HorovodStrategy
@@ -52,15 +54,38 @@ def test_every_rank_gets_the_main_ranks_tensors() -> None:
     assert launch(main_ranks_tensors, nproc=2, timeout=60) == [(0.0, 0.0)] * 2
 
 
-def listeners_of_rank_0() -> list[str]:
+def listening() -> set[tuple[str, int]]:
+    sockets = psutil.Process().net_connections("tcp")
+    return {(s.laddr.ip, s.laddr.port) for s in sockets if s.status == psutil.CONN_LISTEN}
+
+
+def opened_for_the_rendezvous() -> tuple[list[str], bool]:
+    before = listening()
     with rendezvous(here(), timeout=30):
-        found = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    closed = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    return [*found, *map(str, closed)]
+        opened = [address for address, _ in listening() - before]
+    return opened, listening() == before
 
 
 def test_the_rendezvous_listens_on_loopback_and_not_for_long() -> None:
-    assert launch(listeners_of_rank_0, nproc=2, timeout=60) == [["127.0.0.1"], []]
+    assert launch(opened_for_the_rendezvous, nproc=2, timeout=60) == [(["127.0.0.1"], True), ([], True)]
+
+
+def running_mean_after_training_on_other_rows() -> list[float]:
+    connect(here(), timeout=30)
+    model = nn.BatchNorm1d(2)
+    world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.rank(), device=torch.device("cpu"))
+    run = Run(config=RunConfig(), world=world, capabilities=HorovodStrategy().capabilities, module=model, model=model)
+    share_buffers(run)
+    model(torch.full((4, 2), hvd.rank() + 1.0))
+    model.eval()
+    model(torch.zeros(1, 2))
+    assert model.running_mean is not None
+    return [float(value) for value in model.running_mean]
+
+
+def test_running_statistics_are_the_main_ranks() -> None:
+    first, second = launch(running_mean_after_training_on_other_rows, nproc=2, timeout=60)
+    assert first == second == pytest.approx([0.1, 0.1])
 
 
 def met_twice() -> list[float]:
