@@ -66,8 +66,8 @@ def load(run: Run, saved: SavedState) -> None:
     for part in parts(run):
         if part.count:
             part.of(part.master).copy_(saved.piece(f"model/{part.name}", part.start, part.count))
-    if any(name.startswith("optimizer/") for name in saved):
-        _load_optimizer(run, saved)
+    if run.optimizer is not None:
+        _load_optimizer(run.optimizer, list(parts(run)), saved)
 
 
 @torch.no_grad()
@@ -160,10 +160,10 @@ def _kept(run: Run, master: Tensor) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key == STEP or getattr(value, "shape", None) == master.shape}
 
 
-def _load_optimizer(run: Run, saved: SavedState) -> None:
-    assert run.optimizer is not None
+def _load_optimizer(optimizer: torch.optim.Optimizer, held: list[Part], saved: SavedState) -> None:
+    """Make the state of each master buffer from those of its parts; without any in ``saved``, leave it as it is."""
     by_master: dict[int, list[Part]] = {}
-    for part in parts(run):
+    for part in held:
         by_master.setdefault(id(part.master), []).append(part)
     names = {name for name in saved if name.startswith("optimizer/")}
     for group in by_master.values():
@@ -179,7 +179,7 @@ def _load_optimizer(run: Run, saved: SavedState) -> None:
         steps = [f"optimizer/{part.name}/{STEP}" for part in group]
         # One buffer has one count; a parameter that took no part in some steps has a smaller one of its own.
         count = max((float(saved[name]) for name in steps if name in names), default=0.0)
-        run.optimizer.state[master] = state | {STEP: _step(run.optimizer, master, count)}
+        optimizer.state[master] = state | {STEP: _step(optimizer, master, count)}
 
 
 def _keys(names: set[str], parameter: str) -> Iterator[str]:
