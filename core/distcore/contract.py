@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +60,18 @@ class ChecksConfig(Protocol):
 
     def check_config(self, config: RunConfig) -> None:
         """Raise DistcoreError, one line; in ``config`` every 'auto' that needs no data is filled in."""
+        ...
+
+
+@runtime_checkable
+class FillsConfig(Protocol):
+    """A strategy whose own config files also say things that distcore's config says."""
+
+    def fill_config(self) -> Mapping[str, Any]:
+        """Return values by key of ``RunConfig``; each holds where the user has said nothing about that key.
+
+        What the user has said and the file contradicts is for ``check_config`` to refuse.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.contract import SPEC_VERSION, Capabilities, ChecksConfig
+from distcore.contract import SPEC_VERSION, Capabilities, ChecksConfig, FillsConfig
 from distcore.devices import count_gpus, resolve_device
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.hooks import build, capabilities_of
@@ -26,6 +26,7 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
     strategy = build_strategy(config)
+    config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)
     device = resolve_device(config)
     world_size = _world_size(config, declared, device, nproc)
@@ -42,6 +43,14 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
     if isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
+
+
+def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
+    """Take from the strategy's own config file what the user, and the launcher that ``started`` ranks, left open."""
+    said = strategy.fill_config() if isinstance(strategy, FillsConfig) else {}
+    left_open = {key for key in said if key not in config.model_fields_set or getattr(config, key) == "auto"}
+    left_open -= {"nproc"} if started is not None else set()
+    return config.model_copy(update={key: said[key] for key in left_open})
 
 
 def build_strategy(config: RunConfig) -> object:

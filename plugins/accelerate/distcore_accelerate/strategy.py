@@ -83,9 +83,12 @@ class AccelerateStrategy:
     def fill_config(self) -> Mapping[str, Any]:
         """What the config file says of keys that are distcore's own."""
         settings = self.settings
-        said = {"precision": settings.precision, "nproc": settings.processes}
-        if settings.use_cpu:
-            said["device"] = "cpu"
+        on_cpu = settings.use_cpu or settings.distributed_type == "MULTI_CPU"
+        said = {
+            "precision": settings.precision,
+            "nproc": 1 if settings.distributed_type == "NO" else settings.processes,
+            "device": "cpu" if on_cpu else None,
+        }
         return {key: value for key, value in said.items() if value is not None}
 
     def check_config(self, config: RunConfig) -> None:
