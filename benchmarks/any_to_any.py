@@ -100,11 +100,13 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
     hooks, world = set_up(config, place)
     data = PROBLEM.prepare(config)
     for source, path in sources.items():
+        run = None  # the one before goes first: a backend may keep one model at a time
         run = build_run(config, hooks, world, PROBLEM, data)
         progress = checkpoint.load(run, hooks, Path(path))[0] if path else Progress()
         for progress, _, _ in steps(run, hooks, PROBLEM, data.train, progress):  # noqa: B020
             if progress.step in (HALF, LAST):
                 save(run, hooks, progress, Path(folder, setting.name, source))
+    del run  # before the process group that it holds
     hooks.teardown(world)
 
 

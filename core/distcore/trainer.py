@@ -8,7 +8,7 @@ import os
 import resource
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -53,6 +53,21 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     check_out(config)
     task = task or load_task(config)
     hooks, world = set_up(config, place)
+    stopped = None
+    try:
+        report = train_in(world, config, hooks, task, place)
+    except StoppedError as error:
+        stopped = str(error)
+    # The run is gone by now, with its traceback: a wrapped model that outlives the process group takes it along when
+    # it goes, holding the interpreter's lock while it waits for a thread that wants the lock.
+    hooks.teardown(world)
+    if stopped:
+        raise StoppedError(stopped)
+    return report
+
+
+def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place) -> Report:
+    """What ``train`` does among ranks that have joined; nothing of the run outlives it."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, place)
@@ -61,9 +76,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     progress, best = start(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, progress, best, meter)
-    report = finish(run, hooks, task, data, progress, best, last, meter)
-    hooks.teardown(world)
-    return report
+    return finish(run, hooks, task, data, progress, best, last, meter)
 
 
 def set_up(config: RunConfig, place: Place) -> tuple[Hooks, World]:
@@ -174,17 +187,12 @@ def fit(
                     best, improved = better(run, progress, best, last)
                 if saving or improved:
                     saver.save(progress, asdict(best) if best else None)
-                if stopping:
-                    stop_here(run, hooks, saver, progress)
+            if stopping:
+                break
         saver.wait()
+    if stopping:
+        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
     return progress, best, last
-
-
-def stop_here(run: Run, hooks: Hooks, saver: Saver, progress: Progress) -> NoReturn:
-    """End the run, as all ranks have agreed to, once its checkpoint is committed; raises StoppedError."""
-    saver.wait()
-    hooks.teardown(run.world)
-    raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
 
 
 def due(step: int, every: int) -> bool:
