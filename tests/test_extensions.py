@@ -84,8 +84,8 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
 
 
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
-    assert list(load_extensions(with_extensions(config, nan_guard=True))) == ["progress", "metrics", "nan_guard"]
-    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics"]
+    assert list(load_extensions(with_extensions(config, nan_guard=True))) == ["progress", "metrics", "watchdog", "nan_guard"]
+    assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "watchdog"]
 
 
 def test_every_shipped_extension_documents_its_options() -> None:
@@ -132,7 +132,7 @@ def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None
 def test_progress_writes_plain_lines_to_a_file(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     train(config)
     first, second, evaluation = capsys.readouterr().err.splitlines()
-    assert first.startswith("step 1/2  epoch 0  loss 0.")
+    assert first.startswith("step 1/2  epoch 0.5  loss 0.")
     assert "  lr " in second
     assert second.endswith("samples/s  eta 0:00:00")
     assert evaluation.startswith("evaluation at step 2: loss 0.")

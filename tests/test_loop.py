@@ -50,6 +50,7 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
     assert recorder.calls == [
         *("setup", "build_model", "wrap_model"),
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
+        *("gather_outputs", "gather_outputs"),  # what to resume from
         *("on_run_start", "build_sampler"),
         *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
         *(*micro_batch, *micro_batch, "step", "on_step_end"),
@@ -134,5 +135,6 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore.trainer.join", lambda _environ: Place(rank=0, size=2, launcher="local"))
     monkeypatch.setattr("distcore.trainer.resolve", lambda config, *_: config)
+    monkeypatch.setattr("distcore.trainer.export", lambda _place: None)  # the environment stays this process's own
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
         train(config_of(tmp_path), Problem())
