@@ -22,10 +22,13 @@ from distcore_horovod.library import hvd
 LOOPBACK = "127.0.0.1"
 
 
-def connect(place: Place, timeout: int) -> None:
-    """Connect this rank to the others; every rank calls. ``timeout`` in seconds bounds the wait for the last one."""
+def connect(place: Place, timeout: int, *, over_mpi: bool = False) -> None:
+    """Connect this rank to the others; every rank calls. ``timeout`` in seconds bounds the wait for the last one.
+
+    With ``over_mpi``, ranks that mpirun has started find each other and talk by MPI.
+    """
     with ExitStack() as stack:
-        if place.launcher != launcher.NAME:
+        if not over_mpi and place.launcher != launcher.NAME:
             os.environ.update(rank_variables(place))
             if place.size > 1:
                 os.environ.update(stack.enter_context(rendezvous(place, timeout)))

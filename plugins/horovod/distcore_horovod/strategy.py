@@ -96,10 +96,13 @@ class HorovodStrategy:
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
         device = device_of(config, place)
+        over_mpi = self.op == "adasum"
+        if over_mpi and place.launcher != "mpi":
+            raise ConfigError(f"strategy_options.op = 'adasum': goes over MPI; start with mpirun, not {place.launcher}")
         os.environ.update(self._variables(config))
         if place.launcher == launcher.NAME and "OMP_NUM_THREADS" not in os.environ:
             share_cores(place)
-        connect(place, config.timeout)
+        connect(place, config.timeout, over_mpi=over_mpi)
         return World(rank=hvd.rank(), size=hvd.size(), local_rank=place.local_rank, device=device)
 
     @hookimpl
