@@ -22,7 +22,7 @@ from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.trace import Trace
 
-SETUP = 60.0
+SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
 """Seconds that a rank whose case failed leaves the others to fail, too, before it ends the group."""

@@ -20,7 +20,7 @@ from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, me
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck
 
-LIMIT = 20.0
+LIMIT = 60.0
 """Seconds that one case may take."""
 
 
