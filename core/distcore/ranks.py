@@ -17,15 +17,16 @@ from distcore.devices import device_of
 from distcore.launch.environment import LOOPBACK
 
 
-def join_process_group(config: RunConfig, place: Place) -> World:
+def join_process_group(config: RunConfig, place: Place, *, main_memory: bool = False) -> World:
     """Join the default process group (gloo on the CPU, nccl on GPUs) and return the world that it reports.
 
-    Reads the addresses that the launcher exported; a process alone needs none.
+    ``main_memory``: ranks on GPUs send tensors that are in main memory, too, over gloo. Reads the addresses that the
+    launcher exported; a process alone needs none.
     """
     device = device_of(config, place)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
-        backend,
+        "cpu:gloo,cuda:nccl" if main_memory and backend == "nccl" else backend,
         rank=place.rank,
         world_size=place.size,
         store=_store(place),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -36,6 +36,7 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe
+from distcore_fsdp.memory import return_large_blocks
 from distcore_fsdp.shards import load_state, save_state
 from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise
 
@@ -101,11 +102,14 @@ class FSDPStrategy:
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
-        return join_process_group(config, place)
+        world = join_process_group(config, place, main_memory=self.cpu_offload)  # where norms of gradients are summed
+        if self.cpu_offload or world.device.type == "cpu":
+            return_large_blocks()
+        return world
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
-        if not has_slices(source.folder):
+        if source.folder is None or not has_slices(source.folder):
             return source.build()
         skeleton = source.skeleton()
         try:
@@ -124,10 +128,10 @@ class FSDPStrategy:
         for module in (*units.values(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._keeps())
         if weights is not None:
-            materialise(model, weights, torch.device("cpu") if self.cpu_offload else run.world.device)
-        in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
+            materialise(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            _recompute(in_order)
+            _recompute(units.values())
+        in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
         _prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         return Wrapped(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
@@ -172,7 +176,7 @@ class FSDPStrategy:
             return self.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
         return 1 if self.sharding == "none" else ranks
 
-    def _keeps(self) -> dict[str, bool]:
+    def _keeps(self) -> dict[str, Any]:
         """Options of ``fully_shard``: left to itself it frees each block after forward, but never the root."""
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
@@ -194,13 +198,14 @@ def _remember(model: nn.Module, weights: Weights) -> nn.Module:
 
 
 def _remembered(model: nn.Module) -> Weights | None:
-    return vars(model).pop("distcore_weights", None)
+    weights: Weights | None = vars(model).pop("distcore_weights", None)
+    return weights
 
 
-def _recompute(units: Sequence[nn.Module]) -> None:
+def _recompute(units: Iterable[nn.Module]) -> None:
     """Replace each forward, inside the hooks that gather and free: parameter names stay what they are."""
     for unit in units:
-        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)  # type: ignore[method-assign]
+        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def _prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:

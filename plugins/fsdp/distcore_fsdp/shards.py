@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -92,7 +92,7 @@ def _is_mine(tensor: Tensor) -> bool:
     """False for an empty shard, and for the copies of a shard on all replicas but the first."""
     if not isinstance(tensor, DTensor):
         return True
-    place = tensor.device_mesh.get_coordinate() or []
+    place: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
     copies = [i for i, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
     return tensor.to_local().numel() > 0 and not any(copies)
 

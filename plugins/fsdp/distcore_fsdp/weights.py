@@ -46,14 +46,13 @@ class Weights:
         path, key = self.files[name]
         row = prod(shape[1:])
         with safe_open(path, "pt") as file:  # closed at once: its pages count as this process's memory
-            if not shape:
-                return file.get_tensor(key)
-            return file.get_slice(key)[start // row : (start + count) // row]
+            rows: Tensor = file.get_slice(key)[start // row : (start + count) // row] if shape else file.get_tensor(key)
+        return rows
 
 
-def has_slices(folder: Path | None) -> bool:
+def has_slices(folder: Path) -> bool:
     """True if ``folder`` keeps its weights in safetensors files."""
-    return folder is not None and any((folder / name).is_file() for name in (FILE, INDEX))
+    return any((folder / name).is_file() for name in (FILE, INDEX))
 
 
 def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
@@ -72,14 +71,17 @@ def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
     return Weights(files=found, made=made)
 
 
-def materialise(model: nn.Module, weights: Weights, device: torch.device) -> None:
-    """Give the sharded ``model`` storage on ``device`` and its values."""
+def materialise(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:
+    """Give the sharded ``model`` its values: buffers on ``device``, parameters there or, offloaded, on the CPU."""
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects they are: ties hold
     try:
-        model.to_empty(device=device)
+        model.to_empty(device="cpu" if offload else device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+    for name, buffer in list(model.named_buffers()):
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, buffer.to(device))
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             shape = tuple(tensor.shape)
