@@ -1,0 +1,188 @@
+"""What a save costs: blocked and durable time, against a memory copy, torch.save and torch.distributed.checkpoint.
+
+A state of ``--megabytes`` (parameters and two AdamW moments, on the CPU). Blocked: until training may go on. Durable:
+until the bytes are on the disk. Rounds alternate; the median counts. Steps meanwhile: how many matrix products a second
+the training thread does while an asynchronous save is written, as a share of those that it does alone.
+
+    python benchmarks/checkpoint.py [--megabytes 1200] [--rounds 3] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from distcore import RunConfig
+from distcore.checkpoint.saver import Saver
+from distcore.contract import Place, Progress, Run
+from distcore.defaults import save_checkpoint
+from distcore.hooks import Hooks
+from distcore.resolve import resolve
+from distcore.testing.problem import Problem
+from distcore.trainer import build_run, set_up
+
+Times = tuple[float, float]
+"""Seconds blocked, seconds until durable."""
+ALLOWED = 1.5
+
+
+class Method:
+    """Ways to save one state into a fresh folder each time."""
+
+    def __init__(self, run: Run, hooks: Hooks, folder: Path) -> None:
+        self.run, self.hooks, self.folder = run, hooks, folder
+        self.state: dict[str, Tensor] = dict(save_checkpoint(run))  # type: ignore[arg-type]
+
+    def memory_copy(self, path: Path) -> Times:
+        start = time.perf_counter()
+        copies = [tensor.clone() for tensor in self.state.values()]
+        seconds = time.perf_counter() - start
+        del copies
+        return seconds, seconds
+
+    def torch_save(self, path: Path) -> Times:
+        return timed(lambda: torch.save(self.state, path / "state.pt"), path)
+
+    def dcp_save(self, path: Path) -> Times:
+        return timed(lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path)
+
+    def dcp_async_save(self, path: Path) -> Times:
+        start = time.perf_counter()
+        future = dcp.async_save(dict(self.state), checkpoint_id=path / "dcp")
+        blocked = time.perf_counter() - start
+        future.result()  # type: ignore[union-attr]
+        sync(path)
+        return blocked, time.perf_counter() - start
+
+    def distcore(self, path: Path) -> Times:
+        return self._distcore(path, asynchronous=False)
+
+    def distcore_async(self, path: Path) -> Times:
+        return self._distcore(path, asynchronous=True)
+
+    def saver(self, path: Path, asynchronous: bool) -> Saver:
+        checkpoints = self.run.config.checkpoints.model_copy(update={"asynchronous": asynchronous})
+        config = self.run.config.model_copy(update={"checkpoints": checkpoints, "out": str(path)})
+        return Saver(replace(self.run, config=config), self.hooks, "rows")
+
+    def _distcore(self, path: Path, asynchronous: bool) -> Times:
+        saver = self.saver(path, asynchronous)
+        start = time.perf_counter()
+        saver.save(Progress(step=1), None)
+        blocked = time.perf_counter() - start
+        saver.wait()
+        return blocked, time.perf_counter() - start
+
+
+def timed(work: Callable[[], object], path: Path) -> Times:
+    start = time.perf_counter()
+    work()
+    sync(path)
+    seconds = time.perf_counter() - start
+    return seconds, seconds
+
+
+def sync(path: Path) -> None:
+    """The others do not sync what they write."""
+    for file in [path, *path.rglob("*")]:
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+class Big(Problem):
+    """One matrix of so many megabytes, moments not counted."""
+
+    def build_model(self, config: RunConfig, data: object) -> nn.Module:
+        layers = max(1, MEGABYTES // 3 // 16)
+        return nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(layers))
+
+
+MEGABYTES = 1200
+
+
+def prepared(folder: Path) -> tuple[Run, Hooks]:
+    checkpoints = {"best": None}
+    config = resolve(RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
+    hooks, world = set_up(config, Place())
+    run = build_run(config, hooks, world, Big(), Big().prepare(config))
+    assert run.optimizer is not None
+    for parameter in run.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return run, hooks
+
+
+def products_a_second(while_: Callable[[], bool], at_least: float) -> float:
+    left, count, start = torch.ones(256, 256), 0, time.perf_counter()
+    while while_() or time.perf_counter() - start < at_least:
+        left @ left
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def throughput(method: Method, folder: Path) -> float:
+    """Speed of the training thread during an asynchronous save, as a share of its speed alone."""
+    alone = products_a_second(lambda: False, 1.0)
+    saver = method.saver(folder, asynchronous=True)
+    saver.save(Progress(step=1), None)
+    assert saver._flight is not None
+    beside = products_a_second(lambda: not saver._flight[0].done(), 0.0)  # type: ignore[index]
+    saver.wait()
+    return beside / alone
+
+
+def main() -> int:
+    global MEGABYTES
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder")
+    arguments = parser.parse_args()
+    MEGABYTES = arguments.megabytes
+    names = ["memory_copy", "torch_save", "dcp_save", "dcp_async_save", "distcore", "distcore_async"]
+    seconds: dict[str, list[Times]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
+        run, hooks = prepared(Path(root))
+        method = Method(run, hooks, Path(root))
+        for number in range(arguments.rounds):
+            for name in names:
+                path = Path(root, f"{name}-{number}")
+                path.mkdir()
+                seconds[name].append(getattr(method, name)(path))
+                shutil.rmtree(path)
+        share = throughput(method, Path(root, "beside"))
+    return show(method.state, seconds, share)
+
+
+def show(state: Any, seconds: dict[str, list[Times]], share: float) -> int:
+    size = sum(tensor.nbytes for tensor in state.values())
+    print(f"state of {size / 2**20:.0f} MiB\n")
+    print("| method | blocked s | durable s | blocked / memory copy |\n|---|---|---|---|")
+    copy = statistics.median(blocked for blocked, _ in seconds["memory_copy"])
+    for name, times in seconds.items():
+        blocked, durable = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"| {name} | {blocked:.3f} | {durable:.3f} | {blocked / copy:.2f} |")
+    ratio = statistics.median(blocked for blocked, _ in seconds["distcore_async"]) / copy
+    print(f"\nasynchronous: blocked {ratio:.2f} x a memory copy (allowed {ALLOWED}); steps meanwhile {share:.0%}")
+    return 0 if ratio <= ALLOWED else 1
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main())

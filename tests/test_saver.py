@@ -1,0 +1,112 @@
+"""Saving in line and beside training: what goes wrong is one line, and leaves the previous checkpoint and no litter."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_cases import Unsynced
+
+from distcore import RunConfig
+from distcore.checkpoint import Checkpoint
+from distcore.checkpoint.saver import Saver
+from distcore.contract import Place, Progress
+from distcore.errors import CheckpointError
+from distcore.resolve import resolve
+from distcore.testing.problem import Problem
+from distcore.trainer import build_run, set_up
+
+FULL = "checkpoint .*step-00000002 could not be written: .*No space left on device"
+
+
+class Disk(Unsynced):
+    """A disk that can be full, and a gate that holds writing up while it is closed."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+        self.gate.wait(20)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().write(path, chunks)
+
+
+def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
+    checkpoints = {"asynchronous": asynchronous, "keep_last": 2, "best": None}
+    config = resolve(RunConfig(out=str(out), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
+    hooks, world = set_up(config, Place())
+    run = build_run(config, hooks, world, Problem(), Problem().prepare(config))
+    return Saver(run, hooks, "rows", disk), run
+
+
+def save(saving: Saver, step: int) -> None:
+    saving.save(Progress(step=step), None)
+    saving.wait()
+
+
+def train_on(saving: Saver) -> None:
+    """Steps without a save."""
+    for _ in range(1000):
+        time.sleep(0.01)
+        saving.check()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_one_line_and_leaves_the_previous_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+    disk = Disk()
+    saving, _ = saver(tmp_path, disk, asynchronous)
+    save(saving, 1)
+    disk.full = True
+    with pytest.raises(CheckpointError, match=FULL):
+        save(saving, 2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    disk.full = False
+    save(saving, 3)
+    assert Checkpoint(tmp_path / "checkpoints/step-00000003")["model/scale"] == 1
+
+
+def test_training_goes_on_while_a_save_is_written_and_its_failure_shows_at_a_later_step(tmp_path: Path) -> None:
+    disk = Disk()
+    saving, _ = saver(tmp_path, disk, asynchronous=True)
+    disk.gate.clear()
+    saving.save(Progress(step=2), None)
+    saving.check()  # still writing
+    disk.full = True
+    disk.gate.set()
+    with pytest.raises(CheckpointError, match=FULL):
+        train_on(saving)
+    saving.check()  # told once
+
+
+def test_what_is_written_is_the_state_at_the_step_of_the_save(tmp_path: Path) -> None:
+    disk = Disk()
+    saving, run = saver(tmp_path, disk, asynchronous=True)
+    disk.gate.clear()
+    saving.save(Progress(step=1), None)
+    with torch.no_grad():
+        run.module.head.weight.fill_(7.0)
+    disk.gate.set()
+    saving.wait()
+    saved = Checkpoint(tmp_path / "checkpoints/step-00000001")["model/head.weight"]
+    assert not (saved == 7.0).any()
+
+
+def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
+    disk = Disk()
+    saving, _ = saver(tmp_path, disk, asynchronous=True)
+    disk.gate.clear()
+    saving.save(Progress(step=1), None)
+    threading.Timer(0.3, disk.gate.set).start()
+    saving.save(Progress(step=2), None)
+    assert (tmp_path / "checkpoints/step-00000001").exists()
+    saving.wait()
+    assert (tmp_path / "checkpoints/step-00000002").exists()
