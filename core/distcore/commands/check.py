@@ -45,15 +45,17 @@ def show(found: list[Any]) -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("law", "case", "", "error", "bound", "note"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "note")
+    for heading in ("law", "case", "", "error", "bound"):
+        table.add_column(heading, no_wrap=True)
     colours = {"held": "green", "broken": "red", "skipped": "yellow"}
     for finding in found:
-        numbers = [_number(finding.error), _number(finding.bound)]
         verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        note = escape(finding.note) if finding.held is None else ""
-        table.add_row(f"{LAWS[finding.law]} {finding.law}", finding.case, verdict, *numbers, note)
+        law = f"{LAWS[finding.law]} {finding.law}"
+        table.add_row(law, finding.case, verdict, _number(finding.error), _number(finding.bound))
     console.print(table)
+    for reason in dict.fromkeys(finding.note for finding in found if finding.held is None):
+        skipped = ", ".join(finding.case for finding in found if finding.held is None and finding.note == reason)
+        console.print(f"skipped: {skipped}: {reason}", markup=False, soft_wrap=True)
     for finding in found:
         if finding.held is False:
             console.print(str(finding), markup=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from distcore import (
     Place,
     Run,
     RunConfig,
+    State,
     StepResult,
     World,
     Wrapped,
@@ -42,7 +43,12 @@ class LocalSGD:
         """At ``every=1`` nothing is exempt; above, ranks drift apart between meetings, by design."""
         drift = f"ranks step on their own gradients and meet every {self.every} steps"
         laws = ("gradient", "clipping", "checkpoint", "resume") if self.every > 1 else ()
-        return Capabilities(gradients="mean", collectives_per_step=None, exempt=dict.fromkeys(laws, drift))
+        return Capabilities(
+            gradients="mean",
+            collectives_per_step=1 if self.every == 1 else None,
+            limits=("between two meetings each rank evaluates its rows with its own weights",),
+            exempt=dict.fromkeys(laws, drift),
+        )
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
@@ -62,9 +68,8 @@ class LocalSGD:
         if meeting:
             average(p.grad for p in parameters if p.grad is not None)
         result = defaults.step(run, clip)
-        if meeting and self.every > 1:  # at 1 they have never differed
-            average(p.data for p in parameters)
-            average(value for state in optimizer.state.values() for name, value in state.items() if name != "step")
+        if meeting:
+            self._meet(optimizer)
         return result
 
     @hookimpl
@@ -76,8 +81,22 @@ class LocalSGD:
         return gather_rows(outputs)
 
     @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        """A checkpoint is a meeting too: it has one model, not a different one for each rank."""
+        assert run.optimizer is not None
+        self._meet(run.optimizer)
+        return defaults.save_checkpoint(run)
+
+    @hookimpl
     def teardown(self, world: World) -> bool:
         return leave_process_group(world)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average what has drifted apart since the last meeting; at ``every=1`` nothing has."""
+        if self.every > 1:
+            average(p.data for group in optimizer.param_groups for p in group["params"])
+            moments = ((name, value) for state in optimizer.state.values() for name, value in state.items())
+            average(value for name, value in moments if name != "step")
 
     def _steps_taken(self, optimizer: torch.optim.Optimizer) -> int:
         """Steps so far, kept where a checkpoint keeps it, so that a resumed run meets when it would have."""
