@@ -38,7 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
 def show(found: list[Any]) -> None:
     """Print a table of the findings, then a line for each broken case and a summary."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from distcore.testing.cases import LAWS
