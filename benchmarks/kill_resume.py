@@ -1,0 +1,193 @@
+"""Laws 6 and 7, measured: kill -9 at random moments, and go on as if nothing had happened.
+
+``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a save, and started again
+with ``--resume auto``, until each has taken its share of the kills. No resume may fail, and the final weights must be
+bit for bit those of an undisturbed run. ``restarts``: under ``--max-restarts`` random ranks of one job are killed; the
+time from each kill to the next step that is logged must be 10 s or less, and no restart may fail.
+
+    python benchmarks/kill_resume.py [--kills 100] [--restarts 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from distcore import RunConfig, checkpoint, launch, registry, train
+from distcore.launch import one_line_errors
+from distcore.testing.problem import Problem
+
+STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}
+STEPS = 60
+ALLOWED = 10.0
+"""Seconds from a kill to the next step."""
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+class Slow(Problem):
+    """Three hundredths of a second a step, so that a run lives long enough to be killed."""
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.03)
+        return super().loss(model, batch)
+
+
+def job(strategy: str, nproc: int, out: str) -> None:
+    """What is killed: ``STEPS`` steps, a checkpoint after each second one."""
+    settings: dict[str, Any] = {
+        "strategy": strategy,
+        "out": out,
+        "resume": "auto",
+        "device": "cpu",
+        "global_batch_size": 12,
+        "max_steps": STEPS,
+        "lr": 0.01,
+        "save_every": 2,
+        "log_every": 1,
+        "checkpoints": {"best": None},
+        "extensions": {"progress": False},
+        "log_level": "error",
+    }
+    config = RunConfig(**settings)
+    with one_line_errors():
+        launch(train_slowly, config, nproc=nproc, errors=Path(out, "errors"))
+
+
+def train_slowly(config: RunConfig) -> None:
+    train(config, Slow(dropout=0.1))
+
+
+def start(strategy: str, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", __file__, "--job", strategy, str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def is_writing(out: Path) -> bool:
+    return any((out / "checkpoints").glob(".writing-*"))
+
+
+def has_stepped(out: Path) -> bool:
+    return (out / "metrics.jsonl").exists()
+
+
+def killed(strategy: str, out: Path, chance: random.Random, in_save: bool) -> str | None:
+    """Start the run, kill it at a random moment; return what it said if it failed before."""
+    process = start(strategy, out)
+    before = (out / "metrics.jsonl").stat().st_size if has_stepped(out) else 0
+    while process.poll() is None and not (has_stepped(out) and (out / "metrics.jsonl").stat().st_size > before):
+        time.sleep(0.01)
+    time.sleep(chance.random() * 0.5)
+    while in_save and process.poll() is None and not is_writing(out):
+        pass
+    time.sleep(chance.random() * 0.02)
+    process.kill()
+    _, told = process.communicate(timeout=60)
+    return None if process.returncode in (0, -signal.SIGKILL) else told.strip()
+
+
+def kill_series(strategy: str, kills: int, folder: Path) -> list[str]:
+    """Return what went wrong."""
+    problems: list[str] = []
+    whole, disturbed = folder / strategy / "whole", folder / strategy / "killed"
+    done = 0
+    while done < kills:  # a run that ended before its next kill is one round; the next begins afresh
+        out = disturbed.with_name(f"killed-{len(list(disturbed.parent.glob('killed-*')))}")
+        chance = random.Random(done)
+        for _ in range(min(8, kills - done)):
+            if problem := killed(strategy, out, chance, in_save=done % 2 == 0):
+                problems.append(f"{strategy}, kill {done}: {problem}")
+            done += 1
+        problems += finish(strategy, out)
+    problems += finish(strategy, whole)
+    reference = checkpoint.read_tensors(whole / f"checkpoints/step-{STEPS:08d}")
+    for out in disturbed.parent.glob("killed-*"):
+        found = checkpoint.read_tensors(out / f"checkpoints/step-{STEPS:08d}")
+        if not all(torch.equal(found[name], reference[name]) for name in reference):
+            problems.append(f"{strategy}: {out.name} ended with other weights")
+    return problems
+
+
+def finish(strategy: str, out: Path) -> list[str]:
+    process = start(strategy, out)
+    _, told = process.communicate(timeout=300)
+    return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {told.strip()}"]
+
+
+def restart_series(restarts: int, folder: Path) -> tuple[list[float], str | None]:
+    """Kill ranks of one job; return the seconds to the next step after each kill, and what went wrong."""
+    data, out = folder / "rows.json", folder / "restarted"
+    data.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(64)]))
+    flags = (
+        f"--data {data} --out {out} --model bert-tiny --global-batch-size 8 --epochs 100000 --save-every 20 "
+        f"--log-every 1 --strategy ddp --nproc 2 --max-restarts {restarts} --set device=cpu --eval-every 0 "
+        "--set extensions.progress=false --set checkpoints.best=null"
+    )
+    command = [sys.executable, "-m", "distcore", "train", *flags.split()]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    metrics, seconds, chance = out / "metrics.jsonl", [], random.Random(0)
+    wait_for_step(metrics, 0, process)
+    for _ in range(restarts):
+        time.sleep(1 + chance.random())
+        ranks = psutil.Process(process.pid).children()
+        chance.choice(ranks).kill()
+        psutil.wait_procs(ranks, timeout=20)
+        since, size = time.monotonic(), metrics.stat().st_size
+        if not wait_for_step(metrics, size, process):
+            break
+        seconds.append(time.monotonic() - since)
+    problem = None if process.poll() is None else (process.stderr and process.stderr.read()) or "it ended"
+    process.terminate()
+    process.communicate(timeout=60)
+    return seconds, problem
+
+
+def wait_for_step(metrics: Path, size: int, process: subprocess.Popen[str]) -> bool:
+    while not (metrics.exists() and metrics.stat().st_size > size):
+        if process.poll() is not None:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--restarts", type=int, default=20)
+    parser.add_argument("--job", nargs=2, metavar=("STRATEGY", "OUT"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        strategy, out = arguments.job
+        job(strategy, STRATEGIES[strategy], out)
+        return 0
+    here = [name for name in STRATEGIES if name in registry.offers("strategies")]
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy in here if arguments.kills else []:
+            found = kill_series(strategy, -(-arguments.kills // len(here)), Path(folder))
+            print(f"{strategy}: {-(-arguments.kills // len(here))} kills, {len(found)} problems", flush=True)
+            problems += found
+        if arguments.restarts:
+            seconds, problem = restart_series(arguments.restarts, Path(folder))
+            print(f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step: "
+                  f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}")  # fmt: skip
+            problems += [f"restarts: {problem}"] if problem else []
+            problems += ["a restart took too long"] if max(seconds, default=0) > ALLOWED else []
+    print("\n".join(problems) or "no failed resume; every final weight bit for bit that of an undisturbed run")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

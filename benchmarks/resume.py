@@ -1,0 +1,122 @@
+"""What a resume costs: rows read that are not trained on (none), and time to the first new step against a cold start.
+
+A run of 400 steps an epoch is resumed in the middle of its epoch; its data set counts the rows that it is asked for.
+Then ``distcore train`` on the embedded data set is started cold and resumed in the middle of its first epoch, in turn;
+each time counts from the start of the process to the first line of metrics.jsonl. The median of the rounds counts.
+
+    python benchmarks/resume.py [--rounds 3] [--model bert-small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from distcore import Datasets, RunConfig, train
+from distcore.testing.problem import Problem, Rows
+
+ALLOWED = 1.2
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+class Counting(Rows):
+    """Rows that remember which of them were read."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.read: list[int] = []
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        self.read += indices.tolist()
+        return super().batch(indices)
+
+
+class Counted(Problem):
+    """The laws' problem on rows that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "counting", Counting(3200))
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        return replace(super().prepare(config), train=self.counting)  # type: ignore[attr-defined]
+
+
+def rows_read(out: Path, epochs: int) -> tuple[int, int]:
+    """Rows read by a whole run, and by one that goes on from its middle."""
+    counts = []
+    for resume in (None, str(out / "checkpoints/step-00000200")):
+        task = Counted()
+        config = RunConfig(
+            out=str(out), global_batch_size=8, epochs=epochs, save_every=200, lr=0.01, device="cpu", resume=resume,
+            extensions={"progress": False, "metrics": False}, log_level="error", checkpoints={"keep_last": 9},
+        )  # fmt: skip
+        train(config, task)
+        counts.append(len(task.counting.read))  # type: ignore[attr-defined]
+    return counts[0], counts[1]
+
+
+def seconds_to_first_step(out: Path, model: str, *more: str) -> float:
+    """Start the command line, wait for its first logged step, and end it."""
+    metrics = out / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    start = time.monotonic()
+    process = run(out, model, "--log-every", "1", *more)
+    while not (metrics.exists() and metrics.stat().st_size):
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended: {process.stderr and process.stderr.read()}")
+        time.sleep(0.005)
+    seconds = time.monotonic() - start
+    process.kill()
+    process.communicate()
+    return seconds
+
+
+def run(out: Path, model: str, *more: str) -> subprocess.Popen[str]:
+    flags = f"--out {out} --model {model} --save-every 10 --set extensions.progress=false --set device=cpu"
+    command = [sys.executable, "-m", "distcore", "train", *flags.split(), *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+
+
+def prepared(out: Path, model: str) -> None:
+    """A run folder whose run was killed after its first checkpoint, at step 10."""
+    process = run(out, model)
+    while not list(out.glob("checkpoints/step-*")) and process.poll() is None:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default="bert-small")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        whole, resumed = rows_read(Path(folder, "rows"), epochs=1)
+        print(f"rows read: {whole} by the whole run, {resumed} by the one resumed after 1600 of 3200")
+        prepared(Path(folder, "resumed"), arguments.model)
+        cold: list[float] = []
+        again: list[float] = []
+        for _ in range(arguments.rounds):
+            shutil.rmtree(Path(folder, "cold"), ignore_errors=True)
+            cold.append(seconds_to_first_step(Path(folder, "cold"), arguments.model))
+            again.append(seconds_to_first_step(Path(folder, "resumed"), arguments.model, "--resume", "auto"))
+    ratio = statistics.median(again) / statistics.median(cold)
+    print(f"first step: cold {statistics.median(cold):.2f} s, resumed {statistics.median(again):.2f} s: {ratio:.2f} x")
+    return 0 if ratio <= ALLOWED and resumed == whole - 1600 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
