@@ -84,7 +84,12 @@ def test_a_users_extension_from_a_file_hears_all_events_in_order(config: RunConf
 
 
 def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> None:
-    assert list(load_extensions(with_extensions(config, nan_guard=True))) == ["progress", "metrics", "watchdog", "nan_guard"]
+    assert list(load_extensions(with_extensions(config, nan_guard=True))) == [
+        "progress",
+        "metrics",
+        "watchdog",
+        "nan_guard",
+    ]
     assert list(load_extensions(with_extensions(config, progress=False))) == ["metrics", "watchdog"]
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from distcore import RunConfig, hookimpl, train
 from distcore.extensions.watchdog import Watchdog
 from distcore.testing.problem import Problem
-from torch import Tensor, nn
 
 
 class SleepsInStep:
