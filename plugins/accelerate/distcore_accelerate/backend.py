@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
@@ -131,3 +131,11 @@ def world_of(accelerator: Accelerator) -> World:
         local_rank=accelerator.local_process_index,
         device=accelerator.device,
     )
+
+
+def state_of_one() -> None:
+    """Give Accelerate's logging the state that it insists on, where another strategy than this one runs."""
+    if not PartialState._shared_state:
+        with surroundings(World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))):
+            del os.environ["LOCAL_RANK"]  # else it would look for other ranks
+            PartialState(cpu=True)

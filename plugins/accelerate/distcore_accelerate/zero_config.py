@@ -146,8 +146,8 @@ def _scheduler_claims(tree: Tree, config: RunConfig, total_steps: int | None) ->
     claims: dict[str, tuple[Any, str]] = {"warmup_max_lr": (config.lr, "lr")}
     if _get(tree, "scheduler.params.warmup_min_lr") in (None, AUTO):
         claims["warmup_min_lr"] = (0.0, "lr")
-    if total_steps is not None:
-        claims["warmup_num_steps"] = (config.schedule.warmup_steps, "schedule.warmup_steps")
+    if total_steps is not None:  # by then the steps of warm-up are a number; DeepSpeed takes none below 1
+        claims["warmup_num_steps"] = (max(1, int(config.schedule.warmup_steps)), "schedule.warmup_steps")
     if total_steps is not None and kind == "WarmupDecayLR":
         claims["total_num_steps"] = (total_steps, "the steps of the run")
     return {f"scheduler.params.{name}": claim for name, claim in claims.items()}

@@ -1,0 +1,90 @@
+"""The extension ``accelerate_trackers``: Accelerate's trackers (``log_with``) under any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+from distcore import Evaluation, Progress, Run, StrategyError, hookimpl, nearest
+from distcore_accelerate.backend import state_of_one
+
+
+@dataclass
+class AccelerateTrackers:
+    """Send every logged value and every evaluation to trackers of Hugging Face Accelerate, from the main rank."""
+
+    log_with: str | list[str] = "all"
+    """Names of trackers as Accelerate has them: tensorboard, wandb, mlflow …; all: every one that is installed."""
+    project: str = "distcore"
+    """Name of the project, or of the run where a tracker has no projects."""
+    folder: str = "trackers"
+    """Where trackers that write files put them, relative to the run folder."""
+    init: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Arguments for the start of a tracker, by its name."""
+
+    def __post_init__(self) -> None:
+        self._trackers: list[Any] = []
+        self._names = _installed(self.log_with)
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        if not run.world.is_main:
+            return
+        state_of_one()
+        folder = Path(str(run.config.out), self.folder)
+        for name in self._names:
+            kind = LOGGER_TYPE_TO_CLASS[name]
+            place = [str(folder)] if kind.requires_logging_directory else []
+            tracker = kind(self.project, *place, **self.init.get(name, {}))
+            tracker.main_process_only = False  # there is none on any other rank
+            tracker.start()
+            tracker.store_init_configuration(dict(_flat(run.config.model_dump(mode="json"))))
+            self._trackers.append(tracker)
+
+    @hookimpl
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        self._log("train", record, int(record["step"]))
+
+    @hookimpl
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        self._log("evaluation", evaluation.metrics, progress.step)
+
+    @hookimpl
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        for tracker in self._trackers:
+            tracker.finish()
+        self._trackers.clear()
+
+    def _log(self, group: str, values: Mapping[str, object], step: int) -> None:
+        numbers = {f"{group}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        for tracker in self._trackers:
+            tracker.log(numbers, step=step)
+
+
+def _installed(log_with: str | list[str]) -> list[str]:
+    """The trackers to use, in order; StrategyError, one line, for one that is unknown or not installed."""
+    asked = [log_with] if isinstance(log_with, str) else log_with
+    there = [str(name) for name in get_available_trackers()]
+    if "all" in asked:
+        return there
+    for name in asked:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            hint = nearest(name, LOGGER_TYPE_TO_CLASS)
+            raise StrategyError(f"extension 'accelerate_trackers': no tracker {name!r}{hint} (known: all, {known})")
+        if name not in there:
+            raise StrategyError(f"extension 'accelerate_trackers': tracker {name!r} is not installed; pip install it")
+    return list(dict.fromkeys(asked))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys with plain values: all that trackers take."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,50 @@
+"""The laws on Accelerate's DDP and on its DeepSpeed, ZeRO-2 and 3 and from a JSON file."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distcore.testing import StrategyContract
+
+
+class TestDDP(StrategyContract):
+    strategy = "accelerate"
+
+
+class TestFindUnused(StrategyContract):
+    strategy = "accelerate"
+    options: ClassVar = {"find_unused": True}
+
+
+class TestZeRO2(StrategyContract):
+    strategy = "accelerate"
+    options: ClassVar = {"backend": "deepspeed", "zero_stage": 2}
+    limit = 60.0
+
+
+class TestZeRO3(StrategyContract):
+    strategy = "accelerate"
+    options: ClassVar = {"backend": "deepspeed", "zero_stage": 3}
+    limit = 60.0
+
+
+class TestDeepSpeedJson(StrategyContract):
+    """DeepSpeed's own AdamW, so that Accelerate must be given its dummy; every value that distcore knows is auto."""
+
+    strategy = "accelerate"
+    options: ClassVar = {
+        "backend": "deepspeed",
+        "deepspeed_config": {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+            },
+            "zero_optimization": {"stage": 2, "overlap_comm": False},
+        },
+    }
+    limit = 60.0
