@@ -42,10 +42,10 @@ class Slow(Problem):
         return super().loss(model, batch)
 
 
-def run(out: Path, seconds: float = 0.0, rows: int = 50, **changes: Any) -> None:
+def run(out: Path, seconds: float = 0.0, rows: int = 50, tied: bool = False, **changes: Any) -> None:
     """Train in this process, or on several ranks."""
     config = RunConfig.model_validate(SETTINGS | {"out": str(out)} | changes)
-    task = Slow(dropout=0.1, seconds=seconds, rows=rows)
+    task = Slow(dropout=0.1, seconds=seconds, rows=rows, tied=tied)
     if config.nproc == "auto":
         train(config, task)
     else:

@@ -102,6 +102,11 @@ def test_other_training_data_are_refused(undisturbed: Path, tmp_path: Path) -> N
         run(at_step(12, undisturbed, tmp_path), resume="auto", rows=49)
 
 
+def test_another_model_is_refused_by_the_shape_that_differs(undisturbed: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'model/head.weight' is \[4, 16\] in the checkpoint, \[32, 16\] here"):
+        run(at_step(12, undisturbed, tmp_path), resume="auto", tied=True)
+
+
 def test_an_accepted_change_goes_on(undisturbed: Path, tmp_path: Path) -> None:
     run(at_step(12, undisturbed, tmp_path), resume="auto", epochs=4, resume_changed="total_steps")
     assert (tmp_path / "checkpoints/step-00000020").exists()
@@ -151,9 +156,11 @@ def test_sigterm_is_a_committed_checkpoint_and_143(undisturbed: Path, tmp_path: 
     assert told.strip() == f"stopped after step {step} of 15; go on with --resume auto"
 
 
-def test_one_process_stops_too_and_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
-    process = start(tmp_path, "seconds_a_step=0.1")
-    wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and (tmp_path / "metrics.jsonl").stat().st_size, process)
+def test_sigterm_during_a_save_stops_after_it_and_the_run_goes_on_bit_for_bit(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    process = start(tmp_path, "seconds_a_step=0.1", "save_every=1")
+    wait_for(lambda: list(tmp_path.glob("checkpoints/.writing-*")), process)
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 143
