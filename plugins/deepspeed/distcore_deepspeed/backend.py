@@ -30,15 +30,16 @@ RENAMED = r"`torch\.distributed\.\w+` is deprecated"
 def prepare(device: torch.device, debug: bool) -> None:
     """Select the accelerator of ``device`` and keep DeepSpeed's log to what goes wrong; before any other call."""
     _quiet(debug)
-    _import_muon()
+    import_ahead()
     warnings.filterwarnings("ignore", RENAMED, FutureWarning)
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
         from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
         set_accelerator(CPU_Accelerator())
-    # An optional collective for ranks on one machine, which DeepSpeed would compile (20 s and more) at the start of
-    # every first run, and crash without a compiler.
-    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+    # An optional collective for ranks on one machine, which DeepSpeed would compile (20 s and more) at the start of a
+    # first run, and crash without a compiler. A table of our own: to see DeepSpeed's is to have it probe all its
+    # extensions with the compiler, on every rank.
+    deepspeed.ops.__compatible_ops__ = {SHARED_MEMORY_OP: False}
 
 
 def join_comm() -> tuple[int, int]:
@@ -59,10 +60,11 @@ def initialize(**arguments: Any) -> Any:
     return deepspeed.initialize(**arguments)[0]
 
 
-def _import_muon() -> None:
-    """Import an optimizer of DeepSpeed's that nobody uses here, before its engine does.
+def import_ahead() -> None:
+    """Import what building an engine imports; where ranks are forked, once for all of them.
 
-    The engine only wants its type, and by decorating it would import all of torch's compiler: seconds on every rank.
+    Among it is an optimizer that nobody uses here, of which the engine only wants the type, and which imports all of
+    torch's compiler when it is decorated: without it, unless the compiler is off for that moment.
     """
     before = os.environ.get(NO_COMPILER)
     os.environ[NO_COMPILER] = "1"

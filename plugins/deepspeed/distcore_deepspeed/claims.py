@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from distcore import ConfigError, Run, RunConfig, nearest
+from distcore_deepspeed import backend
 from distcore_deepspeed.ops import torch_adam
 from distcore_deepspeed.optimizers import (
     LATER,
@@ -60,6 +61,7 @@ def check(options: DeepSpeedStrategy, config: RunConfig) -> None:
     claims = [*run_claims(options, config, ranks), *scheduler_claims(config, given, None)]
     tree = fill(given, claims, origin(options.config), later=(*LATER, *BY_HIDDEN_SIZE))
     _check_zero(tree[ZERO], origin(options.config))
+    backend.import_ahead()
 
 
 def resolve(options: DeepSpeedStrategy, run: Run, model: nn.Module) -> Tree:

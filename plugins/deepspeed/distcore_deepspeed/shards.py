@@ -70,6 +70,11 @@ def load(run: Run, saved: SavedState) -> None:
         _load_optimizer(run.optimizer, list(parts(run)), saved)
 
 
+def steps_done(saved: SavedState) -> int:
+    """Optimizer steps that a checkpoint's optimizer has taken."""
+    return int(max((float(saved[name]) for name in saved if name.endswith(f"/{STEP}")), default=0))
+
+
 @torch.no_grad()
 def keep_exact(run: Run, weights: Mapping[str, Tensor]) -> None:
     """Give the master copies the fp32 ``weights``, which DeepSpeed took from a model already rounded to 16 bits."""

@@ -186,6 +186,9 @@ class DeepSpeedStrategy:
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         shards.load(run, state)
+        scheduler = getattr(run.model, "lr_scheduler", None)
+        if scheduler is not None and (done := shards.steps_done(state)):
+            scheduler.step(done - 1)  # it counts from -1
         return True
 
     @hookimpl

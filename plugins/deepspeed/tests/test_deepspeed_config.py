@@ -1,0 +1,167 @@
+"""DeepSpeed's JSON and the options, as they are checked before any rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from distcore import ConfigError, load_config
+from distcore.contract import Run, World
+from distcore.resolve import build_strategy, resolve
+from distcore_deepspeed.claims import resolve as resolve_tree
+from distcore_deepspeed.strategy import DeepSpeedStrategy
+
+
+def checked(options: dict[str, Any], **changes: Any) -> Any:
+    """The config of a run on two ranks, accepted."""
+    job = {"nproc": 2, "device": "cpu", "global_batch_size": 32, "micro_batch_size": 8, "lr": 1e-3, "out": "unused"}
+    return resolve(load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes))
+
+
+def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The config that DeepSpeed gets, with a model of hidden size 128 and 100 steps."""
+    import torch
+
+    config = checked(options, **changes)
+    config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 10})})
+    model = nn.Linear(2, 2)
+    model.config = type("Config", (), {"hidden_size": 128})()  # type: ignore[assignment]
+    strategy = build_strategy(config)
+    assert isinstance(strategy, DeepSpeedStrategy)
+    world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    run = Run(
+        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=100
+    )
+    return resolve_tree(strategy, run, model)
+
+
+def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
+    found = tree({"stage": 2})
+    assert (found["train_batch_size"], found["gradient_accumulation_steps"]) == (32, 2)
+    assert found["gradient_clipping"] == 1.0
+    assert found["bf16"] == found["fp16"] == {"enabled": False}
+
+
+def test_clipping_that_is_off_is_said_to_be_off() -> None:
+    assert tree({"stage": 1}, **{"clip.norm": None})["gradient_clipping"] == 0.0
+
+
+def test_every_auto_is_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(AUTOS))
+    found = tree({"config": str(file)}, **{"schedule.name": "constant"})
+    assert found["optimizer"]["params"] == {
+        "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "torch_adam": True
+    }  # fmt: skip
+    assert found["scheduler"]["params"] == {
+        "warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100
+    }  # fmt: skip
+    zero = found["zero_optimization"]
+    assert zero["stage"] == 3
+    assert zero["reduce_bucket_size"] == 128 * 128
+    assert zero["stage3_prefetch_bucket_size"] == int(0.9 * 128 * 128)
+    assert zero["stage3_param_persistence_threshold"] == 1280
+    assert "auto" not in json.dumps(found)
+
+
+AUTOS = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"),
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+
+
+def test_strings_mean_what_they_say() -> None:
+    given = {"train_batch_size": "32", "zero_optimization": {"stage": "1", "overlap_comm": "false"}}
+    found = tree({"config": given})
+    assert found["train_batch_size"] == 32
+    assert found["zero_optimization"] == {"stage": 1, "overlap_comm": False}
+
+
+def test_one_line_lists_all_contradictions_with_both_values() -> None:
+    given = {"train_batch_size": 64, "gradient_clipping": 0.5, "zero_optimization": {"stage": 3}}
+    with pytest.raises(ConfigError) as caught:
+        checked({"config": given, "stage": 2})
+    line = str(caught.value)
+    assert "train_batch_size = 64 (strategy_options.config) but global_batch_size = 32" in line
+    assert "gradient_clipping = 0.5 (strategy_options.config) but clip.norm = 1.0" in line
+    assert "zero_optimization.stage = 3 (strategy_options.config) but strategy_options.stage = 2" in line
+    assert "\n" not in line
+
+
+ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": {"type": "WarmupLR"}}
+OPTIONS_REFUSED = {
+    "unknown section": ({"config": {"zero_optimisation": {}}}, r"unknown key 'zero_optimisation' \(did you mean"),
+    "unknown zero key": ({"config": {"zero_optimization": {"stag": 2}}}, r"'zero_optimization.stag' \(did you mean"),
+    "unknown option": ({"stages": 2}, r"unknown option 'stages' \(did you mean 'stage'"),
+    "stage out of range": ({"stage": 4}, "stage = 4"),
+    "wrong type": ({"config": {"zero_optimization": {"overlap_comm": "maybe"}}}, "overlap_comm = 'maybe'"),
+    "no such file": ({"config": "no/such.json"}, "no/such.json': cannot be read: No such file"),
+    "auto without an answer": ({"config": {"zero_optimization": {"sub_group_size": "auto"}}}, "nothing to fill in"),
+    "another rate": ({"config": ADAMW}, r"optimizer.params.lr = 3e-05 .* but lr = 0.001"),
+    "offload at stage 0": ({"stage": 0, "offload_optimizer": "cpu"}, "ignores it at stage 0; use stage=1"),
+    "parameters offloaded at stage 2": ({"stage": 2, "offload_param": "cpu"}, "ignores it at stage 2; use stage=3"),
+    "nvme at stage 2": ({"offload_optimizer": "nvme", "nvme_path": "/tmp"}, "at stage 2; use stage=3"),
+    "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs strategy_options.nvme_path"),
+    "unknown scheduler": ({"config": {"scheduler": {"type": "WarmLR"}}}, r"'WarmLR': not supported \(did you mean"),
+    "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "unknown parameter 'steps'"),
+    "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'Adam'"),
+    "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
+    "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS_REFUSED)
+def test_options_that_cannot_work_are_one_line(case: str) -> None:
+    options, message = OPTIONS_REFUSED[case]
+    with pytest.raises(Exception, match=message) as caught:
+        checked(options)
+    assert "\n" not in str(caught.value)
+
+
+CONFIGS_REFUSED = {
+    "bf16 at stage 0": ({"stage": 0}, {"precision": "bf16"}, "use stage=1"),
+    "fp16 on a CPU": ({}, {"precision": "fp16"}, "no fp16 on a CPU"),
+    "their optimizer, our schedule": ({}, {"optimizer.name": "deepspeed-adamw"}, "'linear' with DeepSpeed's optimizer"),
+    "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),
+    "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "has it no more"),
+    "not a name of ours": ({}, {"optimizer.name": "deepspeed-adamm"}, "did you mean 'deepspeed-adam"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS_REFUSED)
+def test_configs_that_deepspeed_would_get_wrong_are_refused(case: str) -> None:
+    options, changes, message = CONFIGS_REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        checked(options, **changes)
+
+
+def test_broken_json_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"fp16": ')
+    with pytest.raises(ConfigError, match=r"ds.json': not valid JSON"):
+        checked({"config": str(file)})
+    file.write_text('{"fp16": {}, "fp16": {}}')
+    with pytest.raises(ConfigError, match="'fp16' stands there twice"):
+        checked({"config": str(file)})
+
+
+def test_offload_with_our_optimizer_tells_deepspeed_that_it_is_meant() -> None:
+    assert tree({"stage": 2, "offload_optimizer": "cpu"})["zero_force_ds_cpu_optimizer"] is False

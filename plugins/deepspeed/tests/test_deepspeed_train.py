@@ -1,0 +1,118 @@
+"""Whole runs on two ranks: optimizers and schedulers in their combinations, resuming, the run folder, silence."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+from distcore import RunConfig, launch, load_config, train
+from distcore.testing.problem import Problem
+from distcore_deepspeed.engine import LossScaleError, explained
+
+import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
+
+JOB = {
+    "strategy": "deepspeed", "device": "cpu", "nproc": 2, "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01,
+    "max_steps": 6, "log_every": 1, "schedule.warmup_steps": 2, "extensions": {"progress": False, "metrics": True},
+}  # fmt: skip
+
+
+def config(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    return load_config(None, JOB | {"out": str(out), "strategy_options": options or {}} | changes)
+
+
+def lines(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """Train on two ranks; the steps of metrics.jsonl."""
+    settings = config(out, options, **changes)
+    launch(train, settings, Problem(), nproc=int(settings.nproc))
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if "evaluation" not in line]
+
+
+def column(found: list[dict[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in found]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The same job in one process, at a constant rate."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    return lines(out, strategy="single", nproc=1, **{"schedule.name": "constant"})
+
+
+def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
+    found = lines(tmp_path / "run", **{"schedule.name": "constant"})
+    assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+    assert column(found, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-5)
+
+
+def test_deepspeeds_optimizer_at_a_constant_rate(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
+    changes = {"optimizer.name": "deepspeed-adamw", "schedule.name": "constant"}
+    found = lines(tmp_path / "run", {"stage": 3}, **changes)
+    assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+
+
+def test_our_optimizer_and_deepspeeds_scheduler(tmp_path: Path) -> None:
+    found = lines(tmp_path / "run", {"scheduler": "WarmupLR", "scheduler_params": {"warmup_type": "linear"}})
+    assert column(found, "lr") == pytest.approx([0, 0.005, 0.01, 0.01, 0.01, 0.01])
+
+
+def test_deepspeeds_optimizer_and_scheduler_from_its_own_json(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+    scheduler = {"type": "WarmupDecayLR", "params": dict.fromkeys(names, "auto") | {"warmup_type": "linear"}}
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
+    file.write_text(json.dumps({"optimizer": optimizer, "scheduler": scheduler, "zero_optimization": {"stage": 1}}))
+    found = lines(tmp_path / "run", {"config": str(file)})
+    assert column(found, "lr") == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    resolved = json.loads((tmp_path / "run" / "deepspeed.json").read_text())
+    assert resolved["scheduler"]["params"]["total_num_steps"] == 6
+    assert resolved["optimizer"]["params"]["torch_adam"] is True
+
+
+@pytest.mark.parametrize("name", ["OneCycle", "LRRangeTest"])
+def test_the_other_schedulers_change_the_rate(tmp_path: Path, name: str) -> None:
+    params = {"OneCycle": {"cycle_first_step_size": 3}, "LRRangeTest": {"lr_range_test_step_size": 2}}[name]
+    rates = column(lines(tmp_path / "run", {"scheduler": name, "scheduler_params": params}), "lr")
+    assert len(set(rates)) > 3
+
+
+def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path) -> None:
+    options = {"stage": 1, "scheduler": "WarmupDecayLR"}
+    whole = lines(tmp_path / "whole", options, save_every=3)
+    (tmp_path / "half").mkdir()
+    found = lines(tmp_path / "half", options, resume=str(tmp_path / "whole" / "checkpoints" / "step-00000003"))
+    assert column(found, "lr") == column(whole, "lr")[3:]
+    assert column(found, "loss") == column(whole, "loss")[3:]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bf16_trains_and_resumes_bit_for_bit(tmp_path: Path, stage: int, alone: list[dict[str, Any]]) -> None:
+    options = {"stage": stage}
+    changes = {"precision": "bf16", "schedule.name": "constant"}
+    whole = lines(tmp_path / "whole", options, save_every=3, **changes)
+    assert column(whole, "loss") == pytest.approx(column(alone, "loss"), rel=2e-2)
+    again = lines(tmp_path / "half", options, resume=str(tmp_path / "whole/checkpoints/step-00000003"), **changes)
+    assert column(again, "loss") == column(whole, "loss")[3:]
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines(tmp_path / "run", {"stage": 3}, log_level="error")
+    lines(tmp_path / "bf16", {"stage": 1}, log_level="error", precision="bf16")
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_a_loss_scale_at_its_minimum_is_explained() -> None:
+    scaler = DynamicLossScaler(1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False)
+    with pytest.raises(LossScaleError, match="trained in bf16"), explained():
+        scaler.update_scale(True)
+    with pytest.raises(ValueError, match="another"), explained():
+        raise ValueError("another")
+    assert math.isfinite(scaler.cur_scale)
