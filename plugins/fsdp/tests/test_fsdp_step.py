@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distcore import Clip, ModelSource, Place, Run, RunConfig, defaults, launch
+from distcore.testing.problem import Problem
+from distcore.testing.rank import Subject, lab_of
 from distcore_fsdp.fsdp import FSDPStrategy
 
 CONFIG = RunConfig(device="cpu", lr=0.1)
@@ -85,6 +87,32 @@ class Collectives(TorchDispatchMode):
         if func.namespace == "c10d":
             self.names[func._opname] += 1
         return func(*args, **(kwargs or {}))
+
+
+def fp16_apart(folder):
+    """The largest relative differences of losses and of gradient norms to one process in fp16, and both scales."""
+    subject = Subject(config=RunConfig(strategy="fsdp", nproc=2, device="cpu"), cases=())
+    with lab_of(subject, folder) as lab:
+        mine, alone = lab.job(Problem(), precision="fp16"), lab.alone(Problem(), precision="fp16")
+        for job in (mine, alone):  # where neither overflows: a rank's share of the loss is scaled by the ranks
+            job.run.scaler.load_state_dict(job.run.scaler.state_dict() | {"scale": 1024.0})
+        found, expected = mine.train(10), alone.train(10)
+    return (
+        largest(found.losses, expected.losses),
+        largest(found.norms, expected.norms),
+        mine.run.scaler.get_scale() == alone.run.scaler.get_scale(),
+    )
+
+
+def largest(found, expected):
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def test_fp16_trains_as_one_process_does(tmp_path):
+    for losses, norms, same_scale in launch(fp16_apart, tmp_path, nproc=2):
+        assert losses < 1e-3
+        assert norms < 1e-2
+        assert same_scale
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
