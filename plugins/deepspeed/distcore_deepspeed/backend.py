@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 # DeepSpeed looks at both when it is imported: without the first it probes CUDA in a way that forbids forking ranks,
 # without the second it warns of a machine that has no GPU.
@@ -53,6 +55,12 @@ def leave_comm() -> None:
     for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP"):
         setattr(deepspeed.utils.groups, name, None)
     deepspeed.comm.comm.cdb = None
+
+
+def limit_waiting(seconds: int) -> None:
+    """Have every process group wait no longer than this: DeepSpeed makes its own, with torch's half hour."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def initialize(**arguments: Any) -> Any:

@@ -44,6 +44,7 @@ def build_engine(
     exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with _quiet():
         engine = backend.initialize(model=model, config=tree, **_optimizer(options, run, model, make_optimizer, tree))
+    backend.limit_waiting(run.config.timeout)
     wrapped = Wrapped(model=engine, optimizer=engine.basic_optimizer)
     if exact:
         shards.keep_exact(replace(run, model=engine, optimizer=wrapped.optimizer), exact)

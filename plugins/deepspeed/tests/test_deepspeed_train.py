@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from torch import Tensor, nn
 
 from distcore import RunConfig, launch, load_config, train
+from distcore.errors import RankError
 from distcore.testing.problem import Problem
 from distcore_deepspeed.engine import LossScaleError, explained
 
@@ -107,6 +111,24 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     lines(tmp_path / "bf16", {"stage": 1}, log_level="error", precision="bf16")
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+class Stuck(Problem):
+    """A task of which rank 1 comes to a stop."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if os.environ["RANK"] == "1":
+            time.sleep(60)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
+    settings = config(tmp_path / "run", {"stage": stage}, timeout=5)
+    started = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 0 of 2 failed.*Timed out"):
+        launch(train, settings, Stuck(), nproc=2)
+    assert time.monotonic() - started < 40
 
 
 def test_a_loss_scale_at_its_minimum_is_explained() -> None:
