@@ -103,7 +103,7 @@ def test_other_training_data_are_refused(undisturbed: Path, tmp_path: Path) -> N
 
 
 def test_another_model_is_refused_by_the_shape_that_differs(undisturbed: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'model/head.weight' is \[4, 16\] in the checkpoint, \[32, 16\] here"):
+    with pytest.raises(CheckpointError, match=r"'model/head.bias' is \[4\] in the checkpoint, \[32\] here"):
         run(at_step(12, undisturbed, tmp_path), resume="auto", tied=True)
 
 

@@ -22,6 +22,7 @@ from distcore.contract import (
     World,
     Wrapped,
 )
+from distcore.errors import CheckpointError
 from distcore.hookspecs import hookimpl
 from distcore.sampling import BatchPlan, rank_sampler
 
@@ -128,7 +129,10 @@ def optimizer_state(run: Run) -> dict[str, Tensor]:
 def load_checkpoint(run: Run, state: SavedState) -> bool:
     with torch.no_grad():
         for name, tensor in model_state(run).items():
-            tensor.copy_(state[name])
+            saved = state[name]
+            if saved.shape != tensor.shape:  # copy_ would stretch it
+                raise CheckpointError(f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here")
+            tensor.copy_(saved)
     if run.optimizer is not None:
         load_optimizer(run, state)
     return True
