@@ -34,10 +34,13 @@ class Replicated:
     """The model whole on every rank; precision, clipping and checkpoints are the core's."""
 
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
-        exempt = {"bit-for-bit": "above two ranks sums round otherwise in a process's first step: torch moves buckets"}
-        if not options.find_unused:
-            exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
-        return Capabilities(collectives_per_step=3 if options.find_unused else 2, exempt=exempt)
+        exempt = {
+            "unused-parameters": "needs strategy_options.find_unused=true",
+            "bit-for-bit": "above two ranks sums round otherwise in a process's first step: torch moves buckets after it",
+        }
+        return Capabilities(
+            collectives_per_step=3 if options.find_unused else 2, exempt={} if options.find_unused else exempt
+        )
 
     def plugins(
         self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None

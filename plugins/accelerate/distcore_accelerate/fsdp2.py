@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from distcore import (
     Capabilities,
@@ -27,7 +27,7 @@ from distcore import (
     nearest,
 )
 from distcore_accelerate import dtensors
-from distcore_accelerate.precision import mixed_precision, results_in_fp32, whole
+from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, whole
 from distcore_accelerate.settings import Settings, Tree
 
 if TYPE_CHECKING:
@@ -88,9 +88,15 @@ class Sharded:
     def plugins(
         self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
     ) -> dict[str, Any]:
+        # Accelerate by itself would also send gradients in bf16, and round their sum.
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32)
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             cpu_ram_efficient_loading=False,
+            # Accelerate would also send gradients in bf16, and round their sum.
+            mixed_precision_policy=MixedPrecisionPolicy(
+                param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32
+            ),
             **plugin_arguments(options, options.settings),
         )
         return {"fsdp_plugin": plugin, "mixed_precision": mixed_precision(config)}

@@ -1,0 +1,59 @@
+"""Accelerate's FSDP2. It shards on GPUs only, so here it is told that it has some: its code runs over gloo."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+
+from distcore import ConfigError, World, load_config
+from distcore.testing.cases import all_cases
+from distcore.testing.rank import Subject
+from distcore.testing.runner import measure
+from distcore_accelerate import backend, strategy
+from distcore_accelerate.fsdp2 import plugin_arguments
+from distcore_accelerate.settings import Settings
+from distcore_accelerate.strategy import AccelerateStrategy
+
+CASES = ("partitions", "ragged-tail", "parameter-groups", "bf16", "clip-by-norm", "every-size")
+CHECKPOINTS = ("neutral-names", "round-trip", "into-single", "from-single", "bit-for-bit")
+
+
+def on_supposed_gpus(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    return backend.new_accelerator(settings, world, {"cpu": False} | arguments)
+
+
+def test_where_accelerate_shards_the_laws_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "new_accelerator", on_supposed_gpus)
+    monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: ("gloo", DistributedType.MULTI_GPU))
+    config = load_config(None, {"strategy": "accelerate", "nproc": 2, "strategy_options.backend": "fsdp2"})
+    cases = tuple(all_cases()[name] for name in (*CASES, *CHECKPOINTS))
+    (findings,) = measure([Subject(config=config, cases=cases)], nproc=2, limit=60)
+    assert not [str(finding) for finding in findings if not finding.held]
+
+
+def test_a_section_of_an_accelerate_file_becomes_arguments() -> None:
+    section = {"version": 2, "reshard_after_forward": False, "transformer_layer_cls_to_wrap": "BertLayer,BertPooler"}
+    settings = Settings(backend="fsdp2", source="f.yaml", distributed_type="FSDP", fsdp=section)
+    arguments = plugin_arguments(AccelerateStrategy(), settings)
+    assert arguments["reshard_after_forward"] is False
+    assert arguments["transformer_cls_names_to_wrap"] == ["BertLayer", "BertPooler"]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"version": 1}, r"f.yaml: fsdp_config.fsdp_version = 1: only FSDP2; convert.*accelerate to-fsdp2"),
+        ({}, r"fsdp_version = 1: only FSDP2"),
+        ({"version": 2, "reshard": True}, r"unknown key 'fsdp_config.fsdp_reshard'"),
+    ],
+)
+def test_a_section_that_cannot_be_followed_is_one_line(section: dict[str, Any], message: str) -> None:
+    settings = Settings(backend="fsdp2", source="f.yaml", distributed_type="FSDP", fsdp=section)
+    with pytest.raises(ConfigError, match=message):
+        plugin_arguments(AccelerateStrategy(), settings)

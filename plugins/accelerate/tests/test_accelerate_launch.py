@@ -1,0 +1,68 @@
+"""``distcore train`` under ``accelerate launch``, and what happens where Accelerate falls back without a word."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate import Accelerator
+
+from distcore import StrategyError, World
+from distcore_accelerate.backend import compare, forget, surroundings
+from distcore_accelerate.settings import Settings
+
+TRAIN = ("-m", "distcore", "train", "--strategy", "accelerate", "--model", "bert-tiny", "--max-steps", "2")
+SMALL = ("--max-seq-len", "16", "--global-batch-size", "4", "--set", "device=cpu", "--set", "eval_fraction=0.01")
+
+
+def accelerate_launch(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *arguments]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *TRAIN, *SMALL, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=environ,
+    )
+
+
+def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> None:
+    place = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
+    ended = accelerate_launch(*place, out=tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["world_size"] == 2
+
+
+def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "deepspeed.yaml"
+    tree = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "mixed_precision": "bf16"}
+    file.write_text(yaml.safe_dump(tree | {"deepspeed_config": {"zero_stage": 2, "gradient_clipping": 1.0}}))
+    ended = accelerate_launch("--config_file", str(file), "--main_process_port", "0", out=tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["world_size"], report["precision"]) == (2, "bf16")
+
+
+def test_one_process_where_two_were_asked_for_is_refused_in_one_line(tmp_path: Path) -> None:
+    ended = accelerate_launch("--cpu", "--num_processes", "2", "--num_machines", "1", out=tmp_path / "run")
+    assert "error: accelerate launch was told to start several processes and started one" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_backend_that_fell_back_is_named() -> None:
+    world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
+    forget()
+    with surroundings(world):
+        del os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
+        accelerator = Accelerator(cpu=True)
+    with pytest.raises(StrategyError, match=r"fell back: deepspeed was asked for \(DEEPSPEED on 2.*reports NO on 1"):
+        compare(Settings(backend="deepspeed"), world, accelerator)
+    forget()

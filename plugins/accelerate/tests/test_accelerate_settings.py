@@ -1,0 +1,210 @@
+"""What options, Accelerate files and Accelerate's launcher become, and what of them is refused before launch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distcore import ConfigError, RunConfig, StrategyError, load_config
+from distcore.resolve import resolve
+from distcore_accelerate import zero_config
+from distcore_accelerate.settings import launched, read_settings
+from distcore_accelerate.strategy import AccelerateStrategy
+from distcore_accelerate.trackers import AccelerateTrackers
+
+ZERO3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "zero_optimization": {"stage": 3},
+}
+
+
+def written(folder: Path, **changes: Any) -> str:
+    """A file of ``accelerate config`` with the keys that it always writes."""
+    tree: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": "MULTI_CPU",
+        "downcast_bf16": "no",
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": 2,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "tpu_env": [],
+        "tpu_use_cluster": False,
+        "tpu_use_sudo": False,
+        "use_cpu": True,
+    }
+    path = folder / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(tree | changes), encoding="utf-8")
+    return str(path)
+
+
+def resolved(options: dict[str, Any], started: int | None = None, **changes: Any) -> RunConfig:
+    """The config that ranks get."""
+    settings = {"device": "cpu"} | changes
+    return resolve(load_config(None, {"strategy": "accelerate", "strategy_options": options} | settings), started)
+
+
+def test_a_file_fills_in_what_the_user_left_open(tmp_path: Path) -> None:
+    config = resolved({"config_file": written(tmp_path, mixed_precision="bf16", num_processes=4)})
+    assert (config.precision, config.nproc, config.device) == ("bf16", 4, "cpu")
+
+
+def test_a_section_for_deepspeed_becomes_its_json(tmp_path: Path) -> None:
+    section = {"zero_stage": 3, "gradient_clipping": 1.0, "offload_param_device": "cpu", "zero3_init_flag": True}
+    options = AccelerateStrategy(
+        config_file=written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, use_cpu=False)
+    )
+    tree = zero_config.given(options, options.settings)
+    assert tree["zero_optimization"] == {"stage": 3, "offload_param": {"device": "cpu"}}
+    assert tree["gradient_clipping"] == 1.0
+    assert options.capabilities.shards_parameters
+
+
+def test_a_deepspeed_json_is_filled_in_and_brings_its_own_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "zero3.json").write_text(json.dumps(ZERO3), encoding="utf-8")
+    section = {"deepspeed_config_file": str(tmp_path / "zero3.json"), "zero3_init_flag": True}
+    file = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section, mixed_precision="bf16")
+    options = AccelerateStrategy(config_file=file)
+    config = resolved({"config_file": file}, global_batch_size=32, micro_batch_size=4, lr=1e-3)
+    tree = zero_config.filled(zero_config.given(options, options.settings), config, 2, 10, file)
+    assert tree["gradient_accumulation_steps"] == 4
+    assert tree["bf16"]["enabled"] is True
+    assert tree["optimizer"]["params"]["lr"] == 1e-3
+    assert tree["optimizer"]["params"]["torch_adam"] is True
+
+
+def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
+    environ = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_GRADIENT_CLIPPING": "1.0",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+    assert launched(environ) == {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
+        "mixed_precision": "bf16",
+    }
+    settings = read_settings(AccelerateStrategy(), environ)
+    assert (settings.backend, settings.precision) == ("deepspeed", "bf16")
+
+
+def test_no_precision_is_no_wish_where_the_launcher_says_it_unasked() -> None:
+    assert read_settings(AccelerateStrategy(), {"ACCELERATE_MIXED_PRECISION": "no"}).precision is None
+
+
+def test_two_processes_that_became_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"told to start several processes and started one.*add --nproc N"):
+        resolved({})
+
+
+BAD_FILES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"distributed_type": "FSDP"}, {}, r"FSDP': on a CPU Accelerate silently gives DDP.*use --strategy fsdp"),
+    ({"distributed_type": "MULTI_GPU", "use_cpu": False}, {}, r"MULTI_GPU', but the run is on the CPU.*MULTI_CPU"),
+    ({"distributed_type": "MULTI_XPU"}, {}, r"'MULTI_XPU': not supported \(did you mean 'MULTI_[CG]PU'\?\)"),
+    ({"distributed_type": "MEGATRON_LM"}, {}, r"'MEGATRON_LM': not supported"),
+    ({"mixed_precision": "bf16"}, {"precision": "fp32"}, r"says bf16, but precision = 'fp32'; use --precision bf16"),
+    ({"mixed_precision": "fp8"}, {}, r"mixed_precision = 'fp8': not supported"),
+    ({"num_processes": 2}, {"nproc": 3, "global_batch_size": 30}, r"num_processes = 2, but there are 3 rank"),
+    ({"distributed_type": "NO"}, {"nproc": 2}, r"distributed_type = 'NO', but there are 2 rank.*use --nproc 1"),
+    ({"num_processes": "two"}, {}, r"num_processes = 'two': expected a whole number"),
+    ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, {}, r"dynamo_config is not supported"),
+    ({"fsdp_confg": {}}, {}, r"unknown key 'fsdp_confg' \(did you mean 'fsdp_config'\?\)"),
+    ({"compute_environment": "AMAZON_SAGEMAKER"}, {}, r"only LOCAL_MACHINE"),
+    (
+        {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stag": 2}},
+        {},
+        r"unknown key 'deepspeed_config.zero_stag' \(did you mean 'zero_stage'\?\)",
+    ),
+    (
+        {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "deepspeed_config_file": "x.json"}},
+        {},
+        r"deepspeed_config.zero_stage beside a DeepSpeed JSON file",
+    ),
+    (
+        {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "missing.json"}},
+        {},
+        r"deepspeed_config_file = 'missing.json': cannot be read: No such file",
+    ),
+    (
+        {"distributed_type": "DEEPSPEED", "deepspeed_config": {"gradient_accumulation_steps": 4}},
+        {"global_batch_size": 32, "micro_batch_size": 8},
+        r"gradient_accumulation_steps = 4, but global_batch_size / \(micro_batch_size \* ranks\) = 2",
+    ),
+    (
+        {"distributed_type": "DEEPSPEED", "deepspeed_config": {"gradient_clipping": 0.5}},
+        {},
+        r"gradient_clipping = 0.5, but clip.norm = 1.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "settings", "message"), BAD_FILES, ids=[case[2][:40] for case in BAD_FILES])
+def test_a_file_that_cannot_be_followed_is_one_line(
+    changes: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolved({"config_file": written(tmp_path, **changes)}, **settings)
+    assert "\n" not in str(caught.value)
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"backend": "fsdp2"}, {"nproc": 2}, r"backend = 'fsdp2': on a CPU Accelerate silently gives DDP.*--strategy fsdp"),
+    ({"config_file": "none.yaml"}, {}, r"config_file = 'none.yaml': cannot be read: No such file"),
+    ({"backend": "deepspeed", "zero_stage": 0}, {"precision": "bf16"}, r"stage = 0 with precision = 'bf16'"),
+    ({"backend": "deepspeed"}, {"precision": "fp16"}, r"DeepSpeed has no fp16 on a CPU"),
+    (
+        {"backend": "deepspeed", "deepspeed_config": {"optimizer": {"type": "Lion"}}},
+        {},
+        r"optimizer.type = 'Lion' in DeepSpeed's config: not supported \(AdamW, Adam\)",
+    ),
+    (
+        {"backend": "deepspeed", "deepspeed_config": {"scheduler": {"type": "OneCycle"}}},
+        {},
+        r"scheduler.type = 'OneCycle' in DeepSpeed's config: not supported",
+    ),
+    (
+        {"backend": "deepspeed", "zero_stage": 2, "deepspeed_config": ZERO3},
+        {},
+        r"zero_optimization.stage = 3, but strategy_options.zero_stage = 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "settings", "message"), BAD_OPTIONS, ids=[case[2][:40] for case in BAD_OPTIONS])
+def test_options_that_cannot_come_true_are_one_line(
+    options: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolved(options, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_and_a_file_that_disagree_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"backend = 'deepspeed', but .*distributed_type = 'MULTI_CPU'"):
+        resolved({"backend": "deepspeed", "config_file": written(tmp_path)})
+
+
+def test_ranks_of_a_launcher_are_compared_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"num_processes = 2, but there are 4 rank"):
+        resolved({"config_file": written(tmp_path)}, started=4)
+
+
+def test_an_unknown_tracker_names_the_nearest() -> None:
+    with pytest.raises(StrategyError, match=r"no tracker 'tensorbord' \(did you mean 'tensorboard'\?\)"):
+        AccelerateTrackers(log_with="tensorbord")
