@@ -36,9 +36,10 @@ class Replicated:
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
         exempt = {
             "unused-parameters": "needs strategy_options.find_unused=true",
-            "bit-for-bit": "above two ranks sums round otherwise in a process's first step: torch moves buckets after it",
+            "bit-for-bit": "above two ranks sums round otherwise in a process's first step: torch moves buckets",
         }
         return Capabilities(
+            spec_version=1,
             collectives_per_step=3 if options.find_unused else 2, exempt={} if options.find_unused else exempt
         )
 

@@ -79,6 +79,7 @@ class Sharded:
 
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
         return Capabilities(
+            spec_version=1,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
             owns=frozenset({"precision"}),
@@ -93,10 +94,7 @@ class Sharded:
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             cpu_ram_efficient_loading=False,
-            # Accelerate would also send gradients in bf16, and round their sum.
-            mixed_precision_policy=MixedPrecisionPolicy(
-                param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32
-            ),
+            mixed_precision_policy=policy,
             **plugin_arguments(options, options.settings),
         )
         return {"fsdp_plugin": plugin, "mixed_precision": mixed_precision(config)}

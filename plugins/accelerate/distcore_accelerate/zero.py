@@ -45,6 +45,7 @@ class ZeRO:
         tree = zero_config.given(options, options.settings)
         takes_part = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
         return Capabilities(
+            spec_version=1,
             shards_parameters=zero_config.stage_of(tree) == 3,
             owns=frozenset({"precision", *(("schedule",) if zero_config.has_scheduler(tree) else ())}),
             limits=("deepspeed: stage 0 in fp32 only; fp16 needs a GPU", f"deepspeed: {takes_part}"),
