@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,20 @@ def _start(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(_plan(config, data))
         return
-    del data  # ranks open it from the cache
     if config.nproc == 1 and not config.max_restarts:
         train_rank(config)
-    else:
-        launch_and_restart(config)
+        return
+    preload(config, data)
+    del data  # ranks open it from the cache
+    launch_and_restart(config)
+
+
+def preload(config: RunConfig, data: Datasets) -> None:
+    """Import the code of model and schedule here, once: ranks are forked from this process, after a death too."""
+    from distcore.trainer import load_task, model_source
+
+    model_source(config, load_task(config), data).skeleton()
+    import_module("transformers.optimization")
 
 
 def launch_and_restart(config: RunConfig) -> None:
