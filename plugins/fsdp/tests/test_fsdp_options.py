@@ -13,9 +13,8 @@ OPTIONS = {
     "grad": {"sharding": "shard_grad_op"},
     "hybrid": {"sharding": "hybrid", "shard_size": 2},
     "none": {"sharding": "NO_SHARD"},
-    "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2},
-    "offloaded": {"cpu_offload": True, "wrap": 100},
-    "classes": {"wrap": ["Block", "Embedding"]},
+    "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2, "wrap": 100},
+    "offloaded": {"cpu_offload": True, "wrap": ["Block", "Embedding"]},
 }
 CASES = (
     "partitions",
