@@ -106,7 +106,7 @@ VALUES = {
     "--strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4": (
         r"global_batch_size = 30: .*4 \* 2 = 8; nearest possible: 24, 32"
     ),
-    "--strategy ddp --nproc 3": r"global_batch_size = 32: cannot be shared by 3 ranks; nearest possible: 30, 33",
+    "--strategy ddp --nproc 3": r"global_batch_size = 32: must be .* auto \* 3 = 3; nearest possible: 30, 33",
     "--lr 0": r"lr = 0.0: must be greater than 0",
     "--lr -1": r"lr = -1.0: must be greater than 0",
     "--lr fast": r"lr = 'fast': .*number",
@@ -231,10 +231,10 @@ EXTENSIONS = {
     "--set extensions.plain.py:Wotch=true": r"extension 'plain.py:Wotch' does not import: .*no attribute 'Wotch'",
     "--set extensions.syntax.py:Watch=true": r"extension 'syntax.py:Watch' does not import: SyntaxError",
     "--set extensions.raises.py:Watch=true": r"extension 'raises.py:Watch' does not import: RuntimeError: not today",
-    "--set extensions.plain.py:Watch=true": r"plugin 'plain.py:Watch': on_log\(\) has no @hookimpl mark",
+    "--set extensions.plain.py:Watch=true": r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark",
     "--set extensions.plain.py:Watch.every=2": r"extension 'plain.py:Watch': unknown option 'every' \(options: none\)",
     "--set extensions.misspelt.py:Watch=true": r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'",
-    "--set extensions.argument.py:Watch=true": r"plugin 'argument.py:Watch': .*'stp'",
+    "--set extensions.argument.py:Watch=true": r"extension 'argument.py:Watch': .*'stp'",
 }
 
 STRATEGIES = {
@@ -251,7 +251,7 @@ STRATEGIES = {
     "--strategy future": r"strategy 'future': written for hook-spec version 99.*upgrade distcore",
     "--strategy narrow --precision bf16": r"precision = 'bf16': strategy 'narrow' supports fp32.*; .*single.* could",
     "--strategy narrow --precision fp16": r"precision = 'fp16': strategy 'narrow' supports fp32",
-    "--strategy unmarked": r"plugin 'unmarked': step\(\) has no @hookimpl mark",
+    "--strategy unmarked": r"strategy 'unmarked': step\(\) has no @hookimpl mark",
 }
 
 CASES = (
@@ -271,9 +271,9 @@ class Mute: ...
 class Future:
     capabilities = Capabilities(spec_version=99)
 class Narrow:
-    capabilities = Capabilities(precisions=frozenset({"fp32"}))
+    capabilities = Capabilities(spec_version=1, precisions=frozenset({"fp32"}))
 class Unmarked:
-    capabilities = Capabilities()
+    capabilities = Capabilities(spec_version=1)
     def step(self, run, clip): ...
 """
 ENTRY_POINTS = """[distcore.strategies]

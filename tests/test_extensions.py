@@ -204,7 +204,7 @@ def test_nan_guard_checks_the_gradient_norm() -> None:
             return StepResult(grad_norm=torch.tensor(math.inf))
 
     class AnyRun:
-        scaler = None
+        config = RunConfig()
 
         class world:
             rank = 3

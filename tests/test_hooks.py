@@ -17,7 +17,7 @@ from distcore.single import SingleStrategy
 
 
 class Minimal:
-    capabilities: ClassVar = Capabilities()
+    capabilities: ClassVar = Capabilities(spec_version=1)
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:
@@ -44,7 +44,7 @@ def test_a_hook_without_the_mark_is_refused() -> None:
     class Unmarked(Minimal):
         def step(self, run: object, clip: object) -> None: ...
 
-    with pytest.raises(StrategyError, match=r"plugin 'mine': step\(\) has no @hookimpl mark"):
+    with pytest.raises(StrategyError, match=r"strategy 'mine': step\(\) has no @hookimpl mark"):
         Hooks("mine", Unmarked())
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_argument_of_a_hook_is_refused() -> None:
         @hookimpl
         def step(self, run: object, momentum: float) -> None: ...
 
-    with pytest.raises(StrategyError, match=r"plugin 'mine': .*momentum"):
+    with pytest.raises(StrategyError, match=r"strategy 'mine': .*momentum"):
         Hooks("mine", Asks())
 
 
@@ -118,3 +118,20 @@ def test_an_unknown_option_names_the_nearest_and_all() -> None:
 def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:
     with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': input should be a valid integer"):
         build("strategy", "mine", Options, {"bucket_mb": "big"})
+
+
+def test_an_extension_may_not_take_an_operation_over() -> None:
+    class Replaces:
+        @hookimpl
+        def step(self, run: object) -> None: ...
+
+    with pytest.raises(StrategyError, match=r"extension 'mine': step\(\) would replace the strategy's; mark it"):
+        Hooks("minimal", Minimal(), {"mine": Replaces()})
+
+
+def test_an_extension_may_be_called_like_the_strategy() -> None:
+    class Listens:
+        @hookimpl
+        def on_run_start(self, run: object) -> None: ...
+
+    assert Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), Place()).size == 1

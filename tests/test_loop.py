@@ -50,14 +50,14 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
     assert recorder.calls == [
         *("setup", "build_model", "wrap_model"),
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
-        *("gather_outputs", "gather_outputs"),  # what to resume from
+        *("gather_outputs", "gather_outputs", "gather_outputs"),  # what to resume from; the run folder is written
         *("on_run_start", "build_sampler"),
         *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
         *(*micro_batch, *micro_batch, "step", "on_step_end"),
         *("reduce_loss", "on_log"),
         *("build_sampler", "gather_outputs", "on_evaluation_end"),
         *("save_checkpoint", "gather_outputs", "gather_outputs", "gather_outputs", "on_checkpoint"),
-        *("gather_outputs", "on_run_end"),  # peak memory
+        *("gather_outputs", "gather_outputs", "on_run_end"),  # peak memory; the report is written
         "teardown",
     ]
 

@@ -121,6 +121,24 @@ def test_a_checkpoint_of_another_branch_is_replaced(undisturbed: Path, tmp_path:
     assert apart(tmp_path, undisturbed) > 1e-3
 
 
+def test_the_newer_checkpoints_of_a_course_that_was_left_are_gone(undisturbed: Path, tmp_path: Path) -> None:
+    at_step(15, undisturbed, tmp_path)
+    left = tmp_path / "checkpoints/step-00000012"
+    left.rename(left.with_name("step-00000013"))  # a step at which the new course saves nothing
+    run(tmp_path, resume=str(tmp_path / "checkpoints/step-00000008"))
+    there = {path.name for path in tmp_path.glob("checkpoints/step-*")}
+    assert there == {"step-00000008", "step-00000012", LAST}
+    assert apart(tmp_path, undisturbed) == 0
+
+
+def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp_path: Path) -> None:
+    at_step(12, undisturbed, tmp_path)
+    (tmp_path / "config.yaml").write_text("as: it was")
+    with pytest.raises(CheckpointError, match="seed was 0 and is 1"):
+        run(tmp_path, resume="auto", seed=1)
+    assert (tmp_path / "config.yaml").read_text() == "as: it was"
+
+
 def start(out: Path, *settings: str) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, SCRIPT, str(out), *settings]

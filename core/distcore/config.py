@@ -235,11 +235,17 @@ def _explain(error: ValidationError, source: str, changes: Collection[str]) -> s
     source = "command line" if where in changes else source
     more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][: len(path)]) for p in problems}) > 1 else ""
     if first["type"] == "extra_forbidden":
-        hint = nearest(path[-1], _keys_at(path[:-1])) or " (distcore train --help lists the flags)"
+        hint = nearest(path[-1], _keys_at(path[:-1])) or _deeper(path[-1]) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"
     here = [p["msg"].lower() for p in problems if [str(part) for part in p["loc"]][: len(path)] == path]
     rules = " or ".join(dict.fromkeys(here))
     return f"{source}: {where} = {first['input']!r}: {rules}{more}"
+
+
+def _deeper(key: str) -> str:
+    """A hint where a tree inside the config has this key."""
+    found = [f"{tree}.{key}" for tree in RunConfig.model_fields if key in _keys_at([tree])]
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _keys_at(path: list[str]) -> Iterator[str]:

@@ -25,6 +25,8 @@ SPEC_VERSION = 1
 class Capabilities:
     """What a strategy can do, declared so that the core can refuse a config before any process starts."""
 
+    spec_version: int
+    """The hook-spec version that the strategy was written for: a number, not distcore's ``SPEC_VERSION``."""
     processes: Literal["one", "many"] = "many"
     """``one``: it lives in a single process (``--nproc 1``). ``many``: one process per rank."""
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
@@ -33,8 +35,8 @@ class Capabilities:
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
     """Values of ``optimizer.name`` that it takes."""
-    launchers: frozenset[str] = frozenset({"local", "torchrun", "slurm", "mpi"})
-    """Launchers that its processes can live under."""
+    launchers: frozenset[str] | None = None
+    """Launchers that its processes can live under; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
     """What ``backward`` leaves on every rank: the mean or the sum over ranks of their gradients."""
     shards_parameters: bool = False
@@ -50,8 +52,6 @@ class Capabilities:
 
     ``distcore check`` skips them and shows the reason. Where it depends on options, make ``capabilities`` a property.
     """
-    spec_version: int = SPEC_VERSION
-    """The hook-spec version that the strategy was written for."""
 
 
 @runtime_checkable

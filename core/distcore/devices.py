@@ -31,4 +31,7 @@ def device_of(config: RunConfig, place: Place) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
+    if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)  # asked here: it takes a CUDA context, which no fork survives
+        raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
     return device

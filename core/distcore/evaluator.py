@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -11,25 +10,28 @@ from typing import Any
 
 from distcore import checkpoint
 from distcore.agreement import check_world
+from distcore.checkpoint.progress import config_in
 from distcore.config import RunConfig, load_config, parse_settings
-from distcore.contract import Place, Task
+from distcore.contract import Place, Task, World
 from distcore.errors import CheckpointError
 from distcore.evaluation import evaluate
+from distcore.hooks import Hooks
 from distcore.job import errors_of_job, show_evaluation
 from distcore.launch import join, launch, run_as_rank
 from distcore.logs import set_up_logging
 from distcore.resolve import resolve
+from distcore.strictjson import strict_json
 from distcore.trainer import build_run, load_task, set_up
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Join the ranks that a launcher started, or start them; raises DistcoreError."""
     place = join(os.environ)
-    path, file = find(Path(arguments.target))
+    path = find(Path(arguments.target))
     changes = {"strategy": arguments.strategy} | parse_settings(arguments.set)
     if arguments.data:
         changes["test_data"] = arguments.data
-    config = config_for(file, place.size if place else arguments.nproc, changes)
+    config = config_for(path, place.size if place else arguments.nproc, changes)
     rank = partial(evaluate_rank, config, path, arguments.json)
     if place is not None:
         run_as_rank(rank, errors_of_job(), place.rank, place.size)
@@ -50,7 +52,7 @@ def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
     if rank:
         return
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
+        print(strict_json(report))
     else:
         show_evaluation(path.name, report["evaluation"])
 
@@ -64,12 +66,18 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     config = resolve(config, place.size, place.launcher)
     task = task or load_task(config)
     hooks, world = set_up(config, place)
+    report = _evaluate_in(world, config, hooks, task, place, path)
+    hooks.teardown(world)
+    return report
+
+
+def _evaluate_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place, path: Path) -> dict[str, Any]:
+    """What is done among ranks that have joined; nothing of the run outlives it."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, place)
     checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
-    hooks.teardown(world)
     return {
         "checkpoint": str(path),
         "strategy": hooks.name,
@@ -78,23 +86,19 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     }
 
 
-def find(target: Path) -> tuple[Path, Path]:
-    """Return the checkpoint that ``target`` means (a run folder's newest, or itself) and its run's config.yaml."""
+def find(target: Path) -> Path:
+    """Return the checkpoint that ``target`` means: a run folder's newest, or itself; raises CheckpointError."""
     path = target if (target / checkpoint.MANIFEST).is_file() else checkpoint.find("auto", target)
     if path is None:
         raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
-    config = path.parent.parent / "config.yaml"
-    if not config.is_file():
-        raise CheckpointError(f"{path}: no {config.name} in the run folder above it, which says what the model is")
-    return path, config
+    return path
 
 
-def config_for(file: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
-    """Return the run's config as ``nproc`` ranks evaluate it: any number can, whatever batch it trained with."""
-    trained = load_config(str(file), {})
+def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
+    """Return the config that the checkpoint carries, as ``nproc`` ranks evaluate it: any number can."""
+    trained = config_in(checkpoint.read_small_state(path), path).model_dump(mode="json")
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:
         elsewhere["strategy_options"] = {}
-    config = load_config(str(file), elsewhere | changes)
-    micro_batch = trained.micro_batch_size if config.micro_batch_size == "auto" else config.micro_batch_size
-    return config.model_copy(update={"global_batch_size": int(micro_batch) * nproc, "micro_batch_size": micro_batch})
+    config = load_config(None, trained | elsewhere | changes)
+    return config.model_copy(update={"global_batch_size": int(config.micro_batch_size) * nproc})

@@ -52,13 +52,14 @@ class Hooks:
         self._manager.add_hookspecs(Operations)
         self._manager.add_hookspecs(Events)
         self._manager.register(_what_is_left(strategy), "defaults")
-        for plugin, instance in {name: strategy, **(extensions or {})}.items():
-            _check_marks(plugin, instance)
+        plugins = {f"extension {extension!r}": instance for extension, instance in (extensions or {}).items()}
+        for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
+            _check_marks(label, instance, may_answer=instance is strategy)
             try:
-                self._manager.register(instance, plugin)
+                self._manager.register(instance, label)
                 self._manager.check_pending()
             except pluggy.PluginValidationError as error:
-                raise StrategyError(f"plugin {plugin!r}: {' '.join(str(error).split())}") from error
+                raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
         self._call = self._manager.hook
 
     def setup(self, config: RunConfig, place: Place) -> World:
@@ -145,10 +146,11 @@ def capabilities_of(name: str, strategy: object) -> Capabilities:
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
-    if declared.spec_version > SPEC_VERSION:
+    if declared.spec_version != SPEC_VERSION:
+        which = "distcore" if declared.spec_version > SPEC_VERSION else "the plugin"
         raise StrategyError(
             f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
-            f"{SPEC_VERSION}; upgrade distcore"
+            f"{SPEC_VERSION}; upgrade {which}"
         )
     return declared
 
@@ -164,14 +166,18 @@ def _is_marked(method: Callable[..., object] | None) -> bool:
     return getattr(method, "distcore_impl", None) is not None
 
 
-def _check_marks(plugin: str, instance: object) -> None:
-    """Refuse what pluggy would silently ignore: hook methods without the mark, marks on unknown names."""
+def _check_marks(label: str, instance: object, may_answer: bool) -> None:
+    """Refuse what pluggy would take in silence: hook methods without the mark, marks on unknown names, and an
+    operation that an extension answers in the strategy's place."""
+    known = (*OPERATIONS, *EVENTS)
     for name, method in inspect.getmembers(type(instance), callable):
-        if name in (*OPERATIONS, *EVENTS) and not _is_marked(method):
-            raise StrategyError(f"plugin {plugin!r}: {name}() has no @hookimpl mark and would never be called")
-        if _is_marked(method) and name not in (*OPERATIONS, *EVENTS):
-            hint = nearest(name, (*OPERATIONS, *EVENTS))
-            raise StrategyError(f"plugin {plugin!r}: {name}() is marked @hookimpl but is no hook{hint}")
+        mark = getattr(method, "distcore_impl", None)
+        if name in known and mark is None:
+            raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")
+        if mark is not None and name not in known:
+            raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
+        if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
+            raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")
 
 
 def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:

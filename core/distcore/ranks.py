@@ -23,6 +23,8 @@ def join_process_group(config: RunConfig, place: Place, *, main_memory: bool = F
     ``main_memory``: ranks on GPUs send tensors that are in main memory, too, over gloo. Reads the addresses that the
     launcher exported; a process alone needs none.
     """
+    if dist.is_initialized():  # left by a run in this process that failed
+        dist.destroy_process_group()
     device = device_of(config, place)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(

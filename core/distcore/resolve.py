@@ -9,9 +9,9 @@ from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.contract import SPEC_VERSION, Capabilities, ChecksConfig, FillsConfig
+from distcore.contract import Capabilities, ChecksConfig, FillsConfig
 from distcore.devices import count_gpus, resolve_device
-from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
+from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.hooks import build, capabilities_of
 from distcore.optim import check_schedule
 
@@ -62,22 +62,18 @@ def build_strategy(config: RunConfig) -> object:
 def micro_batch_size(config: RunConfig, world_size: int) -> int:
     """Check ``global = micro x world x accumulation``, or choose the largest micro-batch up to 32 that divides."""
     whole, micro = config.global_batch_size, config.micro_batch_size
-    if whole % world_size:
-        raise ConfigError(
-            f"global_batch_size = {whole}: cannot be shared by {world_size} ranks; "
-            f"nearest possible: {_nearest_multiples(whole, world_size)}"
-        )
-    share = whole // world_size
-    if micro == "auto":
-        return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
-    if micro < 1:
+    if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
-    if share % micro:
+    unit = world_size * (1 if micro == "auto" else micro)
+    if whole % unit:
         raise ConfigError(
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {world_size} = "
-            f"{micro * world_size}; nearest possible: {_nearest_multiples(whole, micro * world_size)}"
+            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}"
         )
-    return micro
+    if micro != "auto":
+        return micro
+    share = whole // world_size
+    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 
 def check_out(config: RunConfig) -> None:
@@ -88,7 +84,8 @@ def check_out(config: RunConfig) -> None:
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
-    if (folder / "config.yaml").exists() and config.resume is None:
+    resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
+    if (folder / "config.yaml").exists() and not resumed:
         raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
@@ -126,7 +123,12 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
         ("device", config.device, declared.devices, lambda other: config.device in other.devices),
         ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
         ("optimizer.name", config.optimizer.name, declared.optimizers, lambda o: config.optimizer.name in o.optimizers),
-        ("launcher", launcher, declared.launchers, lambda other: launcher in other.launchers),
+        (
+            "launcher",
+            launcher,
+            declared.launchers or frozenset({launcher}),
+            lambda o: launcher in (o.launchers or {launcher}),
+        ),
     ]
     for key, value, possible, can in wanted:
         if value not in possible:
@@ -134,11 +136,6 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
                 f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
                 f"{nearest(str(value), possible)}; {strategies_that(can)} could"
             )
-    if declared.spec_version != SPEC_VERSION:
-        raise StrategyError(
-            f"strategy {config.strategy!r}: written for hook-spec version {declared.spec_version}, this distcore has "
-            f"{SPEC_VERSION}; install a version of the plugin that matches"
-        )
 
 
 def strategies_that(can: Any) -> str:

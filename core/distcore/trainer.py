@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from distcore import checkpoint, registry
 from distcore.agreement import check_agreed, check_world, from_main
 from distcore.checkpoint.progress import fingerprint
 from distcore.checkpoint.saver import Saver
+from distcore.checkpoint.together import together
 from distcore.config import RunConfig, dump_config
 from distcore.contract import Datasets, ModelSource, Place, Progress, Run, Task, World
-from distcore.errors import StoppedError, StrategyError
+from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.evaluation import Evaluation, evaluate
 from distcore.extensions import load_extensions
 from distcore.hooks import Hooks
@@ -29,6 +32,7 @@ from distcore.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.precision import scaler_for
 from distcore.resolve import build_strategy, check_out, resolve
 from distcore.stopping import on_sigterm
+from distcore.strictjson import strict_json
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]
@@ -100,6 +104,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     """
     module = hooks.build_model(config, world, model_source(config, task, data))
     if config.gradient_checkpointing:
+        if not hasattr(module, "gradient_checkpointing_enable"):
+            raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
@@ -147,16 +153,19 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
 
 def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
     """Write what the run folder holds from the first moment on, and go to where ``--resume`` says."""
-    out = Path(str(run.config.out))
-    if run.world.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(dump_config(run.config), encoding="utf-8")
-        task.save(out, run.config, data)
     progress, best = Progress(), None
     if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
         path, progress, small = found
         best = Best(**small["best"]) if small["best"] else None
         log.info("resumed from %s at step %d", path, progress.step)
+
+    def claim(out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
+            file.write(dump_config(run.config))
+        task.save(out, run.config, data)
+
+    on_main(run, hooks, claim)
     hooks.on_run_start(run)
     return progress, best
 
@@ -204,7 +213,7 @@ def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -
     """Return the best evaluation after ``found``, and whether it is ``found``."""
     metric = run.config.checkpoints.best
     value = found.metrics.get(metric) if metric else None
-    if metric is None or not isinstance(value, float):
+    if metric is None or not isinstance(value, float) or not math.isfinite(value):
         return best, False
     sign = -1 if metric == "loss" else 1
     if best is not None and sign * value <= sign * best.value:
@@ -241,14 +250,26 @@ def finish(
         "evaluation": tested.summary(),
         "out": run.config.out,
     }
-    if run.world.is_main:
-        out = Path(str(run.config.out))
-        (out / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
+
+    def write(out: Path) -> None:
+        (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
         with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-            for line in task.predictions(tested.outputs, data):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.writelines(strict_json(line) + "\n" for line in task.predictions(tested.outputs, data))
+
+    on_main(run, hooks, write)
     hooks.on_run_end(run, report)
     return report
+
+
+def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
+    """Have the main rank write into the run folder; what fails there ends the run on every rank, in one line."""
+    out = Path(str(run.config.out))
+    action = partial(write, out) if run.world.is_main else _nothing
+    together(run, hooks, f"run folder {out} cannot be written", action)
+
+
+def _nothing() -> None:
+    """What ranks other than the main one write."""
 
 
 def peak_memory(world: World) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 from torch import Tensor, isfinite
 
-from distcore import DistcoreError, StepResult, hookimpl
+from distcore import DistcoreError, Run, StepResult, hookimpl
 
 
 class NanGuard:
@@ -17,8 +17,8 @@ class NanGuard:
         return (yield)
 
     @hookimpl(wrapper=True)
-    def step(self) -> Generator[None, StepResult, StepResult]:
+    def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
         result = yield
-        if result.grad_norm is not None and not isfinite(result.grad_norm):
+        if result.grad_norm is not None and run.config.precision != "fp16" and not isfinite(result.grad_norm):
             raise DistcoreError(f"the gradient norm is {result.grad_norm.item()}: try a lower --lr")
         return result

@@ -19,7 +19,7 @@ from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FORMAT, MANIFEST, DamagedError
 from distcore.checkpoint.progress import check_job, restore, small_state
 from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import checkpoints_in, problem_of, retain, whole_ones
+from distcore.checkpoint.retention import checkpoints_in, leave_branch, problem_of, retain, whole_ones
 from distcore.checkpoint.together import together
 from distcore.checkpoint.writer import FILE_BYTES, PARTS, blocks_of, write_share
 from distcore.contract import Progress, Run, World
@@ -103,12 +103,16 @@ def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progr
     earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []
     while True:
         try:
-            return newest, *load(run, hooks, newest, data)
+            progress, small = load(run, hooks, newest, data)
+            break
         except DamagedError as error:
             if not earlier:
                 raise
             log.warning("passed over: %s", error)
             newest = earlier.pop(0)
+    tidy = partial(leave_branch, out / "checkpoints", newest, Files())
+    together(run, hooks, "resume", tidy if run.world.is_main else _nothing)
+    return newest, progress, small
 
 
 def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[Progress, dict[str, Any]]:

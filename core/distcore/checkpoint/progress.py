@@ -67,15 +67,17 @@ def job_of(config: RunConfig, total_steps: object) -> dict[str, Any]:
 def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> None:
     """Raise CheckpointError, naming the difference, if the checkpoint is of another job than ``run``."""
     saved, mine = job_of(config_in(small, path), small.get("total_steps")), job_of(run.config, run.total_steps)
-    if data is not None and small.get("data") not in (data, None):
-        raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+    accepted = set(run.config.resume_changed or ())
     for key, value in mine.items():
-        if saved[key] != value and key not in (run.config.resume_changed or ()):
+        if saved[key] != value and key not in accepted:
             then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
                 f"the run would not go on exactly; {then}"
             )
+    # Another vocabulary or maximum length tells the same rows in other tokens.
+    if data is not None and not accepted & {"model", "max_seq_len"} and small.get("data") not in (data, None):
+        raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 
 def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:

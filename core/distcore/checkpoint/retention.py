@@ -37,6 +37,14 @@ def problem_of(path: Path) -> str | None:
     return None
 
 
+def leave_branch(folder: Path, continued: Path, files: Files) -> None:
+    """Remove the checkpoints that are newer than the one a run continues from: they belong to a course it has left."""
+    if continued.resolve().parent == folder.resolve():
+        every = checkpoints_in(folder)
+        for path in every[: next(index for index, path in enumerate(every) if path.name == continued.name)]:
+            _remove(path, files)
+
+
 def retain(folder: Path, keep_last: int, best: int | None, files: Files | None = None) -> None:
     """Keep the newest ``keep_last`` checkpoints and that of step ``best``; remove the others.
 
@@ -49,6 +57,10 @@ def retain(folder: Path, keep_last: int, best: int | None, files: Files | None =
     files = files or Files()
     for path in every:
         if path not in stay:
-            gone = folder / f"{REMOVING}{path.name}"
-            files.rename(path, gone)
-            files.remove(gone)
+            _remove(path, files)
+
+
+def _remove(path: Path, files: Files) -> None:
+    gone = path.with_name(f"{REMOVING}{path.name}")
+    files.rename(path, gone)
+    files.remove(gone)

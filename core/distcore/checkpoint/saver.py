@@ -83,6 +83,8 @@ class Saver:
                 self._retain(small["best"])
             else:
                 self._await(lambda: not aside_of(final).exists(), final)
+                if not final.exists():
+                    raise CheckpointError("another rank gave it up")
         except (OSError, CheckpointError) as error:
             give_up(files, final)  # the other ranks see that it is gone
             raise CheckpointError(f"checkpoint {final} could not be written: {error}") from error

@@ -195,6 +195,7 @@ def _csv(path: Path, columns: Columns) -> Iterator[Pair]:
 
 
 def _csv_lines(path: Path) -> Iterator[list[str]]:
+    csv.field_size_limit(2**31 - 1)  # a text may be longer than csv's own 128 KiB
     reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     try:
         yield from (line for line in reader if line)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TextIO
 from distcore.contract import Progress, Run
 from distcore.evaluation import Evaluation
 from distcore.hookspecs import hookimpl
+from distcore.strictjson import strict_json
 
 
 @dataclass
@@ -50,16 +49,9 @@ class Metrics:
 
     def _write(self, record: Mapping[str, object]) -> None:
         if self._out is not None:
-            self._out.write(json.dumps({key: _json(value) for key, value in record.items()}) + "\n")
+            self._out.write(strict_json(record) + "\n")
 
 
 def numbers(summary: Mapping[str, object]) -> dict[str, float]:
     """The single numbers of an evaluation's summary, without its tables and texts."""
     return {name: value for name, value in summary.items() if isinstance(value, (int, float))}
-
-
-def _json(value: object) -> object:
-    """JSON has no NaN: what is not a number is null."""
-    if isinstance(value, dict):
-        return {key: _json(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -35,7 +35,7 @@ class NanGuard:
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
         result = yield
         norm = result.grad_norm
-        if self.gradients and norm is not None and run.scaler is None and not isfinite(norm):
+        if self.gradients and norm is not None and run.config.precision != "fp16" and not isfinite(norm):
             raise self._error(run, "the gradient norm", norm)
         return result
 

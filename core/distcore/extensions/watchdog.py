@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Generator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 
-from distcore.contract import Micro, Progress, Run
+from distcore.contract import Micro, Place, Progress, World
 from distcore.evaluation import forward_all
 from distcore.hooks import Hooks
 from distcore.hookspecs import hookimpl
@@ -32,32 +33,36 @@ class Watchdog:
         self._step = 0
         self._rank = 0
 
-    @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        self._rank = run.world.rank
+    @hookimpl(wrapper=True, tryfirst=True)
+    def setup(self, place: Place) -> Generator[None, World, World]:
+        self._rank = place.rank
         if self.limit > 0:
             watched = threading.get_ident()
             threading.Thread(target=self._watch, args=(watched,), name="distcore-watchdog", daemon=True).start()
+        return (yield)
 
     @hookimpl
     def on_step_end(self, progress: Progress) -> None:
         self._step = progress.step
 
-    @hookimpl
-    def on_run_end(self) -> None:
+    @hookimpl(wrapper=True)
+    def teardown(self) -> Generator[None, bool, bool]:
+        answer = yield
         self._over.set()
+        return answer
 
     def _watch(self, thread: int) -> None:
         """Raise one alarm for each call that is still running after ``limit`` seconds."""
-        before: FrameType | None = None
+        before: tuple[int, CodeType] | None = None
         looks = 0
         while not self._over.wait(self.limit / LOOKS):
-            frame = sys._current_frames().get(thread)
-            stuck = _hook_or_pass(frame)
-            looks = looks + 1 if stuck is not None and stuck is before else 0
-            before = stuck
+            stuck = _hook_or_pass(sys._current_frames().get(thread))
+            call = (id(stuck), stuck.f_code) if stuck is not None else None  # a frame kept would keep the run alive
+            looks = looks + 1 if call is not None and call == before else 0
+            before = call
             if looks == LOOKS and stuck is not None:
                 log.error(self._describe(stuck))
+            del stuck
 
     def _describe(self, frame: FrameType) -> str:
         name = frame.f_code.co_name

@@ -7,6 +7,7 @@ started through one, so the outer launcher stands back.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from zlib import crc32
 
 from distcore import registry
 from distcore.contract import Place
-from distcore.errors import ConfigError
+from distcore.errors import ConfigError, StrategyError
 from distcore.launch.hostlist import expand_counts, first_host
 
+log = logging.getLogger("distcore")
 LOOPBACK = "127.0.0.1"
 LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
 """The launcher's name in ranks that distcore started or ``export`` has told: the rest looks like torchrun's."""
@@ -34,7 +36,12 @@ MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 def join(environ: Mapping[str, str] = os.environ) -> Place | None:
     """Return the place that a launcher gave this process, or ``None`` where none did: start ranks yourself then."""
     for name in registry.entries("launchers"):
-        place: Place | None = registry.load("launchers", name)(environ)
+        try:
+            launcher = registry.load("launchers", name)
+        except StrategyError as error:  # a broken plugin stops nobody else
+            log.warning("%s", error)
+            continue
+        place: Place | None = launcher(environ)
         if place is not None:
             return _checked(place)
     return None

@@ -40,7 +40,8 @@ class Replicated:
         }
         return Capabilities(
             spec_version=1,
-            collectives_per_step=3 if options.find_unused else 2, exempt={} if options.find_unused else exempt
+            collectives_per_step=3 if options.find_unused else 2,
+            exempt={} if options.find_unused else exempt,
         )
 
     def plugins(

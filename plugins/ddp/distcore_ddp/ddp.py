@@ -51,6 +51,7 @@ class DDPStrategy:
     def capabilities(self) -> Capabilities:
         """A step all-reduces the gradients and broadcasts the buffers, and with ``find_unused`` what was used."""
         return Capabilities(
+            spec_version=1,
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none rounds gradients to half precision on the wire",),
             exempt=self._exempt(),

@@ -122,6 +122,7 @@ class DeepSpeedStrategy:
     def capabilities(self) -> Capabilities:
         stage = self.zero_stage
         return Capabilities(
+            spec_version=1,
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=stage == 3,
