@@ -8,54 +8,17 @@ second parameter group's state and know no step count, so we read the books.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from distcore import Piece, Run, SavedState, State, defaults
-
-STEP = "step"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What this rank keeps of one trained parameter: ``count`` elements, maybe none, of a buffer that is optimized."""
-
-    name: str
-    master: Tensor
-    """The fp32 tensor that the optimizer steps; its key in the optimizer's state."""
-    offset: int
-    """Index in ``master`` of the first element."""
-    start: int
-    """Index in the flattened parameter of the same element."""
-    count: int
-    shape: tuple[int, ...]
-    whole: bool
-    """True if every rank keeps all of it."""
-
-    def of(self, buffer: Tensor) -> Tensor:
-        """The part's elements of ``buffer``, which is laid out as ``master`` is; a view."""
-        return buffer.detach().reshape(-1).narrow(0, self.offset, self.count)
-
-    def held(self, buffer: Tensor) -> Tensor | Piece:
-        """The same for a checkpoint."""
-        values = self.of(buffer)
-        return values.view(self.shape) if self.whole else Piece(values, self.start, self.shape)
+from distcore import Piece, Run, SavedState, State, defaults, flat
 
 
 def save(run: Run) -> State:
     """Master weights and optimizer state of this rank's parts; the rest of the model as it is."""
-    state: State = dict(_rest(run))
-    for part in parts(run):
-        kept = _kept(run, part.master)
-        if STEP in kept:
-            state[f"optimizer/{part.name}/{STEP}"] = torch.as_tensor(float(kept.pop(STEP)))
-        if part.count:
-            state[f"model/{part.name}"] = part.held(part.master)
-            state |= {f"optimizer/{part.name}/{key}": part.held(value) for key, value in kept.items()}
-    return state
+    return dict(_rest(run)) | flat.save(parts(run), run.optimizer)
 
 
 @torch.no_grad()
@@ -63,16 +26,12 @@ def load(run: Run, saved: SavedState) -> None:
     """Put the saved weights into the model and its master copies, and the saved state into the optimizer."""
     for name, tensor in defaults.model_state(run).items():
         _write(tensor, name, saved)
-    for part in parts(run):
-        if part.count:
-            part.of(part.master).copy_(saved.piece(f"model/{part.name}", part.start, part.count))
-    if run.optimizer is not None:
-        _load_optimizer(run.optimizer, list(parts(run)), saved)
+    flat.load(parts(run), run.optimizer, saved)
 
 
 def steps_done(saved: SavedState) -> int:
     """Optimizer steps that a checkpoint's optimizer has taken."""
-    return int(max((float(saved[name]) for name in saved if name.endswith(f"/{STEP}")), default=0))
+    return int(max((float(saved[name]) for name in saved if name.endswith(f"/{flat.STEP}")), default=0))
 
 
 @torch.no_grad()
@@ -82,7 +41,7 @@ def keep_exact(run: Run, weights: Mapping[str, Tensor]) -> None:
         part.of(part.master).copy_(weights[part.name].reshape(-1).narrow(0, part.start, part.count))
 
 
-def parts(run: Run) -> Iterator[Part]:
+def parts(run: Run) -> Iterator[flat.Part]:
     """This rank's parts, in the same order on every rank."""
     optimizer, names = getattr(run.model, "optimizer", None), {p: name for name, p in run.module.named_parameters()}
     for masters, groups, place in _books(run, optimizer):
@@ -90,7 +49,7 @@ def parts(run: Run) -> Iterator[Part]:
             for parameter in group:
                 offset, start, count = place(parameter)
                 shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-                yield Part(names[parameter], master, offset, start, count, shape, whole=master is parameter)
+                yield flat.Part(names[parameter], master, offset, start, count, shape, whole=master is parameter)
 
 
 Place = Callable[[nn.Parameter], tuple[int, int, int]]
@@ -156,46 +115,3 @@ def _write(tensor: Any, name: str, saved: SavedState) -> None:
         values.copy_(saved.piece(name, start, len(values)))
     if tensor.numel() == tensor.ds_numel:  # small ones stay gathered between steps
         tensor.data.copy_(saved[name])
-
-
-def _kept(run: Run, master: Tensor) -> dict[str, Any]:
-    """The optimizer's state of one master buffer: tensors of its shape, and the step count."""
-    assert run.optimizer is not None
-    state = run.optimizer.state.get(master, {})
-    return {key: value for key, value in state.items() if key == STEP or getattr(value, "shape", None) == master.shape}
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, held: list[Part], saved: SavedState) -> None:
-    """Make the state of each master buffer from those of its parts; without any in ``saved``, leave it as it is."""
-    by_master: dict[int, list[Part]] = {}
-    for part in held:
-        by_master.setdefault(id(part.master), []).append(part)
-    names = {name for name in saved if name.startswith("optimizer/")}
-    for group in by_master.values():
-        master = group[0].master
-        keys = {key for part in group for key in _keys(names, part.name)} - {STEP}
-        if not keys:
-            continue
-        state: dict[str, Any] = {key: torch.zeros_like(master) for key in keys}
-        for part in group:
-            for key in keys:
-                if part.count and (name := f"optimizer/{part.name}/{key}") in names:
-                    part.of(state[key]).copy_(saved.piece(name, part.start, part.count))
-        steps = [f"optimizer/{part.name}/{STEP}" for part in group]
-        # One buffer has one count; a parameter that took no part in some steps has a smaller one of its own.
-        count = max((float(saved[name]) for name in steps if name in names), default=0.0)
-        optimizer.state[master] = state | {STEP: _step(optimizer, master, count)}
-
-
-def _keys(names: set[str], parameter: str) -> Iterator[str]:
-    prefix = f"optimizer/{parameter}/"
-    return (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-
-
-def _step(optimizer: torch.optim.Optimizer, master: Tensor, count: float) -> Tensor | int:
-    """A step count as the optimizer keeps it: a tensor in torch's, an int in DeepSpeed's."""
-    if not type(optimizer).__module__.startswith("torch."):
-        return int(count)
-    group = optimizer.param_groups[0]
-    on_device = group.get("fused") or group.get("capturable")
-    return torch.tensor(count, device=master.device if on_device else "cpu")
