@@ -43,7 +43,8 @@ def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
 
 def check_rows(run: Run, hooks: Hooks, batches: list[tuple[Micro, Batch]], planned: np.ndarray) -> None:
     """Raise AgreementError unless the ranks together train on exactly the planned rows, each once."""
-    mine = [batch["index"] for micro, batch in batches if not micro.blank] or [torch.empty(0, dtype=torch.long)]
+    mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.blank]
+    mine = mine or [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
     seen, counts = torch.unique(rows, return_counts=True)
     twice = seen[counts > 1].tolist()

@@ -72,7 +72,8 @@ def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> dict[st
         batch = to_device(batch, run.world.device)
         with autocast:
             outputs = task.outputs(run.model, batch)
-        for name, tensor in (outputs | {"index": batch["index"]}).items():
+        index = torch.from_numpy(micro.indices).to(run.world.device)
+        for name, tensor in (outputs | {"index": index}).items():
             parts.setdefault(name, []).append(tensor[:0] if micro.blank else tensor)
     run.model.train()
     return {name: torch.cat(tensors) for name, tensors in parts.items()}

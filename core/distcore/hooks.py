@@ -61,6 +61,7 @@ class Hooks:
             except pluggy.PluginValidationError as error:
                 raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
         self._call = self._manager.hook
+        self._hears_steps = bool(self._call.on_step_end.get_hookimpls())
 
     def setup(self, config: RunConfig, place: Place) -> World:
         return self._checked("setup", World, self._call.setup(config=config, place=place))
@@ -119,7 +120,8 @@ class Hooks:
         self._call.on_run_start(run=run)
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
-        self._call.on_step_end(run=run, progress=progress, result=result)
+        if self._hears_steps:
+            self._call.on_step_end(run=run, progress=progress, result=result)
 
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         self._call.on_log(run=run, record=record)

@@ -24,10 +24,10 @@ class MicroBatches:
         self.workers = config.loader.workers
 
     def __getitem__(self, micro: Micro) -> tuple[Micro, Batch]:
-        return micro, self.dataset.batch(micro.indices) | {"index": torch.from_numpy(micro.indices)}
+        return micro, self.dataset.batch(micro.indices)
 
     def stream(self, epoch: int, steps: range) -> Iterator[tuple[Micro, Batch]]:
-        """The micro-batches of these steps, in order; ``index`` in a batch holds its rows, shape ``(n,)``."""
+        """The micro-batches of these steps, in order, each with its rows beside it."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
             return map(self.__getitem__, micros)

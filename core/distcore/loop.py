@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,6 +30,7 @@ def steps(
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     clip = Clip(norm=run.config.clip.norm, value=run.config.clip.value)
+    uniform = bool((dataset.items == 1).all())  # each row counts one: nothing to add up in every step
     guarded = progress.step + run.config.data_guard_steps
     run.model.train()
     while progress.step < run.total_steps:
@@ -44,7 +44,8 @@ def steps(
                 check_rows(run, hooks, micros, rows)
             seed_step(run, progress.step)
             # The divisor, once and for all: the items of the whole global batch, which every rank can count.
-            scale = loss_shares(run) / int(dataset.items[rows].sum())
+            items = len(rows) if uniform else int(dataset.items[rows].sum())
+            scale = loss_shares(run) / items
             loss = train_step(run, hooks, task, micros, scale, autocast)
             result = hooks.step(run, clip)
             if run.scheduler is not None:
@@ -63,12 +64,14 @@ def train_step(
     autocast: AbstractContextManager[object],
 ) -> Tensor:
     """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device."""
-    total = torch.zeros((), device=run.world.device)
+    total: Tensor | None = None
     for micro, batch in micros:
         with hooks.accumulate(run, micro.last):
             with autocast:
                 loss = task.loss(run.model, to_device(batch, run.world.device))
-            total += hooks.backward(run, loss * (0.0 if micro.blank else scale))
+            part = hooks.backward(run, loss * (0.0 if micro.blank else scale))
+        total = part if total is None else total + part
+    assert total is not None  # a step has at least one micro-batch
     return total
 
 
@@ -88,10 +91,10 @@ def seed_step(run: Run, step: int) -> None:
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
     """The progress after one more step of ``rows`` samples."""
-    after = replace(
-        progress,
+    ended = progress.step_in_epoch + 1 == plan.steps
+    return Progress(
         step=progress.step + 1,
-        step_in_epoch=progress.step_in_epoch + 1,
+        epoch=progress.epoch + ended,
+        step_in_epoch=0 if ended else progress.step_in_epoch + 1,
         samples=progress.samples + rows,
     )
-    return after if after.step_in_epoch < plan.steps else replace(after, epoch=after.epoch + 1, step_in_epoch=0)
