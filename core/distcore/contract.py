@@ -130,12 +130,26 @@ class StepResult:
     grad_norm: Tensor | None = None
 
 
+class LossScale(Protocol):
+    """A dynamic loss scale, whoever keeps it; its state has the keys of ``torch.amp.GradScaler`` and maybe more."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return numbers by key."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; of ``state_dict``'s keys beside GradScaler's, those of another's state are missing."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wrapped:
     """A model made ready by a strategy: what the loop calls, and the optimizer that ``step`` steps."""
 
     model: nn.Module
     optimizer: Optimizer | None
+    loss_scale: LossScale | None = None
+    """The dynamic loss scale of a strategy that owns precision, to be saved and restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +303,9 @@ class Run:
     optimizer: Optimizer | None = None
     scheduler: LRScheduler | None = None
     scaler: torch.amp.GradScaler | None = None
+    """Scales the loss of an fp16 run whose precision is the core's."""
+    loss_scale: LossScale | None = None
+    """What checkpoints keep of fp16: ``scaler``, or the strategy's own."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1

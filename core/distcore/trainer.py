@@ -129,7 +129,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     scheduler = None
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler)
+    scale = wrapped.loss_scale or run.scaler
+    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
 
 
 def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:

@@ -43,7 +43,7 @@ def small_state(run: Run, progress: Progress) -> dict[str, Any]:
     return {
         "progress": asdict(progress),
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
-        "scaler": run.scaler.state_dict() if run.scaler else {},
+        "scaler": run.loss_scale.state_dict() if run.loss_scale else {},
         "total_steps": run.total_steps,
         "config": run.config.model_dump(mode="json"),
     }
@@ -85,7 +85,7 @@ def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:
     try:
         progress = Progress(**{field.name: _count(small["progress"][field.name]) for field in fields(Progress)})
         rates = [float(rate) for rate in small["learning_rates"]]
-        scale = {key: type(value)(small["scaler"][key]) for key, value in _scale(run).items() if small["scaler"]}
+        _restore_scale(run, small["scaler"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
     if isinstance(run.scheduler, LambdaLR):
@@ -94,8 +94,6 @@ def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:
     if run.optimizer is not None and rates and not constant:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
-    if run.scaler is not None and scale:
-        run.scaler.load_state_dict(scale)
     return progress
 
 
@@ -107,8 +105,11 @@ def _wind(scheduler: LambdaLR, step: int) -> list[float]:
     return rates
 
 
-def _scale(run: Run) -> dict[str, Any]:
-    return run.scaler.state_dict() if run.scaler else {}
+def _restore_scale(run: Run, saved: dict[str, Any]) -> None:
+    """Set the loss scale to what is saved of it, maybe by another's scaler; nothing is saved of a run without fp16."""
+    if run.loss_scale is not None and saved:
+        kept = run.loss_scale.state_dict()
+        run.loss_scale.load_state_dict({key: type(kept[key])(saved[key]) for key in kept if key in saved})
 
 
 def _at(tree: dict[str, Any], dotted: str) -> Any:

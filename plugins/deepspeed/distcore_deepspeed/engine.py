@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from distcore import DistcoreError, OptimizerFactory, Run, Wrapped
 from distcore_deepspeed import backend, ops, shards
 from distcore_deepspeed.claims import model_dtype, offloaded, resolve
+from distcore_deepspeed.loss_scale import dynamic_scale
 from distcore_deepspeed.optimizers import optimizer_type
 from distcore_deepspeed.settings import Tree
 
@@ -45,7 +46,9 @@ def build_engine(
     with _quiet():
         engine = backend.initialize(model=model, config=tree, **_optimizer(options, run, model, make_optimizer, tree))
     backend.limit_waiting(run.config.timeout)
-    wrapped = Wrapped(model=engine, optimizer=engine.basic_optimizer)
+    wrapped = Wrapped(
+        model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer)
+    )
     if exact:
         shards.keep_exact(replace(run, model=engine, optimizer=wrapped.optimizer), exact)
         engine.register_forward_hook(_in_fp32)
