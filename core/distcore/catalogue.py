@@ -13,6 +13,7 @@ from distcore import registry
 from distcore.errors import StrategyError
 from distcore.hooks import build, capabilities_of
 from distcore.options import options_of
+from distcore.shorthand import shorthand_of
 
 Description = dict[str, Any]
 WIDTH_OF_A_FILE = 120
@@ -31,6 +32,7 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
         "distribution": " and ".join(registry.distribution(entry) for entry in offered),
         "importable": True,
         "reason": None,
+        "shorthand": None,
         "declares": None,
         "options": [],
     }
@@ -38,10 +40,12 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
         registry.only("strategies", offered)
         cls = registry.load("strategies", name)
         declared = capabilities_of(name, build("strategy", name, cls, {}))
+        short = shorthand_of(name, cls)
     except StrategyError as error:
         return facts | {"importable": False, "reason": " ".join(str(error).split())}
     options = [dataclasses.asdict(option) for option in options_of(cls)]
-    return facts | {"declares": _json(dataclasses.asdict(declared)), "options": options}
+    declares = _json(dataclasses.asdict(declared))
+    return facts | {"declares": declares, "options": options, "shorthand": short}
 
 
 def show(found: list[Description]) -> None:
@@ -74,7 +78,8 @@ def _overview(found: list[Description]) -> Table:
 def _options(facts: Description) -> Table:
     table = _table(f"{facts['name']}: option", "type", "default", "meaning")
     for option in facts["options"]:
-        table.add_row(option["name"], option["type"], option["default"] or "required", option["doc"])
+        short = f" For short: {facts['name']}:VALUE." if option["name"] == facts["shorthand"] else ""
+        table.add_row(option["name"], option["type"], option["default"] or "required", f"{option['doc']}{short}")
     return table
 
 

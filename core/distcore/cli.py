@@ -14,6 +14,7 @@ from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 COMMANDS = {
     "train": "train, evaluate and test a model, on as many ranks as you like",
     "eval": "evaluate a checkpoint, under any strategy",
+    "compare": "run one job under several strategies, side by side",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy",
     "new": "write the skeleton of a strategy's package",

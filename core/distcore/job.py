@@ -37,9 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def config_of(arguments: argparse.Namespace) -> RunConfig:
     """Build the config: the file, over it the flags, over them ``--set``."""
+    return load_config(arguments.config, changes_of(arguments))
+
+
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What flags and ``--set`` say, by dotted key."""
     given = vars(arguments)
-    changes: dict[str, Any] = {flag.key: given[flag.key] for flag in FLAGS if flag.key in given}
-    return load_config(arguments.config, changes | parse_settings(arguments.set))
+    return {flag.key: given[flag.key] for flag in FLAGS if flag.key in given} | parse_settings(arguments.set)
 
 
 def train_rank(config: RunConfig) -> None:

@@ -14,6 +14,7 @@ from distcore.devices import count_gpus, resolve_device
 from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.hooks import build, capabilities_of
 from distcore.optim import check_schedule
+from distcore.shorthand import spelled_out
 
 LARGEST_AUTO_MICRO_BATCH = 32
 
@@ -25,6 +26,7 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
     """
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
+    config = spelled_out(config)
     strategy = build_strategy(config)
     config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)

@@ -16,6 +16,7 @@ from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.hooks import capabilities_of
 from distcore.launch import launch
 from distcore.launch.failures import one_line
+from distcore.shorthand import spelled_out
 from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck
@@ -38,9 +39,9 @@ def check(
     Raises DistcoreError where the strategy cannot even be built or its ranks cannot be set up.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
-    config = load_config(None, changes | dict(settings or {}))
+    config = spelled_out(load_config(None, changes | dict(settings or {})))
     subject = Subject(config=config, cases=tuple(_chosen(only)))
-    if capabilities_of(strategy, subject.make(config)).processes == "one":
+    if capabilities_of(config.strategy, subject.make(config)).processes == "one":
         nproc = 1
     return measure([replace(subject, config=config.model_copy(update={"nproc": nproc}))], nproc, limit)[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from accelerate import DataLoaderConfiguration
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ BACKENDS: dict[BackendName, type[Backend]] = {"ddp": Replicated, "fsdp2": Sharde
 @dataclass(frozen=True, kw_only=True)
 class AccelerateStrategy:
     """Train on a backend of Hugging Face Accelerate, from its config file, its launcher or these options."""
+
+    shorthand: ClassVar = "backend"
 
     backend: BackendName | None = None
     """Accelerate's way to spread the model: ddp, fsdp2 or deepspeed; default: the config file's, else ddp."""

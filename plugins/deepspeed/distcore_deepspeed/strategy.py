@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_deepspeed import backend, shards
-from distcore_deepspeed.claims import check
+from distcore_deepspeed.claims import check, check_evaluation
 from distcore_deepspeed.engine import build_engine, explained
 from distcore_deepspeed.optimizers import OPTIMIZERS
 from distcore_deepspeed.settings import Tree, read
@@ -49,6 +49,8 @@ Device = Literal["none", "cpu", "nvme"]
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedStrategy:
     """Shard optimizer state, gradients and parameters over ranks, and keep them in host memory or on NVMe."""
+
+    shorthand: ClassVar = "stage"
 
     stage: Literal[0, 1, 2, 3] | None = None
     """What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. Default 2, or config's."""
@@ -134,6 +136,10 @@ class DeepSpeedStrategy:
     def check_config(self, config: RunConfig) -> None:
         """Refuse, before launch, what DeepSpeed would refuse late, ignore, or get wrong."""
         check(self, config)
+
+    def check_evaluation(self, config: RunConfig) -> None:
+        """The same for a run that only evaluates: no optimizer, so that every stage takes every precision."""
+        check_evaluation(self, config)
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:

@@ -59,6 +59,8 @@ Dtype = Literal["fp32", "precision"]
 class FSDPStrategy:
     """Spread parameters, gradients and optimizer state over the ranks; gather each block when it is its turn."""
 
+    shorthand: ClassVar = "sharding"
+
     sharding: Sharding = "full"
     """``full``: parameters are freed after a block's forward and gathered again for its backward (ZeRO-3).
     ``grad``: they are kept until backward is over (ZeRO-2). ``hybrid``: ``full`` inside groups of ``shard_size`` ranks,

@@ -1,0 +1,150 @@
+"""What a comparison comes to, as JSON values: all that table and page show, and all of compare.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distcore import __version__
+from distcore.compare.distance import Distance
+from distcore.compare.rows import Row
+from distcore.compare.runs import Failed, Timing
+
+Facts = dict[str, Any]
+VERSION = 1
+COUNTED = ("steps", "samples")
+"""What a report must say as the reference's does, or the run did not train on the same rows."""
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A row and what has been measured of it so far."""
+
+    row: Row
+    timings: list[Timing] = field(default_factory=list)
+    failed: Failed | None = None
+    profile: Mapping[str, Any] | Failed | None = None
+    distance: Distance | None = None
+    """From the reference's first run."""
+    repeat: Distance | None = None
+    """Of a later round's parameters from those of its own first, the largest."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it can run, and has not failed."""
+        return self.row.reason is None and self.failed is None
+
+
+def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
+    """Return everything, of everything; ``about`` says how it was measured."""
+    base = next(entry for entry in entries if entry.row.name == reference)
+    return {
+        "version": VERSION,
+        "distcore": __version__,
+        "machine": {"cores": _cores(), "processor": platform.machine(), "python": platform.python_version()},
+        **about,
+        "reference": reference,
+        "warm_up_steps": warm_up,
+        "job": dict(base.row.job),
+        "rows": [_row_facts(entry, base, warm_up) for entry in entries],
+    }
+
+
+def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
+    row, config = entry.row, entry.row.config
+    facts: Facts = {
+        "name": row.name,
+        "strategy": config.strategy,
+        "strategy_options": config.strategy_options,
+        "cannot_run": row.reason,
+        "failed": entry.failed.error if entry.failed else None,
+        "differs": {key: list(both) for key, both in row.differs.items()},
+        "notes": _notes(entry, base),
+        "folder": str(row.folder),
+    }
+    if not entry.timings:
+        return facts
+    rounds = [_round_facts(timing, warm_up) for timing in entry.timings]
+    report = entry.timings[0].report
+    return facts | {
+        "world_size": report["world_size"],
+        "device": report["device"],
+        "threads": entry.timings[0].threads,
+        "micro_batch_size": config.micro_batch_size,
+        **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
+        "samples_per_second_range": [f(one["samples_per_second"] for one in rounds) for f in (min, max)],
+        **_steps(entry.timings, warm_up),
+        "communication_seconds": _communication(entry.profile),
+        "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
+        "loss": report["evaluation"].get("loss"),
+        "accuracy": report["evaluation"].get("accuracy"),
+        "distance": asdict(entry.distance) if entry.distance else None,
+        "distance_between_rounds": asdict(entry.repeat) if entry.repeat else None,
+        "rounds": rounds,
+    }
+
+
+def _round_facts(timing: Timing, warm_up: int) -> Facts:
+    """Where the time of one run went; the parts add up to its wall time."""
+    first = _first(timing, warm_up)
+    early, later = timing.steps[:first], timing.steps[first:]
+    extra = max(0.0, sum(early) - len(early) * statistics.median(later))
+    return {
+        "wall_seconds": timing.wall,
+        "start_up_seconds": timing.start_up,
+        "warm_up_seconds": extra,
+        "training_seconds": sum(timing.steps) - extra,
+        "rest_seconds": timing.wall - timing.start_up - sum(timing.steps),
+        "samples_per_second": sum(timing.samples[first:]) / sum(later),
+    }
+
+
+def _first(timing: Timing, warm_up: int) -> int:
+    """The first step that counts: a run too short for all of the warm-up leaves out half of itself."""
+    return min(warm_up, len(timing.steps) // 2)
+
+
+def _steps(timings: Sequence[Timing], warm_up: int) -> Facts:
+    seconds = sorted(one for timing in timings for one in timing.steps[_first(timing, warm_up) :])
+    return {f"step_p{part}_seconds": _quantile(seconds, part / 100) for part in (5, 50, 95)}
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Between the two neighbours, as numpy does it."""
+    position = part * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def _communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
+    """Seconds of a step in which a collective was under way on rank 0; ``None``: not measured, or not to be seen."""
+    if profile is None or isinstance(profile, Failed):
+        return None
+    found: float | None = profile["seconds_per_step"]["communication"]
+    return found
+
+
+def _notes(entry: Entry, base: Entry) -> list[str]:
+    """What a reader must know before he compares this row with the others."""
+    notes = [f"{key} = {mine!r}, the reference has {other!r}" for key, (mine, other) in entry.row.differs.items()]
+    notes += [f"does not keep {law}" for law in entry.row.exempt]
+    for timing in entry.timings[:1] if base.timings else []:
+        mine, other = _counts(timing), _counts(base.timings[0])
+        notes += [f"{key}: {mine[key]}, the reference {other[key]}" for key in mine if mine[key] != other[key]]
+    if isinstance(entry.profile, Failed):
+        notes.append(f"communication could not be measured: {entry.profile.error}")
+    return notes
+
+
+def _counts(timing: Timing) -> Facts:
+    evaluated = {key: timing.report["evaluation"].get(key) for key in ("evaluated", "unique")}
+    return {key: timing.report[key] for key in COUNTED} | evaluated
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,106 @@
+"""Plots as SVG that stands in the page itself: bars with a range, stacked bars, dots on a logarithmic axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+LABELS, WIDTH, ROW, BAR = 190, 760, 26, 16
+"""Pixels: of the column of names, of the whole, from row to row, of a bar."""
+VALUES = 150
+"""Pixels to the right of the plot, where values are written."""
+PLOT = WIDTH - LABELS - VALUES
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a bar: its length, its colour (a class of the page's style), and what it is."""
+
+    value: float
+    colour: str
+    what: str
+
+
+def bars(rows: Sequence[tuple[str, list[Part], tuple[float, float] | None, str]]) -> str:
+    """A bar a row: name, the parts it is made of, the range of the whole if there is one, and its text."""
+    longest = max([sum(part.value for part in parts) for _, parts, _, _ in rows] + [s[1] for _, _, s, _ in rows if s])
+    drawn = []
+    for index, (name, parts, spread, text) in enumerate(rows):
+        at, y = 0.0, index * ROW + (ROW - BAR) / 2
+        drawn.append(_name(index, name))
+        for part in parts:
+            drawn.append(
+                f'<rect class="{part.colour}" x="{_x(at, longest):.1f}" y="{y:.1f}" '
+                f'width="{part.value / longest * PLOT:.1f}" height="{BAR}"><title>{escape(part.what)}</title></rect>'
+            )
+            at += part.value
+        if spread and spread[0] < spread[1]:
+            drawn.append(_whisker(index, _x(spread[0], longest), _x(spread[1], longest)))
+        drawn.append(_text(index, max(_x(at, longest), _x(spread[1], longest) if spread else 0) + 6, text))
+    return _svg(len(rows), drawn)
+
+
+def ranges(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
+    """A line a row from its low to its high value, with a dot between: name, low, middle, high, text."""
+    longest = max(high for _, _, _, high, _ in rows)
+    drawn = []
+    for index, (name, low, middle, high, text) in enumerate(rows):
+        drawn += [_name(index, name), _whisker(index, _x(low, longest), _x(high, longest))]
+        drawn += [_dot(index, _x(middle, longest), text), _text(index, _x(high, longest) + 8, text)]
+    return _svg(len(rows), drawn)
+
+
+def powers(rows: Sequence[tuple[str, float, str]]) -> str:
+    """A dot a row on a logarithmic axis: name, value, text. What is 0 stands at the left edge."""
+    logs = [math.log10(value) for _, value, _ in rows if value > 0]
+    low, high = (math.floor(min(logs)) - 1, math.ceil(max(logs)) + 1) if logs else (-8, 0)
+    drawn = [
+        _tick(len(rows), LABELS + (power - low) / (high - low) * PLOT, f"1e{power}") for power in range(low, high + 1)
+    ]
+    for index, (name, value, text) in enumerate(rows):
+        x = LABELS + (math.log10(value) - low) / (high - low) * PLOT if value > 0 else LABELS
+        drawn += [_name(index, name), _dot(index, x, text), _text(index, x + 8, text)]
+    return _svg(len(rows), drawn, below=18)
+
+
+def _svg(rows: int, drawn: Sequence[str], below: int = 0) -> str:
+    height = rows * ROW + below
+    axis = f'<line class="axis" x1="{LABELS}" x2="{LABELS}" y1="0" y2="{rows * ROW}"/>'
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(drawn)}{axis}</svg>'
+
+
+def _x(value: float, longest: float) -> float:
+    return LABELS + value / (longest or 1.0) * PLOT
+
+
+def _middle(index: int) -> float:
+    return index * ROW + ROW / 2
+
+
+def _name(index: int, name: str) -> str:
+    short = name if len(name) <= 26 else f"{name[:25]}…"
+    where = f'x="{LABELS - 8}" y="{_middle(index) + 4:.1f}"'
+    return f'<text class="name" {where}>{escape(short)}<title>{escape(name)}</title></text>'
+
+
+def _text(index: int, x: float, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{_middle(index) + 4:.1f}">{escape(text)}</text>'
+
+
+def _dot(index: int, x: float, text: str) -> str:
+    return f'<circle class="dot" cx="{x:.1f}" cy="{_middle(index):.1f}" r="5"><title>{escape(text)}</title></circle>'
+
+
+def _whisker(index: int, left: float, right: float) -> str:
+    y = _middle(index)
+    ends = "".join(f"M{x:.1f} {y - 4:.1f}v8" for x in (left, right))
+    return f'<path class="whisker" d="M{left:.1f} {y:.1f}H{right:.1f}{ends}"/>'
+
+
+def _tick(rows: int, x: float, text: str) -> str:
+    return (
+        f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{rows * ROW}"/>'
+        f'<text class="tick" x="{x:.1f}" y="{rows * ROW + 14}">{text}</text>'
+    )

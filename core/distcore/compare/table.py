@@ -1,0 +1,160 @@
+"""The table of a comparison: for the screen, as Markdown, and as cells for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from distcore.compare.facts import Facts
+
+WIDTH_OF_A_FILE = 200
+"""Columns where stdout is not a terminal, which knows its own."""
+ANY_WIDTH = 10_000
+CHIEF = ("row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", "accuracy", "rel. Δ")
+"""Columns that a narrow screen shows; compare.md has all."""
+MARK = "≠"
+"""Behind the name of a row that is not comparable in all, or of which something must be known."""
+NOTHING = "n/a"
+
+Cell = Callable[[Facts], str]
+
+
+def show(facts: Facts) -> None:
+    """Print the table, on a narrow screen its chief columns, and below it what must be known of rows."""
+    screen = Console(highlight=False)
+    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)
+    whole = _table(facts, headings(facts))
+    fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
+    console.print(whole if fits else _table(facts, CHIEF))
+    for line in remarks(facts):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _table(facts: Facts, shown: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for index, heading in enumerate(shown):
+        table.add_column(heading, justify="right" if index else "left", overflow="fold")
+    for row in facts["rows"]:
+        if has_run(row):
+            whole = dict(zip(headings(facts), cells(row, facts), strict=True))
+            table.add_row(*(whole[heading] for heading in shown))
+    return table
+
+
+def markdown(facts: Facts) -> str:
+    """The same as a page of Markdown."""
+    names = headings(facts)
+    rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
+    lines = [_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)]
+    notes = "".join(f"- {line}\n" for line in remarks(facts))
+    explained = "".join(f"- {line}\n" for line in explanations(facts))
+    table = "\n".join(lines)
+    return f"# Strategies compared\n\n`{facts['command']}`\n\n{table}\n\n{notes}\n## How it was measured\n\n{explained}"
+
+
+def headings(facts: Facts) -> list[str]:
+    """The first row of the table."""
+    return ["row", *columns(facts)]
+
+
+def cells(row: Facts, facts: Facts) -> list[str]:
+    """One row of the table, of a row that has run."""
+    name = f"{row['name']} {MARK}" if row["notes"] else row["name"]
+    return [name, *(cell(row) for cell in columns(facts).values())]
+
+
+def columns(facts: Facts) -> dict[str, Cell]:
+    """What the table shows of a row, by heading."""
+    several = facts["rounds"] > 1
+    return {
+        "ranks": lambda row: f"{row['world_size']} × {row['threads']} thr.",
+        "wall s": lambda row: _number(row["wall_seconds"], 1),
+        "start-up s": lambda row: _number(row["start_up_seconds"], 1),
+        "warm-up s": lambda row: _number(row["warm_up_seconds"], 2),
+        "training s": lambda row: _number(row["training_seconds"], 2),
+        "samples/s": lambda row: _speed(row, several),
+        "p50 ms": lambda row: _milliseconds(row["step_p50_seconds"]),
+        "p95 ms": lambda row: _milliseconds(row["step_p95_seconds"]),
+        "comm. ms/step": _communication,
+        "peak MiB/rank": lambda row: _number(row["peak_memory_bytes"] / 2**20, 0),
+        "loss": lambda row: _number(row["loss"], 4),
+        "accuracy": lambda row: _number(row["accuracy"], 4),
+        "max |Δ|": lambda row: _tiny(row["distance"], "largest"),
+        "rel. Δ": lambda row: _tiny(row["distance"], "relative"),
+    }
+
+
+def remarks(facts: Facts) -> Iterator[str]:
+    """What must be known of single rows: failed, left out, not comparable."""
+    if not facts["complete"]:
+        yield "interrupted: not every run was made"
+    for row in facts["rows"]:
+        if row["failed"]:
+            yield f"{row['name']}: failed: {row['failed']}"
+        if row["cannot_run"]:
+            yield f"{row['name']}: left out: {row['cannot_run']}"
+        yield from (f"{row['name']} {MARK} {note}" for note in row["notes"])
+        again = row.get("distance_between_rounds")
+        if again and again["largest"]:
+            yield f"{row['name']}: does not repeat itself bit for bit: max |Δ| between rounds {again['largest']:.1e}"
+
+
+def explanations(facts: Facts) -> Iterator[str]:
+    """How each number came about."""
+    warm, rounds = facts["warm_up_steps"], facts["rounds"]
+    order = "rows one after the other" if not facts["interleaved"] else "every second round in the opposite order"
+    yield f"{rounds} round(s), {order if rounds > 1 else 'one after the other'}; each run a process of its own."
+    yield "Wall: start to end of the process; start-up: to the first step; the rest is evaluation, saving, ending."
+    yield f"Warm-up: what the first {warm} steps took above the median step (compilation, allocation, first contact)."
+    yield f"Speed and step times leave those {warm} steps out, and evaluations and checkpoints; medians over rounds."
+    yield (
+        "Communication: time of a step in which rank 0 was in a collective, beside its computing or not, waiting for "
+        f"other ranks included; from a short, traced run that is not timed. {NOTHING}: the backend communicates "
+        "outside of torch.distributed, or it was not measured."
+    )
+    yield "Memory: the largest of all ranks; what a GPU's tensors took, on a CPU the resident set of the process."
+    yield (
+        f"Δ: final parameters from those of {facts['reference']}: the largest difference, and the L2 norm of all "
+        "differences over that of the parameters. Rounding alone makes it small, not zero."
+    )
+    if facts["job"].get("dropout") != 0:
+        yield "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is rounding alone."
+
+
+def has_run(row: Facts) -> bool:
+    """Whether a round of it has ended well."""
+    return bool(row.get("rounds"))
+
+
+def _line(texts: list[str]) -> str:
+    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def _speed(row: Facts, several: bool) -> str:
+    lowest, highest = row["samples_per_second_range"]
+    spread = f" ({lowest:.1f} … {highest:.1f})" if several else ""
+    return f"{row['samples_per_second']:.1f}{spread}"
+
+
+def _communication(row: Facts) -> str:
+    if row["world_size"] == 1:
+        return "none"
+    found = row["communication_seconds"]
+    return NOTHING if found is None else _milliseconds(found)
+
+
+def _tiny(distance: Facts | None, key: str) -> str:
+    if distance is None:
+        return NOTHING
+    value = distance[key]
+    return "∞" if value is None else "0" if not value else f"{value:.1e}"
