@@ -10,6 +10,7 @@ over the script's in the same round. Bound: at least 0.98, and losses equal with
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import math
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch.distributed as dist
 from native.job import LOG_EVERY, WARM_UP, Job, Timing
 
 from distcore import Progress, Run, RunConfig, StepResult, hookimpl, launch, load_config, train
@@ -89,6 +91,9 @@ def native(config: RunConfig, row: str) -> Timing:
     job = Job(config=config, data=task.prepare(config), task=task, rank=place.rank, size=place.size)
     script = importlib.import_module(f"native.{row.partition(':')[0]}_script")
     timing: Timing = script.train(job)
+    gc.collect()  # a wrapped model must go before its process group, or the group's end may wait for it for ever
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return timing
 
 

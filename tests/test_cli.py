@@ -26,7 +26,7 @@ SET_ONLY = {
     "extensions", "data_guard_steps", "timeout",
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
-NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed"}
+NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset"}
 
 
 @pytest.fixture

@@ -42,5 +42,5 @@ def train(job: Job) -> Timing:
             total += loss.detach() / len(micros)
         scheduler.step()
         clock.tick(total)
-    accelerator.end_training()
+    accelerator.wait_for_everyone()
     return clock.timing()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from distcore.evaluation import Evaluation as Evaluation
     from distcore.hookspecs import hookimpl as hookimpl
     from distcore.ranks import gather_rows as gather_rows
+    from distcore.ranks import has_state_in_buffers as has_state_in_buffers
     from distcore.ranks import join_process_group as join_process_group
     from distcore.ranks import leave_process_group as leave_process_group
     from distcore.ranks import open_store as open_store
@@ -83,6 +84,7 @@ _HOME = {
     "Evaluation": "distcore.evaluation",
     "hookimpl": "distcore.hookspecs",
     "gather_rows": "distcore.ranks",
+    "has_state_in_buffers": "distcore.ranks",
     "join_process_group": "distcore.ranks",
     "leave_process_group": "distcore.ranks",
     "open_store": "distcore.ranks",

@@ -82,9 +82,14 @@ EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": 
 """What a run has without being asked; naming another extension does not switch these off."""
 
 
+PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
+"""Values by the name of ``--preset``; what the user says himself goes before them."""
+
+
 class RunConfig(_Tree):
     """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``."""
 
+    preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")
     strategy: str = Field("single", description="how the model is spread over ranks")
     strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
     nproc: int | Auto = Field("auto", description="processes to start here; auto: one a GPU, else one")
@@ -105,7 +110,9 @@ class RunConfig(_Tree):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     clip: Clip = Clip()
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+        "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+    )
     max_seq_len: int = Field(128, ge=4, description="longer rows are cut, in tokens")
     dropout: float | None = Field(None, ge=0, lt=1, description="overrides the model's own")
     gradient_checkpointing: bool = False
@@ -153,6 +160,7 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     source = file or "command line"
     for dotted, value in changes.items():
         _put(tree, dotted, value)
+    _put_under(tree, PRESETS.get(str(tree.get("preset")), {}))
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -216,6 +224,15 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
             raise ConfigError(f"--set {dotted}: {parent} has a value of its own and no keys below it")
         tree = branch
     tree[leaf] = value
+
+
+def _put_under(tree: dict[str, Any], preset: dict[str, Any]) -> None:
+    """Fill in what ``tree`` leaves open."""
+    for key, value in preset.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _put_under(tree[key], value)
+        else:
+            tree.setdefault(key, value)
 
 
 def _split(dotted: str) -> list[str]:

@@ -25,6 +25,12 @@ def count_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def has_fast_bf16() -> bool:
+    """True if this CPU multiplies bfloat16 matrices in hardware; elsewhere they are slower than in fp32."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
 def device_of(config: RunConfig, place: Place) -> torch.device:
     """Return this rank's own device: GPU number ``local_rank``, or the CPU; makes that GPU the current one."""
     if resolve_device(config) == "cpu":

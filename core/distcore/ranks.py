@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]  # not re-exported
 
 from distcore.config import RunConfig
@@ -44,6 +44,15 @@ def open_store(place: Place) -> Store:
     For backends that meet without a process group; reads the addresses that the launcher exported.
     """
     return _store(place) or next(rendezvous("env://", place.rank, place.size))[0]
+
+
+def has_state_in_buffers(model: nn.Module) -> bool:
+    """True if buffers of ``model`` are part of its state, such as running statistics, which ranks must share.
+
+    Buffers that are not saved, such as position numbers, are the same on every rank for ever: sending them in every
+    step would cost a collective for nothing.
+    """
+    return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
 
 
 def _store(place: Place) -> Store | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
-from distcore.contract import Capabilities, ChecksConfig, FillsConfig
-from distcore.devices import count_gpus, resolve_device
+from distcore.contract import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
+from distcore.devices import count_gpus, has_fast_bf16, resolve_device
 from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.hooks import build, capabilities_of
 from distcore.optim import check_schedule
@@ -19,10 +19,13 @@ from distcore.shorthand import spelled_out
 LARGEST_AUTO_MICRO_BATCH = 32
 
 
-def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local") -> RunConfig:
+def resolve(
+    config: RunConfig, nproc: int | None = None, launcher: str = "local", training: bool = True
+) -> RunConfig:
     """Fill in every 'auto' that does not need the data, and check the rest, before any process starts.
 
-    ``nproc`` is the number of ranks where a launcher has already started them. Raises DistcoreError, one line.
+    ``nproc`` is the number of ranks where a launcher has already started them. Without ``training`` the run only
+    evaluates, and optimizer and schedule are those of the run that trained. Raises DistcoreError, one line.
     """
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
@@ -33,8 +36,10 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
     device = resolve_device(config)
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
-    _check_declared(config, declared, launcher)
-    check_schedule(config)
+    config = config.model_copy(update={"precision": _precision(config, declared)})
+    _check_declared(config, declared, launcher, training)
+    if training:
+        check_schedule(config)
     config = config.model_copy(
         update={
             "micro_batch_size": micro_batch_size(config, world_size),
@@ -42,7 +47,9 @@ def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local"
             "out": config.out or _new_run_folder(config),
         }
     )
-    if isinstance(strategy, ChecksConfig):
+    if not training and isinstance(strategy, ChecksEvaluation):
+        strategy.check_evaluation(config)
+    elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
 
@@ -119,12 +126,11 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
     return size
 
 
-def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
+def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, training: bool) -> None:
     """Compare what is asked with what the strategy declares, and name the strategies that could do it."""
     wanted: list[tuple[str, Any, frozenset[str], Any]] = [
         ("device", config.device, declared.devices, lambda other: config.device in other.devices),
         ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
-        ("optimizer.name", config.optimizer.name, declared.optimizers, lambda o: config.optimizer.name in o.optimizers),
         (
             "launcher",
             launcher,
@@ -132,6 +138,9 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
             lambda o: launcher in (o.launchers or {launcher}),
         ),
     ]
+    if training:
+        name = config.optimizer.name
+        wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
     for key, value, possible, can in wanted:
         if value not in possible:
             raise ConfigError(
@@ -151,6 +160,14 @@ def strategies_that(can: Any) -> str:
         if can(declared):
             names.append(name)
     return ", ".join(names) or "no installed strategy"
+
+
+def _precision(config: RunConfig, declared: Capabilities) -> str:
+    """bf16 for 'auto' where strategy and device multiply in it; a GPU's own word is only known to its rank."""
+    if config.precision != "auto":
+        return config.precision
+    fast = config.device == "cuda" or has_fast_bf16()
+    return "bf16" if fast and "bf16" in declared.precisions else "fp32"
 
 
 def _learning_rate(config: RunConfig) -> float:

@@ -11,6 +11,10 @@ from distcore.flags import GROUPS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
     other = add_job_flags(parser)
+    other.add_argument(
+        "--profile", dest="set", action="append_const", const="extensions.profile=true",
+        help="say where the time of a step goes, and write a trace",
+    )  # fmt: skip
     other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
 
 

@@ -22,6 +22,7 @@ from distcore import (
     World,
     Wrapped,
     defaults,
+    has_state_in_buffers,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Replicated:
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
+        prepared.broadcast_buffers = has_state_in_buffers(model)
         return Wrapped(model=prepared, optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:

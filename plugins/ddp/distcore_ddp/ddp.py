@@ -18,6 +18,7 @@ from distcore import (
     World,
     Wrapped,
     gather_rows,
+    has_state_in_buffers,
     hookimpl,
     join_process_group,
     leave_process_group,
@@ -49,7 +50,7 @@ class DDPStrategy:
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces the gradients and broadcasts the buffers, and with ``find_unused`` what was used."""
+        """A step all-reduces the gradients and broadcasts buffers that hold state; ``find_unused`` adds what was used."""
         return Capabilities(
             spec_version=1,
             collectives_per_step=3 if self.find_unused else 2,
@@ -85,6 +86,7 @@ class DDPStrategy:
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
+        replicated.broadcast_buffers = has_state_in_buffers(model)  # as an argument, torch renamed it
         if self.compression != "none":
             replicated.register_comm_hook(None, compression_hook(self.compression))
         return Wrapped(model=replicated, optimizer=make_optimizer(model))
