@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from checkpoint_cases import write
 
 from distcore.cli import main
+from distcore.compare.comparison import schedule
+from distcore.compare.distance import Distance, distance
 
 JOB = ("--nproc", "2", "--model", "bert-tiny", "--max-steps", "4", "--dropout", "0", "--set", "device=cpu")
 
@@ -36,12 +41,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a comparison: one process, two ranks twice over, and a row of another seed."""
+    """The folder of a comparison: one process, two ranks, and a row of another seed."""
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
         prepare(folder, patch)
-        own = ("--row", "ddp timeout=500", "--row", "single seed=1")
-        assert compare("--strategies", "single,ddp", *own, "--allow-different", "seed", "--out", "found") == 0
+        own = ("--row", "single seed=1", "--allow-different", "seed", "--eval-data", "rows.json", "--out", "found")
+        assert compare("--strategies", "single,ddp", *own) == 0
     return folder / "found"
 
 
@@ -73,7 +78,6 @@ def test_the_parts_of_the_wall_time_add_up(rows: dict[str, Any]) -> None:
 def test_parameters_end_where_the_reference_ends(rows: dict[str, Any]) -> None:
     assert rows["single"]["distance"] == {"largest": 0.0, "relative": 0.0, "tensor": ""}
     assert 0 < rows["ddp"]["distance"]["relative"] < 1e-5
-    assert rows["ddp timeout=500"]["distance"] == rows["ddp"]["distance"]
     assert rows["single seed=1"]["distance"]["relative"] > 0.5
 
 
@@ -96,44 +100,60 @@ def test_the_page_needs_nothing_else(compared: Path) -> None:
 def test_the_markdown_has_a_line_a_row(compared: Path) -> None:
     lines = (compared / "compare.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| ")]
-    assert len(table) == 2 + 4
+    assert len(table) == 2 + 3
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
 
 
-def test_later_rounds_go_backwards_and_are_compared_with_the_first(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare("--strategies", "single,dp", "--rounds", "2", "--no-communication", "--out", "found") == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("round")]
-    assert [line.split(":")[:2] for line in said] == [
-        ["round 1 of 2", " single"], ["round 1 of 2", " dp"], ["round 2 of 2", " dp"], ["round 2 of 2", " single"],
+def test_every_second_round_goes_backwards() -> None:
+    assert list(schedule("abc", rounds=3, interleave=True)) == [
+        (1, "a"), (1, "b"), (1, "c"), (2, "c"), (2, "b"), (2, "a"), (3, "a"), (3, "b"), (3, "c"),
     ]  # fmt: skip
-    rows = json.loads((folder / "found/compare.json").read_text())["rows"]
-    assert [len(row["rounds"]) for row in rows] == [2, 2]
-    assert [row["distance_between_rounds"]["largest"] for row in rows] == [0, 0]
+    assert list(schedule("ab", rounds=2, interleave=False)) == [(1, "a"), (2, "a"), (1, "b"), (2, "b")]
+
+
+def test_later_rounds_are_compared_with_the_first(folder: Path) -> None:
+    assert compare("--strategies", "single", "--rounds", "2", "--out", "found") == 0
+    (row,) = json.loads((folder / "found/compare.json").read_text())["rows"]
+    low, high = row["samples_per_second_range"]
+    assert len(row["rounds"]) == 2
+    assert low < high
+    assert row["distance_between_rounds"]["largest"] == 0
     assert (folder / "found/runs/00-single/round-1/checkpoints").exists()
     assert not (folder / "found/runs/00-single/round-2/checkpoints").exists()
 
 
-def test_a_row_whose_rank_fails_is_marked_and_the_others_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "bad.py").write_text(
         "from distcore import hookimpl\n"
         "class Bad:\n    @hookimpl\n    def on_run_start(self, run):\n"
         "        if run.world.size > 1: raise ValueError('no luck')\n"
     )
-    bad = ("--set", "extensions.bad.py:Bad=true", "--no-communication", "--out", "found")
-    assert compare("--strategies", "ddp,single", "--reference", "single", *bad) == 3
+    options = ("--reference", "single", "--skip-missing", "--set", "extensions.bad.py:Bad=true", "--out", "found")
+    assert compare("--strategies", "ddp,single,mesh", *options) == 3
     out = capsys.readouterr().out
     assert re.search(r"^single  +1 × ", out, re.M)
     assert re.search(r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+$", out, re.M)
-    assert "ddp: failed: rank" in (folder / "found/compare.html").read_text()
+    assert "\nmesh: left out: no strategy named 'mesh' (installed: " in out
+    for name in ("compare.md", "compare.html"):
+        text = (folder / "found" / name).read_text()
+        assert "ddp: failed: rank" in text
+        assert "mesh: left out: no strategy" in text
 
 
-def test_a_row_that_cannot_run_here_is_left_out_on_demand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--skip-missing", "--no-communication", "--out", "found")
-    assert compare("--strategies", "single,mesh", *options) == 0
-    assert "mesh: left out: no strategy named 'mesh'" in capsys.readouterr().out
-    assert "mesh: left out" in (folder / "found/compare.md").read_text()
+def test_parameters_of_other_shapes_are_infinitely_far(tmp_path: Path) -> None:
+    one, other = (
+        write(tmp_path, [{"model/weight": torch.full((size,), 2.0)}], step) for step, size in ((1, 3), (2, 4))
+    )
+    assert distance(one, one) == Distance(largest=0.0, relative=0.0, tensor="")
+    assert distance(one, other) == Distance(largest=math.inf, relative=math.inf, tensor="weight")
+
+
+def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) -> None:
+    weights = (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
+    one, other = (write(tmp_path, [{"model/w": value}], step) for step, value in enumerate(weights))
+    assert distance(other, one) == Distance(largest=0.5, relative=0.1, tensor="w")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from distcore.checkpoint import find
 from distcore.compare.distance import Distance, distance
-from distcore.compare.facts import Entry, Facts, facts_of
+from distcore.compare.facts import Entry, Facts, communication, facts_of
 from distcore.compare.page import page
 from distcore.compare.rows import rows_of
 from distcore.compare.runs import Failed, profiled, timed
@@ -20,6 +21,8 @@ from distcore.compare.table import markdown, show
 from distcore.errors import ConfigError, RankError
 from distcore.logs import set_up_logging
 from distcore.strictjson import strict_json
+
+T = TypeVar("T")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,8 +54,10 @@ def measure(entries: Sequence[Entry], reference: str, arguments: argparse.Namesp
             entry.distance = distance(_parameters(entry), _parameters(base))
         if entry.runs and arguments.communication and entry.timings[0].report["world_size"] > 1:
             entry.profile = profiled(entry.row.config, entry.row.folder / "profile")
-            failed = isinstance(entry.profile, Failed)
-            _say(f"{entry.row.name}: communication {'could not be ' if failed else ''}measured")
+            found = communication(entry.profile)
+            _say(
+                f"{entry.row.name}: communication {f'{found * 1e3:.1f} ms a step' if found is not None else 'not seen'}"
+            )
 
 
 def _about(arguments: argparse.Namespace) -> Facts:
@@ -60,7 +65,7 @@ def _about(arguments: argparse.Namespace) -> Facts:
     return {"command": command, "rounds": arguments.rounds, "interleaved": arguments.interleave}
 
 
-def schedule(entries: Sequence[Entry], rounds: int, interleave: bool) -> Iterator[tuple[int, Entry]]:
+def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
     """Say which row runs when: every second round backwards, so that a machine that drifts is fair to all."""
     if not interleave:
         yield from ((number, entry) for entry in entries for number in range(1, rounds + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import platform
 import statistics
@@ -13,6 +15,7 @@ from distcore import __version__
 from distcore.compare.distance import Distance
 from distcore.compare.rows import Row
 from distcore.compare.runs import Failed, Timing
+from distcore.strictjson import strict_json
 
 Facts = dict[str, Any]
 VERSION = 1
@@ -42,7 +45,7 @@ class Entry:
 def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
     """Return everything, of everything; ``about`` says how it was measured."""
     base = next(entry for entry in entries if entry.row.name == reference)
-    return {
+    facts = {
         "version": VERSION,
         "distcore": __version__,
         "machine": {"cores": _cores(), "processor": platform.machine(), "python": platform.python_version()},
@@ -52,6 +55,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
         "job": dict(base.row.job),
         "rows": [_row_facts(entry, base, warm_up) for entry in entries],
     }
+    return dict(json.loads(strict_json(facts)))  # table and page read what compare.json says
 
 
 def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
@@ -78,7 +82,7 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
         "samples_per_second_range": [f(one["samples_per_second"] for one in rounds) for f in (min, max)],
         **_steps(entry.timings, warm_up),
-        "communication_seconds": _communication(entry.profile),
+        "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
         "loss": report["evaluation"].get("loss"),
         "accuracy": report["evaluation"].get("accuracy"),
@@ -121,7 +125,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def _communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
+def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
     """Seconds of a step in which a collective was under way on rank 0; ``None``: not measured, or not to be seen."""
     if profile is None or isinstance(profile, Failed):
         return None
@@ -136,6 +140,8 @@ def _notes(entry: Entry, base: Entry) -> list[str]:
     for timing in entry.timings[:1] if base.timings else []:
         mine, other = _counts(timing), _counts(base.timings[0])
         notes += [f"{key}: {mine[key]}, the reference {other[key]}" for key in mine if mine[key] != other[key]]
+    if entry.distance and not math.isfinite(entry.distance.relative):
+        notes.append(f"{entry.distance.tensor}: not a tensor that can be compared with the reference's")
     if isinstance(entry.profile, Failed):
         notes.append(f"communication could not be measured: {entry.profile.error}")
     return notes
