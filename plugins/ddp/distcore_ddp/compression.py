@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-CommHook = Callable[[Any, dist.GradBucket], Future[Tensor]]
+CommHook = Callable[[Any, dist.GradBucket], Future[Tensor]]  # type: ignore[name-defined]  # torch's types lack it
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -19,14 +19,16 @@ def compression_hook(kind: str) -> CommHook:
     """
     dtype = DTYPES[kind]
 
-    def send(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # torch reads these annotations
-        gradient = bucket.buffer()
+    # torch reads these annotations.
+    def send(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        gradient: Tensor = bucket.buffer()
         sent = gradient.to(dtype).div_(dist.get_world_size())
         work = dist.all_reduce(sent, async_op=True)
 
         def copy_back(_done: Future[Any]) -> Tensor:
             return gradient.copy_(sent)
 
-        return work.get_future().then(copy_back)
+        sending: Future[Any] = work.get_future()
+        return sending.then(copy_back)
 
     return send

@@ -50,7 +50,7 @@ class DDPStrategy:
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces the gradients and broadcasts buffers that hold state; ``find_unused`` adds what was used."""
+        """A step all-reduces gradients and broadcasts buffers that hold state; ``find_unused`` adds what was used."""
         return Capabilities(
             spec_version=1,
             collectives_per_step=3 if self.find_unused else 2,
