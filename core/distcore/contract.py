@@ -64,6 +64,15 @@ class ChecksConfig(Protocol):
 
 
 @runtime_checkable
+class ChecksEvaluation(Protocol):
+    """A strategy that has less to refuse where a run only evaluates; it is asked this instead of ``check_config``."""
+
+    def check_evaluation(self, config: RunConfig) -> None:
+        """Raise DistcoreError, one line, for what cannot be evaluated."""
+        ...
+
+
+@runtime_checkable
 class FillsConfig(Protocol):
     """A strategy whose own config files also say things that distcore's config says."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from distcore.contract import (
     Clip,
@@ -87,6 +88,24 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
     if clip.value is not None:
         nn.utils.clip_grad_value_(parameters, clip.value)
     return norm
+
+
+def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
+    """Have ``optimizer`` clip by value what it is about to use: where a backend averages and unscales as it steps."""
+
+    def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def results_in_fp32(model: nn.Module) -> None:
+    """Have a model whose parameters are in 16 bits answer in fp32, as under autocast: loss and metrics need it."""
+    model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
+
+
+def _widened(value: object) -> object:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 @hookimpl

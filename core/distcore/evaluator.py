@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if place is not None:
         run_as_rank(rank, errors_of_job(), place.rank, place.size)
         return 0
-    load_task(config).prepare(resolve(config))  # what is wrong is said before ranks start
+    load_task(config).prepare(resolve(config, training=False))  # what is wrong is said before ranks start
     if arguments.nproc == 1:
         rank()
     else:
@@ -63,7 +63,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     Runs in the ranks that a launcher started, or alone. Raises DistcoreError, one line.
     """
     place = join(os.environ) or Place()
-    config = resolve(config, place.size, place.launcher)
+    config = resolve(config, place.size, place.launcher, training=False)
     task = task or load_task(config)
     hooks, world = set_up(config, place)
     report = _evaluate_in(world, config, hooks, task, place, path)

@@ -6,7 +6,7 @@ a run of elements in one of them. A strategy tells where they lie, as ``Part``; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ def load(parts: Iterable[Part], optimizer: Optimizer | None, saved: SavedState) 
     if optimizer is not None and names:
         for group in _by_buffer(parts):
             _load_state(optimizer, group, saved, names)
+
+
+@torch.no_grad()
+def copy_weights(parts: Iterable[Part], weights: Mapping[str, Tensor]) -> None:
+    """Give the buffers these whole weights, by name: where a backend made them from weights in 16 bits."""
+    for part in parts:
+        part.of(part.master).copy_(weights[part.name].reshape(-1).narrow(0, part.start, part.count))
 
 
 def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:

@@ -19,9 +19,7 @@ from distcore.shorthand import spelled_out
 LARGEST_AUTO_MICRO_BATCH = 32
 
 
-def resolve(
-    config: RunConfig, nproc: int | None = None, launcher: str = "local", training: bool = True
-) -> RunConfig:
+def resolve(config: RunConfig, nproc: int | None = None, launcher: str = "local", training: bool = True) -> RunConfig:
     """Fill in every 'auto' that does not need the data, and check the rest, before any process starts.
 
     ``nproc`` is the number of ranks where a launcher has already started them. Without ``training`` the run only

@@ -63,6 +63,13 @@ def limit_waiting(seconds: int) -> None:
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
+def fp16_on_cpu() -> bool:
+    """True if this DeepSpeed takes fp16 on a CPU."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    return bool(CPU_Accelerator().is_fp16_supported())
+
+
 def initialize(**arguments: Any) -> Any:
     """Return the engine of ``deepspeed.initialize``."""
     return deepspeed.initialize(**arguments)[0]

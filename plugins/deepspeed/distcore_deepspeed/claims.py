@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from pydantic import ValidationError
 from torch import nn
 
-from distcore import ConfigError, Run, RunConfig, nearest
-from distcore_deepspeed import backend
-from distcore_deepspeed.ops import torch_adam
+from distcore import ConfigError, Run, RunConfig
+from distcore_deepspeed import backend, ops
 from distcore_deepspeed.optimizers import (
     LATER,
     check_optimizer,
@@ -20,12 +18,12 @@ from distcore_deepspeed.optimizers import (
     optimizer_type,
     scheduler_claims,
 )
+from distcore_deepspeed.sections import ZERO, unknown_keys, wrong_values
 from distcore_deepspeed.settings import Claim, Tree, fill, origin
 
 if TYPE_CHECKING:
     from distcore_deepspeed.strategy import DeepSpeedStrategy
 
-ZERO = "zero_optimization"
 ZERO_OPTIONS = (
     "overlap_comm",
     "reduce_bucket_size",
@@ -44,29 +42,58 @@ SIZES = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
 BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in SIZES), f"{ZERO}.stage3_param_persistence_threshold")
 
 
+OF_TRAINING = frozenset(
+    {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
+    | {"optimizer", "scheduler"}
+)
+"""Sections that say nothing of a run that only evaluates."""
+
+
 def check(options: DeepSpeedStrategy, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for whatever can be known to go wrong before ranks start."""
-    given, stage = options.given, options.zero_stage
-    if config.precision != "fp32" and stage == 0:
+    """Raise ConfigError, one line, for whatever can be known to go wrong before ranks start to train."""
+    if config.precision != "fp32" and options.zero_stage == 0:
         raise ConfigError(
             f"strategy_options.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is a step ahead "
             "there and the result is wrong; use stage=1, which is as fast"
         )
-    if config.precision == "fp16" and config.device == "cpu":
-        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
-    kind = optimizer_type(config, given)
+    kind = optimizer_type(config, options.given)
     check_optimizer(kind, config.device)
-    check_scheduler(config, given, kind)
-    ranks = config.nproc if isinstance(config.nproc, int) else 1
+    check_scheduler(config, options.given, kind)
+    _check_tree(options, config, options.given)
+
+
+def check_evaluation(options: DeepSpeedStrategy, config: RunConfig) -> None:
+    """The same where ranks only evaluate: there is no optimizer, and the batch is as large as it happens to be."""
+    _check_tree(options, config, for_evaluation(options.given))
+
+
+def for_evaluation(given: Tree) -> Tree:
+    """Return ``given`` without what only matters to training."""
+    return {key: value for key, value in given.items() if key not in OF_TRAINING}
+
+
+def _check_tree(options: DeepSpeedStrategy, config: RunConfig, given: Tree) -> None:
+    if config.precision == "fp16" and config.device == "cpu" and not backend.fp16_on_cpu():
+        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
+    where, ranks = origin(options.config), config.nproc if isinstance(config.nproc, int) else 1
     claims = [*run_claims(options, config, ranks), *scheduler_claims(config, given, None)]
-    tree = fill(given, claims, origin(options.config), later=(*LATER, *BY_HIDDEN_SIZE))
-    _check_zero(tree[ZERO], origin(options.config))
+    unknown = unknown_keys(_typed(config, given), config.device, offloaded(options, "offload_optimizer"))
+    tree = fill(given, claims, where, later=(*LATER, *BY_HIDDEN_SIZE), unknown=unknown)
+    _check_offload(tree[ZERO])
+    if wrong := list(wrong_values(tree)):
+        raise ConfigError(f"{where}: {'; '.join(wrong)}")
     backend.import_ahead()
 
 
-def resolve(options: DeepSpeedStrategy, run: Run, model: nn.Module) -> Tree:
+def _typed(config: RunConfig, given: Tree) -> Tree:
+    """``given`` with the type of an optimizer that is named elsewhere."""
+    section = given.get("optimizer")
+    return given | ({"optimizer": section | {"type": optimizer_type(config, given)}} if section else {})
+
+
+def resolve(options: DeepSpeedStrategy, run: Run, model: nn.Module, training: bool = True) -> Tree:
     """Return DeepSpeed's config with nothing left to choose."""
-    config, given = run.config, options.given
+    config, given = run.config, options.given if training else for_evaluation(options.given)
     claims = [
         *run_claims(options, config, run.world.size),
         *scheduler_claims(config, given, run.total_steps),
@@ -158,16 +185,12 @@ def _hidden_size(model: nn.Module) -> int | None:
 def _adam_claims(options: DeepSpeedStrategy, config: RunConfig) -> list[Claim]:
     if optimizer_type(config, options.given) not in ("Adam", "AdamW"):
         return []
-    use = torch_adam(config.device, offloaded(options, "offload_optimizer"))
+    use = ops.torch_adam(config.device, offloaded(options, "offload_optimizer"))
     return [Claim("optimizer.params.torch_adam", use, "", "default")]
 
 
-def _check_zero(section: Tree, where: str) -> None:
-    """Name the key that DeepSpeed does not know, or the value that it does not take."""
-    known = {name for key, field in DeepSpeedZeroConfig.model_fields.items() for name in (key, field.alias) if name}
-    for key in section:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key '{ZERO}.{key}'{nearest(key, known)}")
+def _check_offload(section: Tree) -> None:
+    """Refuse offload that DeepSpeed would accept and not do, or that lacks something."""
     stage = section["stage"]
     for name in ("offload_optimizer", "offload_param"):
         offload = section.get(name) or {}
@@ -181,21 +204,8 @@ def _check_zero(section: Tree, where: str) -> None:
             raise ConfigError(
                 f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use stage={lowest}"
             )
-        if device == "nvme":
-            _check_nvme()
-    try:
-        DeepSpeedZeroConfig(**{key: value for key, value in section.items() if value != "auto"})
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(map(str, (ZERO, *first["loc"])))
-        raise ConfigError(f"{where}: {path} = {first['input']!r}: {first['msg'].lower()}") from None
-
-
-def _check_nvme() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        raise ConfigError("offload to nvme: needs libaio and its headers (libaio-dev, libaio-devel); install them")
+        if device == "nvme" and (lacking := ops.lacking_for_nvme()):
+            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': DeepSpeed's async_io needs {lacking}; install it")
 
 
 def model_dtype(config: RunConfig) -> torch.dtype:

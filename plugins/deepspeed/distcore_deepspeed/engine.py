@@ -10,11 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
-from distcore import DistcoreError, OptimizerFactory, Run, Wrapped
+from distcore import DistcoreError, OptimizerFactory, Run, Wrapped, defaults, flat
 from distcore_deepspeed import backend, ops, shards
 from distcore_deepspeed.claims import model_dtype, offloaded, resolve
 from distcore_deepspeed.loss_scale import dynamic_scale
@@ -37,23 +35,25 @@ def build_engine(
     options: DeepSpeedStrategy, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
 ) -> Wrapped:
     """Return the engine, and the optimizer that it steps on this rank's shards."""
-    tree = resolve(options, run, model)
+    tree = resolve(options, run, model, training=make_optimizer is not None)
     if options.activation_checkpointing:
         _checkpoint_activations(model, tree)
+    if "nvme" in (offloaded(options, "offload_optimizer"), offloaded(options, "offload_param")):
+        for builder in ops.nvme():
+            ops.build(builder)
     if make_optimizer is None:
         return Wrapped(model=_for_evaluation(options, run, model, tree), optimizer=None)
     exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with _quiet():
         engine = backend.initialize(model=model, config=tree, **_optimizer(options, run, model, make_optimizer, tree))
     backend.limit_waiting(run.config.timeout)
-    wrapped = Wrapped(
-        model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer)
-    )
+    wrapped = Wrapped(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
     if exact:
-        shards.keep_exact(replace(run, model=engine, optimizer=wrapped.optimizer), exact)
-        engine.register_forward_hook(_in_fp32)
+        # DeepSpeed took its master copies from a model that was already rounded to 16 bits.
+        flat.copy_weights(shards.parts(replace(run, model=engine, optimizer=wrapped.optimizer)), exact)
+        defaults.results_in_fp32(engine)
     if run.config.clip.value is not None and options.zero_stage > 0:
-        _clip_by_value(engine.basic_optimizer, run.config.clip.value)
+        defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
     return wrapped
 
 
@@ -80,8 +80,10 @@ def _optimizer(
         if offloaded(options, "offload_optimizer") != "none" and run.world.is_main:
             log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is torch's AdamW")
         return {"optimizer": optimizer}
-    if tree["optimizer"]["params"].get("torch_adam") is False:
-        ops.build(run.world.device.type, offloaded(options, "offload_optimizer"))
+    if tree["optimizer"]["type"] == "Lamb":
+        ops.build(ops.lamb())
+    elif tree["optimizer"]["params"].get("torch_adam") is False:
+        ops.build(ops.adam(offloaded(options, "offload_optimizer")))
     groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
     return {"model_parameters": groups}
 
@@ -95,23 +97,8 @@ def _for_evaluation(options: DeepSpeedStrategy, run: Run, model: nn.Module, tree
     else:
         model = model.to(device=run.world.device, dtype=model_dtype(run.config))
     if run.config.precision != "fp32":
-        model.register_forward_hook(_in_fp32)
+        defaults.results_in_fp32(model)
     return model
-
-
-def _in_fp32(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    """Loss and metrics are computed from fp32, as they are under autocast."""
-    return tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, outputs)
-
-
-def _clip_by_value(optimizer: torch.optim.Optimizer, limit: float) -> None:
-    """Clip this rank's gradients just before they are used: averaged, unscaled and clipped by norm already."""
-
-    def clip(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        gradients = [p for group in stepped.param_groups for p in group["params"] if p.grad is not None]
-        nn.utils.clip_grad_value_(gradients, limit)
-
-    optimizer.register_step_pre_hook(clip)
 
 
 def _checkpoint_activations(model: Any, tree: Tree) -> None:

@@ -11,26 +11,15 @@ from typing import Any, Literal
 
 import hjson
 
-from distcore import ConfigError, nearest
+from distcore import ConfigError
 
 Tree = dict[str, Any]
 AUTO = "auto"
 
-SECTIONS = frozenset({
-    "activation_checkpointing", "aio", "autotuning", "bf16", "checkpoint", "comet", "comms_logger",
-    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_types",
-    "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
-    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
-    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation",
-    "memory_breakdown", "optimizer", "pipeline", "prescale_gradients", "scheduler",
-    "seq_parallel_communication_data_type", "sequence_parallel_size", "steps_per_print", "tensor_parallel",
-    "tensorboard", "timers", "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu",
-    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
-    "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
-})  # fmt: skip
-"""Top-level keys of DeepSpeed 0.19, which itself ignores any other without a word."""
 TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"})
 """Keys whose value is text, whatever it looks like."""
+TREES = frozenset({"zero_optimization", "fp16", "bf16", "optimizer", "scheduler"})
+"""Sections that are read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +40,16 @@ class Claim:
 def read(config: str | Mapping[str, Any] | None) -> Tree:
     """Return the JSON at a path, or an inline tree, with strings such as "true" and "8" as what they mean.
 
-    Raises ConfigError, one line: not readable, not JSON, a key that DeepSpeed does not know.
+    Raises ConfigError, one line: not readable, not JSON, a section that is none.
     """
     if config is None:
         return {}
     tree: Tree = _typed(config if isinstance(config, Mapping) else _read_file(Path(config)))
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
-    for key in tree:
-        if key not in SECTIONS:
-            hint = nearest(key, SECTIONS)
-            raise ConfigError(f"{origin(config)}: unknown key {key!r}{hint}; DeepSpeed would ignore it")
+    for key in TREES & tree.keys():
+        if not isinstance(tree[key], dict):
+            raise ConfigError(f"{origin(config)}: {key} = {tree[key]!r}: expected keys and values")
     return tree
 
 
@@ -70,10 +58,13 @@ def origin(config: str | Mapping[str, Any] | None) -> str:
     return config if isinstance(config, str) else "strategy_options.config"
 
 
-def fill(tree: Tree, claims: Iterable[Claim], where: str, later: Iterable[str] = ()) -> Tree:
+def fill(
+    tree: Tree, claims: Iterable[Claim], where: str, later: Iterable[str] = (), unknown: Iterable[str] = ()
+) -> Tree:
     """Return a copy of ``tree`` in which every claim holds and no "auto" is left, but at the paths of ``later``.
 
-    Raises ConfigError, one line, that lists all contradictions with both values and where each comes from.
+    Raises ConfigError, one line, that lists all that is ``unknown``, and all contradictions with both values and where
+    each comes from.
     """
     filled = copy.deepcopy(tree)
     wrong = []
@@ -83,8 +74,10 @@ def fill(tree: Tree, claims: Iterable[Claim], where: str, later: Iterable[str] =
             _put(filled, claim.path, claim.value)
         elif found is not None and claim.kind in ("must", "match") and not _same(found, claim.value):
             wrong.append(f"{claim.path} = {found!r} ({where}) but {claim.source} = {claim.value!r}")
-    if wrong:
-        raise ConfigError(f'contradictions, make them equal or write "auto" in {where}: {"; ".join(wrong)}')
+    said = [f"{'; '.join(unknown)} (DeepSpeed would ignore it)"] if (unknown := list(unknown)) else []
+    said += [f'contradictions, make them equal or write "auto": {"; ".join(wrong)}'] if wrong else []
+    if said:
+        raise ConfigError(f"{where}: {'; '.join(said)}")
     if left := sorted(set(_autos(filled)) - set(later)):
         raise ConfigError(f'{where}: nothing to fill in for "auto" of {", ".join(left)}; give a value')
     return filled

@@ -7,7 +7,7 @@ second parameter group's state and know no step count, so we read the books.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,13 +32,6 @@ def load(run: Run, saved: SavedState) -> None:
 def steps_done(saved: SavedState) -> int:
     """Optimizer steps that a checkpoint's optimizer has taken."""
     return int(max((float(saved[name]) for name in saved if name.endswith(f"/{flat.STEP}")), default=0))
-
-
-@torch.no_grad()
-def keep_exact(run: Run, weights: Mapping[str, Tensor]) -> None:
-    """Give the master copies the fp32 ``weights``, which DeepSpeed took from a model already rounded to 16 bits."""
-    for part in parts(run):
-        part.of(part.master).copy_(weights[part.name].reshape(-1).narrow(0, part.start, part.count))
 
 
 def parts(run: Run) -> Iterator[flat.Part]:

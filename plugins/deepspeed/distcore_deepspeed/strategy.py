@@ -33,7 +33,7 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_deepspeed import backend, shards
-from distcore_deepspeed.claims import check
+from distcore_deepspeed.claims import check, check_evaluation
 from distcore_deepspeed.engine import build_engine, explained
 from distcore_deepspeed.optimizers import OPTIMIZERS
 from distcore_deepspeed.settings import Tree, read
@@ -136,6 +136,10 @@ class DeepSpeedStrategy:
     def check_config(self, config: RunConfig) -> None:
         """Refuse, before launch, what DeepSpeed would refuse late, ignore, or get wrong."""
         check(self, config)
+
+    def check_evaluation(self, config: RunConfig) -> None:
+        """The same for a run that only evaluates: no optimizer, so that every stage takes every precision."""
+        check_evaluation(self, config)
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:

@@ -106,6 +106,33 @@ def test_one_line_lists_all_contradictions_with_both_values() -> None:
     assert "\n" not in line
 
 
+def test_one_line_lists_what_deepspeed_does_not_know_in_every_section_beside_the_contradictions() -> None:
+    given = {
+        "fp16": {"loss_scal": 0},
+        "bf16": {"enable": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "beta": [0.9, 0.95]}, "name": "x"},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 3}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}},
+        "steps_per_prints": 10,
+    }
+    with pytest.raises(ConfigError) as caught:
+        checked({"config": given})
+    line = str(caught.value)
+    names = ["fp16.loss_scal", "bf16.enable", "optimizer.params.beta", "optimizer.name", "steps_per_prints"]
+    for name in (*names, "scheduler.params.warmup_steps", "zero_optimization.offload_optimizer.devise"):
+        assert f"unknown key '{name}'" in line
+    assert "(did you mean 'betas'?)" in line
+    assert "optimizer.params.lr = 3e-05 (strategy_options.config) but lr = 0.001" in line
+    assert "\n" not in line
+
+
+def test_parameters_are_those_of_the_optimizer_that_deepspeed_builds() -> None:
+    sections = {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}, "scheduler": {"type": "WarmupLR"}}
+    assert tree({"config": sections})["optimizer"]["params"]["amsgrad"] is True
+    with pytest.raises(ConfigError, match=r"unknown key 'optimizer.params.bias_correction'"):
+        checked({"config": sections, "optimizer_params": {"bias_correction": False}})  # FusedAdam's, not torch's
+
+
 ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": {"type": "WarmupLR"}}
 OPTIONS_REFUSED = {
     "unknown section": ({"config": {"zero_optimisation": {}}}, r"unknown key 'zero_optimisation' \(did you mean"),
@@ -121,7 +148,9 @@ OPTIONS_REFUSED = {
     "nvme at stage 2": ({"offload_optimizer": "nvme", "nvme_path": "/tmp"}, "at stage 2; use stage=3"),
     "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs strategy_options.nvme_path"),
     "unknown scheduler": ({"config": {"scheduler": {"type": "WarmLR"}}}, r"'WarmLR': not supported \(did you mean"),
-    "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "unknown parameter 'steps'"),
+    "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "key 'scheduler.params.steps'"),
+    "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
+    "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
     "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'Adam'"),
     "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
     "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from importlib import import_module
@@ -11,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import Tensor, nn
 
 from distcore import RunConfig, launch, load_config, train
 from distcore.errors import RankError
 from distcore.testing.problem import Problem
-from distcore_deepspeed.engine import LossScaleError, explained
 
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
 
@@ -129,12 +126,3 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
     with pytest.raises(RankError, match=r"rank 0 of 2 failed.*Timed out"):
         launch(train, settings, Stuck(), nproc=2)
     assert time.monotonic() - started < 40
-
-
-def test_a_loss_scale_at_its_minimum_is_explained() -> None:
-    scaler = DynamicLossScaler(1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False)
-    with pytest.raises(LossScaleError, match="trained in bf16"), explained():
-        scaler.update_scale(True)
-    with pytest.raises(ValueError, match="another"), explained():
-        raise ValueError("another")
-    assert math.isfinite(scaler.cur_scale)

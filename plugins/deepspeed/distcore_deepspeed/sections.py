@@ -1,0 +1,117 @@
+"""The keys of DeepSpeed's config, section by section: most sections swallow a key that they do not know, unsaid."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from deepspeed.runtime import lr_schedules
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+)
+from pydantic import BaseModel, ValidationError
+
+from distcore import nearest
+from distcore_deepspeed.settings import AUTO, Tree
+
+ZERO = "zero_optimization"
+SECTIONS = frozenset({
+    "activation_checkpointing", "aio", "autotuning", "bf16", "checkpoint", "comet", "comms_logger",
+    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_types",
+    "dataloader_drop_last", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
+    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
+    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation",
+    "memory_breakdown", "optimizer", "pipeline", "prescale_gradients", "scheduler",
+    "seq_parallel_communication_data_type", "sequence_parallel_size", "steps_per_print", "tensor_parallel",
+    "tensorboard", "timers", "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "use_data_before_expert_parallelism", "vocabulary_size", "wall_clock_breakdown", "wandb",
+    "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+})  # fmt: skip
+"""Top-level keys of DeepSpeed 0.19."""
+MODELS: dict[str, type[BaseModel]] = {
+    ZERO: DeepSpeedZeroConfig,
+    f"{ZERO}.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    f"{ZERO}.offload_param": DeepSpeedZeroOffloadParamConfig,
+    "fp16": DeepSpeedFP16Config,
+    "bf16": DeepSpeedBF16Config,
+}
+"""Sections that DeepSpeed has a model of."""
+NAMED = frozenset({"type", "params", "legacy_fusion"})
+"""Keys of the sections ``optimizer`` and ``scheduler``."""
+OF_ENGINE = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
+"""Parameters of Adam that DeepSpeed's engine takes for itself."""
+
+
+def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
+    """Say which keys DeepSpeed does not know, each with the nearest that it knows."""
+    known: dict[str, Collection[str]] = {"": SECTIONS, "optimizer": NAMED, "scheduler": NAMED}
+    known |= {path: _fields(model) for path, model in MODELS.items()}
+    known |= {"optimizer.params": _optimizer_takes(tree, device, offload), "scheduler.params": _scheduler_takes(tree)}
+    return [
+        f"unknown key {f'{path}.{key}'.lstrip('.')!r}{nearest(key, names)}"
+        for path, names in known.items()
+        for key in _section(tree, path)
+        if names and key not in names
+    ]
+
+
+def wrong_values(tree: Tree) -> Iterator[str]:
+    """Say which values of the sections that DeepSpeed has a model of it does not take."""
+    for path, model in MODELS.items():
+        if "." in path:
+            continue
+        known = _fields(model)
+        given = {key: value for key, value in _section(tree, path).items() if value != AUTO and key in known}
+        try:
+            model(**given)
+        except ValidationError as error:
+            for one in error.errors():
+                if one["type"] != "extra_forbidden":  # said already
+                    where = ".".join(map(str, (path, *one["loc"])))
+                    yield f"{where} = {one['input']!r}: {one['msg'].lower().removeprefix('value error, ')}"
+
+
+def _fields(model: type[BaseModel]) -> set[str]:
+    return {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+
+
+def _section(tree: Tree, path: str) -> Tree:
+    section: Any = tree
+    for part in path.split(".") if path else ():
+        section = section.get(part) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
+
+
+def _scheduler_takes(tree: Tree) -> set[str]:
+    scheduler = getattr(lr_schedules, str(_section(tree, "scheduler").get("type")), None)
+    return _arguments(scheduler) - {"optimizer", "last_batch_iteration"} if inspect.isclass(scheduler) else set()
+
+
+def _optimizer_takes(tree: Tree, device: str, offload: str) -> set[str]:
+    """Parameters of the class that DeepSpeed builds; nothing if there is none of the name."""
+    section = _section(tree, "optimizer")
+    kind, params = section.get("type"), _section(section, "params")
+    if kind == "Lamb":
+        from deepspeed.ops.lamb import FusedLamb
+
+        return _arguments(FusedLamb) - {"params"}
+    if kind not in ("Adam", "AdamW"):
+        return set()
+    return OF_ENGINE | _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"}
+
+
+def _adam(of_torch: Any, device: str, offload: str) -> type:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+
+    if of_torch or (of_torch is None and device == "cpu" and offload == "none"):
+        return torch.optim.AdamW
+    return FusedAdam if offload == "none" else DeepSpeedCPUAdam
+
+
+def _arguments(taken: Any) -> set[str]:
+    return set(inspect.signature(taken).parameters)
