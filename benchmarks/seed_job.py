@@ -169,7 +169,7 @@ def run_ours(
     settings = ["--set", "schedule.name=constant", "--set", "clip.norm=null", "--set", "checkpoints.best=null"]
     end = ["--max-steps", str(steps)] if steps else []
     quiet([str(BIN / "distcore"), "train", *strategy, *job, *same, *settings, *flags, *end])
-    quiet([str(BIN / "distcore"), "checkpoint", "export", str(out), str(out / "exported")])
+    quiet([str(BIN / "distcore"), "checkpoint", "export", str(out), "--to", str(out / "exported")])
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return out / "exported", float(report["samples_per_second"])
 

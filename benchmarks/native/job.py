@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,15 @@ LOG_EVERY = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Samples a second over all ranks after the warm-up, and the global mean loss at each log line."""
+    """Seconds of each step after the warm-up, and the global mean loss at each log line."""
 
-    samples_per_second: float
+    step_seconds: list[float]
     losses: list[float]
+
+
+def durations(ends: list[float]) -> list[float]:
+    """Seconds of each step after the warm-up, from the times at which steps ended."""
+    return [after - before for before, after in pairwise(ends[WARM_UP - 1 :])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,4 @@ class Clock:
         self.times.append(time.perf_counter())
 
     def timing(self) -> Timing:
-        seconds = self.times[-1] - self.times[WARM_UP - 1]
-        rows = self.job.config.global_batch_size * (len(self.times) - WARM_UP)
-        return Timing(samples_per_second=rows / seconds, losses=self.losses)
+        return Timing(step_seconds=durations(self.times), losses=self.losses)
