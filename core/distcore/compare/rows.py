@@ -144,7 +144,7 @@ def _row(arguments: argparse.Namespace, name: str, settings: dict[str, Any], fol
         config, declared = _ready(config, settings, folder)
     except (ConfigError, StrategyError) as error:
         if not arguments.skip_missing:
-            raise type(error)(f"row {name!r}: {error}") from None
+            raise ConfigError(f"row {name!r}: {error}") from None
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
     leaves = flat(config.model_dump(mode="json"))
     job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in FREE)}
