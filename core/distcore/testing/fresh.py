@@ -26,12 +26,13 @@ def main(text: str) -> None:
 def foreign(strategy: str) -> set[str]:
     """Modules that only other strategies have a use for, by what their distributions say of themselves.
 
-    A distribution may also offer a launcher, which every run asks, so that its package by itself is not foreign.
+    What the strategy's own distribution requires for an extra, such as one of its backends, is its own, too. A
+    distribution may also offer a launcher, which every run asks, so that its package by itself is not foreign.
     """
     entries = registry.entries("strategies")
     own = entries.pop(strategy)
     theirs = _needs([requirement for entry in entries.values() for requirement in _requirements(entry.dist)])
-    theirs -= _needs(["distcore", *_requirements(own.dist)])
+    theirs -= _needs(["distcore", *_requirements(own.dist, extras=True)])
     required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
     return {entry.module for entry in entries.values()} - {own.module} | required
 
@@ -57,9 +58,9 @@ def _needs(names: list[str]) -> set[str]:
     return found
 
 
-def _requirements(found: Distribution | None) -> list[str]:
-    """Names of what a distribution requires, without its extras."""
-    needed = (line for line in (found.requires if found else None) or [] if "extra ==" not in line)
+def _requirements(found: Distribution | None, extras: bool = False) -> list[str]:
+    """Names of what a distribution requires, for its ``extras`` or without them."""
+    needed = (line for line in (found.requires if found else None) or [] if extras or "extra ==" not in line)
     return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 
 

@@ -6,7 +6,7 @@ partitions of each parameter. What Accelerate prepared is DeepSpeed's engine, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,13 +27,6 @@ def load(run: Run, saved: SavedState) -> bool:
         _write(tensor, name, saved)
     flat.load(parts(run), run.optimizer, saved)
     return True
-
-
-@torch.no_grad()
-def keep_exact(run: Run, weights: Mapping[str, Tensor]) -> None:
-    """Give the master copies the fp32 ``weights``, which DeepSpeed took from a model already rounded to 16 bits."""
-    for part in parts(run):
-        part.of(part.master).copy_(weights[part.name].reshape(-1).narrow(0, part.start, part.count))
 
 
 def parts(run: Run) -> Iterator[flat.Part]:

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 def check(options: AccelerateStrategy, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError, one line, for what cannot come true."""
+    """Raise ConfigError, one line, for what cannot come true in a run that trains."""
+    check_evaluation(options, config, environ)
+    if options.settings.backend == "deepspeed":
+        zero_config.check_training(options, options.settings, config)
+
+
+def check_evaluation(options: AccelerateStrategy, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """The same for a run that only evaluates: without an optimizer, its batches as large as they happen to be."""
     settings = options.settings
     _check_device(settings, config, environ)
     _check_number(settings, config, environ)

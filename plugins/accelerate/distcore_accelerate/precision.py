@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
-from distcore import Run, RunConfig
+from distcore import Run, RunConfig, defaults
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,9 +24,5 @@ def whole(run: Run, model: nn.Module) -> nn.Module:
 def results_in_fp32(run: Run, model: nn.Module) -> nn.Module:
     """Have loss and metrics computed from fp32, as they are under autocast."""
     if run.config.precision != "fp32":
-        model.register_forward_hook(_in_fp32)
+        defaults.results_in_fp32(model)
     return model
-
-
-def _in_fp32(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    return tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, outputs)

@@ -30,7 +30,7 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_accelerate.backend import Backend, forget, new_accelerator, surroundings, world_of
-from distcore_accelerate.checks import check
+from distcore_accelerate.checks import check, check_evaluation
 from distcore_accelerate.ddp import Replicated
 from distcore_accelerate.fsdp2 import Sharded
 from distcore_accelerate.settings import BackendName, Settings, read_settings
@@ -96,6 +96,10 @@ class AccelerateStrategy:
     def check_config(self, config: RunConfig) -> None:
         """Refuse, before launch, what contradicts the config file and what Accelerate would replace silently."""
         check(self, config)
+
+    def check_evaluation(self, config: RunConfig) -> None:
+        """The same for a run that only evaluates."""
+        check_evaluation(self, config)
 
     @hookimpl
     def setup(self, config: RunConfig, place: Place) -> World:

@@ -27,8 +27,10 @@ from distcore import (
     World,
     Wrapped,
     defaults,
+    flat,
 )
 from distcore_accelerate import books, zero_config
+from distcore_accelerate.loss_scale import dynamic_scale
 from distcore_accelerate.precision import mixed_precision, results_in_fp32, whole
 from distcore_accelerate.settings import Tree
 
@@ -49,10 +51,7 @@ class ZeRO:
             shards_parameters=zero_config.stage_of(tree) == 3,
             owns=frozenset({"precision", *(("schedule",) if zero_config.has_scheduler(tree) else ())}),
             limits=("deepspeed: stage 0 in fp32 only; fp16 needs a GPU", f"deepspeed: {takes_part}"),
-            exempt={
-                "unused-parameters": takes_part,
-                "imports-no-other-strategy": "the backend is DeepSpeed itself, which another strategy requires too",
-            },
+            exempt={"unused-parameters": takes_part},
         )
 
     def plugins(
@@ -80,11 +79,15 @@ class ZeRO:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = _engine_of(accelerator, model, _optimizer(tree, run, make_optimizer(model)))
-        wrapped = Wrapped(model=results_in_fp32(run, engine), optimizer=engine.basic_optimizer)
-        if exact:
-            books.keep_exact(replace(run, model=engine, optimizer=wrapped.optimizer), exact)
+        wrapped = Wrapped(
+            model=results_in_fp32(run, engine),
+            optimizer=engine.basic_optimizer,
+            loss_scale=dynamic_scale(engine.optimizer),
+        )
+        if exact:  # DeepSpeed took its master copies from a model that was already rounded to 16 bits
+            flat.copy_weights(books.parts(replace(run, model=engine, optimizer=wrapped.optimizer)), exact)
         if run.config.clip.value is not None and zero_config.stage_of(tree) > 0:
-            _clip_by_value(engine.basic_optimizer, run.config.clip.value)
+            defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
         return wrapped
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
@@ -154,16 +157,6 @@ def _optimizer(tree: Tree, run: Run, optimizer: torch.optim.Optimizer) -> Any:
     if zero_config.offloads(tree):  # else Accelerate puts DeepSpeed's Adam in the place of ours
         tree["zero_force_ds_cpu_optimizer"] = False
     return optimizer
-
-
-def _clip_by_value(optimizer: torch.optim.Optimizer, limit: float) -> None:
-    """Clip this rank's gradients just before they are used: averaged, unscaled and clipped by norm already."""
-
-    def clip(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        gradients = [p for group in stepped.param_groups for p in group["params"] if p.grad is not None]
-        nn.utils.clip_grad_value_(gradients, limit)
-
-    optimizer.register_step_pre_hook(clip)
 
 
 def _engine(run: Run) -> Any:

@@ -79,7 +79,7 @@ def has_scheduler(tree: Tree) -> bool:
 
 
 def check(options: AccelerateStrategy, settings: Settings, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for what can be known to go wrong before ranks start."""
+    """Raise ConfigError, one line, for what can be known to go wrong before ranks start, whatever they do."""
     if find_spec("deepspeed") is None:
         raise ConfigError(
             "backend = 'deepspeed': deepspeed is not installed; pip install 'distcore-accelerate[deepspeed]'"
@@ -87,13 +87,18 @@ def check(options: AccelerateStrategy, settings: Settings, config: RunConfig) ->
     tree = given(options, settings)
     if stage_of(tree) not in range(4):
         raise ConfigError(f"{ZERO}.stage = {stage_of(tree)}: expected 0, 1, 2 or 3")
+    if config.precision == "fp16" and config.device == "cpu":
+        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
+
+
+def check_training(options: AccelerateStrategy, settings: Settings, config: RunConfig) -> None:
+    """Raise ConfigError, one line, for what cannot be trained, and for what contradicts distcore's config."""
+    tree = given(options, settings)
     if config.precision != "fp32" and stage_of(tree) == 0:
         raise ConfigError(
             f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is a step ahead there and "
             "the result is wrong; use stage 1, which is as fast"
         )
-    if config.precision == "fp16" and config.device == "cpu":
-        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
     kind = _get(tree, "optimizer.type")
     if kind is not None and kind not in OPTIMIZERS:
         raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported ({', '.join(OPTIMIZERS)})")

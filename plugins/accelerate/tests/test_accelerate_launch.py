@@ -57,6 +57,22 @@ def test_one_process_where_two_were_asked_for_is_refused_in_one_line(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+ONE_STEP = """
+import sys
+from distcore import load_config, train
+from distcore.testing.problem import Problem
+job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01, "global_batch_size": 4}
+train(load_config(None, job | {"out": sys.argv[1], "extensions": {"progress": False}}), Problem())
+print("deepspeed" in sys.modules)
+"""
+
+
+def test_deepspeed_is_only_imported_where_it_is_the_backend(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ONE_STEP, str(tmp_path / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
+
+
 def test_a_backend_that_fell_back_is_named() -> None:
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     forget()

@@ -195,6 +195,14 @@ def test_options_that_cannot_come_true_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
+    options = {"backend": "deepspeed", "zero_stage": 0, "deepspeed_config": {"train_batch_size": 64}}
+    job = {"strategy": "accelerate", "strategy_options": options, "device": "cpu", "precision": "bf16"}
+    assert resolve(load_config(None, job), training=False).precision == "bf16"
+    with pytest.raises(ConfigError, match=r"stage = 0 with precision = 'bf16'"):
+        resolve(load_config(None, job))
+
+
 def test_an_option_and_a_file_that_disagree_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend = 'deepspeed', but .*distributed_type = 'MULTI_CPU'"):
         resolved({"backend": "deepspeed", "config_file": written(tmp_path)})

@@ -1,0 +1,45 @@
+"""The dynamic loss scale of DeepSpeed's fp16, as checkpoints of any strategy have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+GOOD_STEPS = "good_steps"
+HYSTERESIS = "hysteresis"
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScale:
+    """The state of DeepSpeed's scaler by the keys of ``torch.amp.GradScaler``, and two of its own."""
+
+    scaler: Any
+    """A ``DynamicLossScaler``; DeepSpeed is imported only where it is the backend."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """DeepSpeed's scale doubles a step later than torch's, the first time: so its own count is kept, too."""
+        scaler = self.scaler
+        good = scaler.cur_iter - 1 - scaler.last_overflow_iter
+        return {
+            "scale": float(scaler.cur_scale),
+            "growth_factor": float(scaler.scale_factor),
+            "backoff_factor": 1 / scaler.scale_factor,
+            "growth_interval": int(scaler.scale_window),
+            "_growth_tracker": max(0, good - 1) % scaler.scale_window,
+            GOOD_STEPS: good,
+            HYSTERESIS: scaler.cur_hysteresis,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the scale and where it is in its rule; the rule itself stays that of this run's config."""
+        scaler = self.scaler
+        scaler.cur_scale = max(state["scale"], scaler.min_scale)
+        scaler.cur_iter = state.get(GOOD_STEPS, state["_growth_tracker"] + 1)
+        scaler.last_overflow_iter = -1
+        scaler.cur_hysteresis = min(state.get(HYSTERESIS, scaler.delayed_shift), scaler.delayed_shift)
+
+
+def dynamic_scale(optimizer: object) -> DynamicScale | None:
+    """Return the scale of the engine's optimizer; ``None`` where it is fixed, or there is none."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    return DynamicScale(scaler) if getattr(scaler, "dynamic", False) else None
