@@ -54,7 +54,9 @@ def field_of(flag: Flag) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["strategies", "--help"], ["--version"]], ids=" ".join
+    "arguments",
+    [["--help"], ["train", "--help"], ["compare", "--help"], ["strategies", "--help"], ["--version"]],
+    ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

@@ -48,7 +48,7 @@ GROUPS: dict[str, list[Flag]] = {
         ),
     ],
     "ranks": [
-        Flag("--strategy", "NAME", "single", "how the model is spread over ranks; see distcore strategies"),
+        Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
         Flag("--max-restarts", "N", "0", "times to start a job afresh that died, from its newest checkpoint"),
         Flag("--nproc", "N", "auto", "processes to start here; auto: one a GPU, else one"),
     ],
