@@ -81,7 +81,7 @@ def _class(row: Facts, facts: Facts) -> str:
 def _plots(rows: list[Facts], facts: Facts) -> str:
     shown = {
         "Samples a second, range over rounds": plots.bars([_speed(row, facts) for row in rows]),
-        f"Where the wall time goes, seconds {_legend()}": plots.bars([_wall(row) for row in rows]),
+        f"Where the wall time goes, seconds {_legend()}": plots.bars([_wall(row, facts) for row in rows]),
         "Step time, milliseconds: 5 %, median, 95 %": plots.ranges([_step(row, facts) for row in rows]),
         "Peak memory of a rank, MiB": plots.bars([_memory(row, facts) for row in rows]),
     }
@@ -105,9 +105,9 @@ def _speed(row: Facts, facts: Facts) -> tuple[str, list[Part], tuple[float, floa
     return _label(row, facts), [Part(speed, "a", f"{speed:.1f} samples/s")], (low, high), f"{speed:.1f}"
 
 
-def _wall(row: Facts) -> tuple[str, list[Part], None, str]:
+def _wall(row: Facts, facts: Facts) -> tuple[str, list[Part], None, str]:
     parts = [Part(max(0.0, row[key]), colour, f"{what}: {row[key]:.2f} s") for key, (colour, what) in PARTS.items()]
-    return row["name"], parts, None, f"{row['wall_seconds']:.1f} s"
+    return _label(row, facts), parts, None, f"{row['wall_seconds']:.1f} s"
 
 
 def _step(row: Facts, facts: Facts) -> tuple[str, float, float, float, str]:
