@@ -12,6 +12,7 @@ from distcore.checkpoint import Checkpoint, Files
 from distcore.checkpoint.commit import aside_of, begin, commit, hand_in
 from distcore.checkpoint.writer import blocks_of, write_share
 from distcore.contract import State
+from distcore.testing.lab import Unsynced
 
 
 def state(value: float) -> State:
@@ -28,13 +29,6 @@ def write(folder: Path, states: list[State], step: int = 1, files: Files | None 
         hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
     commit(files, final, len(states), {"progress": {}})
     return final
-
-
-class Unsynced(Files):
-    """Saves time where no machine stops."""
-
-    def sync(self, path: Path) -> None:
-        pass
 
 
 def value_in(path: Path) -> float:

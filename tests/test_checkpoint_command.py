@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,18 +12,24 @@ import torch
 from checkpoint_cases import state, write
 
 from distcore.checkpoint import Checkpoint
+from distcore.checkpoint.export import fill
 from distcore.cli import main
+from distcore.contract import State
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained tiny BERT with checkpoints after steps 2 and 3."""
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A trained tiny BERT with checkpoints after steps 2 and 3; its data and all that was made of them are gone."""
     folder = tmp_path_factory.mktemp("trained")
     rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]
     (folder / "rows.json").write_text(json.dumps(rows))
     flags = "--model bert-tiny --global-batch-size 8 --max-steps 3 --save-every 2 --set extensions.progress=false"
-    assert main(["train", "--data", str(folder / "rows.json"), "--out", str(folder / "run"), *flags.split()]) == 0
-    return folder / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
+        assert main(["train", "--data", str(folder / "rows.json"), "--out", str(folder / "run"), *flags.split()]) == 0
+        (folder / "rows.json").unlink()
+        shutil.rmtree(folder / "cache")
+        yield folder / "run"
 
 
 def test_ls_has_a_line_for_each(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +68,29 @@ def test_an_export_loads_in_transformers_and_computes_the_same(run_folder: Path,
     saved = Checkpoint(run_folder / "checkpoints/step-00000003")
     assert all(torch.equal(value, saved[f"model/{name}"]) for name, value in model.named_parameters())
     assert model(**tokenizer(["good text"], return_tensors="pt")).logits.shape == (1, 2)
+    assert model.config.id2label == {0: "0", 1: "1"}
+    assert not list((tmp_path / "hf").glob("*/"))  # nothing else of the run folder came along
+
+
+def test_an_export_needs_the_data_where_there_is_no_run_folder(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder / "checkpoints/step-00000003", tmp_path / "alone")
+    assert main(["checkpoint", "export", str(tmp_path / "alone"), "--to", str(tmp_path / "hf")]) == 2
+    assert "rows.json: no such file" in capsys.readouterr().err
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    trained, fresh = BertForMaskedLM(shape), BertForMaskedLM(shape)
+    tensors: State = {f"model/{name}": value.detach() for name, value in trained.named_parameters()}
+    fill(fresh, Checkpoint(write(tmp_path, [tensors])))
+    fresh.save_pretrained(tmp_path / "hf")
+    loaded = BertForMaskedLM.from_pretrained(tmp_path / "hf")
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert torch.equal(loaded.get_output_embeddings().weight, trained.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize(

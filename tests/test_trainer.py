@@ -13,7 +13,7 @@ from distcore.errors import CheckpointError, ConfigError
 from distcore.resolve import check_out
 from distcore.strictjson import strict_json
 from distcore.testing.problem import Problem
-from distcore.trainer import Best, better
+from distcore.trainer import Best, best_in, better
 
 
 def evaluation(**metrics: float) -> Evaluation:
@@ -30,6 +30,14 @@ def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: boo
     best, improved = better(Started(), Progress(step=2), before, evaluation(loss=loss))  # type: ignore[arg-type]
     assert improved is improves
     assert best == (Best(step=2, metric="loss", value=loss) if improves else before)
+
+
+@pytest.mark.parametrize(
+    "saved", [None, {}, {"metric": "loss", "step": "1", "value": 2.0}, [1], {"metric": "accuracy"}]
+)
+def test_what_was_judged_otherwise_is_no_best_to_beat(saved: object) -> None:
+    assert best_in(saved, "loss") is None
+    assert best_in({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(step=1, metric="loss", value=0.5)
 
 
 def test_json_has_null_for_what_is_not_a_number() -> None:

@@ -248,6 +248,16 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
+class Identified(Protocol):
+    """A data set that can tell its rows from all others without reading them; a resume compares that."""
+
+    @property
+    def content(self) -> str:
+        """A digest of what the rows say, in order; made when they were prepared, so that asking costs nothing."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Datasets:
     """What a task prepared: ``train`` to learn from, ``evaluation`` while training, ``test`` at the end."""
@@ -295,6 +305,18 @@ class Task(Protocol):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write into the run folder what a user of the model needs beside its weights; on the main rank."""
+        ...
+
+
+@runtime_checkable
+class Reopens(Protocol):
+    """A task whose models can be built again without the data that they were trained on."""
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, enough for ``build_model`` and ``save``, from what ``save`` wrote.
+
+        ``None`` if it wrote nothing into ``folder``.
+        """
         ...
 
 

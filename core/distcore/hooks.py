@@ -110,8 +110,8 @@ class Hooks:
     def save_checkpoint(self, run: Run) -> State:
         return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
 
-    def load_checkpoint(self, run: Run, state: SavedState) -> None:
-        self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state))
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
+        self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
 
     def teardown(self, world: World) -> None:
         self._checked("teardown", bool, self._call.teardown(world=world))

@@ -125,12 +125,12 @@ class Operations:
         """
 
     @hookspec(firstresult=True)
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
 
         A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
-        the model is meant.
-        Serves laws 5 and 7.
+        the model is meant. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
+        ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
         """
 
     @hookspec(firstresult=True)

@@ -67,6 +67,12 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
     return tree
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of ``folder`` that make its tokenizer, by name."""
+    files = (folder / name for name in {*TOKENIZERS, "merges.txt"})
+    return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
+
+
 def check_length(config: RunConfig, folder: Path) -> None:
     """Raise ConfigError if ``max_seq_len`` is more than the model has positions for."""
     tree = read_config(config.model, folder)

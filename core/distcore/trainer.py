@@ -157,7 +157,7 @@ def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress,
     progress, best = Progress(), None
     if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
         path, progress, small = found
-        best = Best(**small["best"]) if small["best"] else None
+        best = best_in(small.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
 
     def claim(out: Path) -> None:
@@ -220,6 +220,14 @@ def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -
     if best is not None and sign * value <= sign * best.value:
         return best, False
     return Best(step=progress.step, metric=metric, value=value), True
+
+
+def best_in(saved: object, metric: str | None) -> Best | None:
+    """The best evaluation that a checkpoint tells of, if it was judged by the same ``metric``."""
+    if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
+        return None
+    step, value = saved.get("step"), saved.get("value")
+    return Best(step=step, metric=metric, value=value) if isinstance(step, int) and isinstance(value, float) else None
 
 
 def finish(

@@ -17,7 +17,7 @@ from distcore.agreement import from_main
 from distcore.checkpoint.commit import aside_of, begin, clean_up, commit, give_up, hand_in
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FORMAT, MANIFEST, DamagedError
-from distcore.checkpoint.progress import check_job, restore, small_state
+from distcore.checkpoint.progress import check_job, progress_in, restore, small_state
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, leave_branch, problem_of, retain, whole_ones
 from distcore.checkpoint.together import together
@@ -125,13 +125,16 @@ def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[P
     checkpoint = together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     small = checkpoint.small_state()
     check_job(run, small, path, data)
-    hooks.load_checkpoint(run, checkpoint)
-    return restore(run, small, path), small
+    progress = progress_in(small, path)
+    hooks.load_checkpoint(run, checkpoint, progress)
+    restore(run, small, progress, path)
+    return progress, small
 
 
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
     """Put only the weights of the checkpoint at ``path`` into a run that does not train."""
-    hooks.load_checkpoint(run, together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world)))
+    checkpoint = together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    hooks.load_checkpoint(run, checkpoint, progress_in(checkpoint.small_state(), path))
 
 
 def _verified(path: Path, world: World) -> Checkpoint:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from distcore.checkpoint.progress import config_in
 from distcore.checkpoint.reader import Checkpoint
+from distcore.contract import Reopens
 from distcore.errors import CheckpointError
 from distcore.trainer import load_task, model_source
 
@@ -17,7 +20,7 @@ from distcore.trainer import load_task, model_source
 def export(path: Path, to: Path) -> None:
     """Write model, config and what the task adds (a tokenizer) to the new folder ``to``; tied weights stay tied.
 
-    Needs the data of the run, which say how many classes there are. Raises CheckpointError.
+    What the model was trained on is not needed: the run folder says what it was. Raises CheckpointError.
     """
     if to.exists() and any(to.iterdir()):
         raise CheckpointError(f"--to {to}: is there already and not empty")
@@ -25,13 +28,15 @@ def export(path: Path, to: Path) -> None:
     checkpoint.verify()
     config = config_in(checkpoint.small_state(), path)
     task = load_task(config)
-    data = task.prepare(config)
+    kept = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
+    data = kept or task.prepare(config)  # a checkpoint that was moved out of its run folder
     module = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
     fill(module, checkpoint)
     save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
-    save(to)
+    with redirect_stdout(io.StringIO()):  # it imports what is installed to wrap models with, and some of that talks
+        save(to)
     task.save(to, config, data)
 
 

@@ -7,6 +7,8 @@ micro-batch.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.config import RunConfig
-from distcore.contract import Dataset, Progress, Run
-from distcore.errors import CheckpointError
+from distcore.contract import Dataset, Identified, Progress, Run
+from distcore.errors import CheckpointError, nearest
 
 FIXED = (
     "task", "eval_fraction", "columns", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
@@ -31,10 +33,15 @@ CHANGEABLE = (
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Tell one set of training rows from another, wherever its file lies: by length and items of every row."""
+    """Tell one set of training rows from another, wherever its file lies.
+
+    By length and items of every row and, where the data set can tell, by what the rows say. Reads no row.
+    """
     digest = hashlib.sha256()
     for column in (dataset.lengths, dataset.items):
         digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+    if isinstance(dataset, Identified):
+        digest.update(dataset.content.encode())
     return digest.hexdigest()
 
 
@@ -68,6 +75,10 @@ def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> 
     """Raise CheckpointError, naming the difference, if the checkpoint is of another job than ``run``."""
     saved, mine = job_of(config_in(small, path), small.get("total_steps")), job_of(run.config, run.total_steps)
     accepted = set(run.config.resume_changed or ())
+    possible = [key for key in mine if key not in FIXED]
+    for key in sorted(accepted.difference(possible)):
+        hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
+        raise CheckpointError(f"--resume-changed {key}: nothing that a resumed run may change{hint}")
     for key, value in mine.items():
         if saved[key] != value and key not in accepted:
             then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
@@ -80,21 +91,32 @@ def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> 
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 
-def restore(run: Run, small: dict[str, Any], path: Path) -> Progress:
-    """Put schedule and scaler where they were; return the progress. Parameter groups may be other ones."""
-    try:
-        progress = Progress(**{field.name: _count(small["progress"][field.name]) for field in fields(Progress)})
+def progress_in(small: dict[str, Any], path: Path) -> Progress:
+    """How far the run was that wrote the checkpoint at ``path``."""
+    with _explained(path):
+        return Progress(**{field.name: _count(small["progress"][field.name]) for field in fields(Progress)})
+
+
+def restore(run: Run, small: dict[str, Any], progress: Progress, path: Path) -> None:
+    """Put schedule and scaler where they were. Parameter groups may be other ones."""
+    with _explained(path):
         rates = [float(rate) for rate in small["learning_rates"]]
         _restore_scale(run, small["scaler"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
     if isinstance(run.scheduler, LambdaLR):
         rates = _wind(run.scheduler, progress.step)
     constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
-    if run.optimizer is not None and rates and not constant:
+    if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
-    return progress
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what a state.json of another form raises into one line with its name."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 
 def _wind(scheduler: LambdaLR, step: int) -> list[float]:

@@ -17,11 +17,11 @@ from distcore.data import embedded
 from distcore.data.cache import cached_folder
 from distcore.data.files import Rows, digest, read_rows
 from distcore.data.split import distinct_labels, encode_labels, split_rows
-from distcore.data.tokens import open_tokens, tokenize, write_tokens
+from distcore.data.tokens import no_tokens, open_tokens, tokenize, write_tokens
 from distcore.errors import DataError, ModelError, nearest
-from distcore.models import TOKENIZERS, check_length, from_scratch, load_tokenizer, model_folder, read_config
+from distcore.models import check_length, from_scratch, load_tokenizer, model_folder, read_config, tokenizer_files
 
-FORMAT = 2
+FORMAT = 3
 """Grows whenever an entry of the cache changes its form or meaning."""
 
 
@@ -49,6 +49,23 @@ def prepare_text(config: RunConfig) -> TextDatasets:
         check_length(config, model_folder(config.model))
     folder = cached_folder("tokens", _key(config), lambda folder: _build(folder, config))
     return _open(folder, config)
+
+
+def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
+    """Return what a model and its tokenizer need of the data that they were made for."""
+    loaded = load_tokenizer(str(tokenizer), tokenizer)
+    pad = _pad_token(loaded)
+    rows = no_tokens(pad)
+    return TextDatasets(
+        train=rows,
+        evaluation=rows,
+        test=rows,
+        classes=tuple(map(str, labels)),
+        labels=labels,
+        vocab_size=len(loaded),
+        pad_token=pad,
+        tokenizer=tokenizer,
+    )
 
 
 def _key(config: RunConfig) -> str:
@@ -84,8 +101,7 @@ def _tokenizer_digest(config: RunConfig) -> list[Any]:
     if from_scratch(config):
         return ["wordpiece", config.tokenizer.vocab_size]
     folder = model_folder(config.model)
-    names = sorted({*TOKENIZERS, "config.json", *(path.name for path in folder.glob("*token*.json")), "merges.txt"})
-    files = [folder / name for name in names]
+    files = [folder / "config.json", *tokenizer_files(folder)]
     return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONTENT = "content.sha256"
 CHUNK = 4096
 """Rows tokenised in one call: enough to feed every core, few enough to hold in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenDataset:
-    """Rows of tokens with a class each; implements ``distcore.contract.Dataset``."""
+    """Rows of tokens with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.contract``."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(sum of lengths,)``."""
@@ -34,6 +36,8 @@ class TokenDataset:
     """Ones: each row is one sample of the mean loss."""
     pad: int
     """Token that fills up shorter rows of a batch."""
+    content: str
+    """SHA-256 over tokens, lengths and labels, in hexadecimal."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -81,6 +85,7 @@ def write_tokens(
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
+    (folder / CONTENT).write_text(_digest(tokens, lengths, labels), encoding="ascii")
 
 
 def open_tokens(folder: Path, pad: int) -> TokenDataset:
@@ -95,7 +100,23 @@ def open_tokens(folder: Path, pad: int) -> TokenDataset:
         source_rows=_map(folder / "source_rows.npy"),
         items=np.ones(len(lengths), np.int64),
         pad=pad,
+        content=(folder / CONTENT).read_text(encoding="ascii"),
     )
+
+
+def no_tokens(pad: int) -> TokenDataset:
+    """Return a data set without rows."""
+    tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
+    return TokenDataset(
+        tokens=tokens, starts=none, lengths=none, labels=none, source_rows=none, items=none, pad=pad, content=""
+    )
+
+
+def _digest(*columns: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for column in columns:
+        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def _map(path: Path) -> np.ndarray:

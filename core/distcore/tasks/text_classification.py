@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from distcore.config import RunConfig
 from distcore.contract import Datasets
-from distcore.data.text import TextDatasets, prepare_text
-from distcore.models import build_classifier, from_scratch, model_folder
+from distcore.data.text import TextDatasets, prepare_text, without_rows
+from distcore.models import build_classifier, from_scratch, model_folder, tokenizer_files
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+LABELS = "labels.json"
 
 
 class TextClassification:
@@ -76,9 +79,16 @@ class TextClassification:
         """Write what predictions need beside the weights: the tokenizer's files and ``labels.json``."""
         data = _text(data)
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(data.tokenizer, folder, dirs_exist_ok=True)
+        for file in tokenizer_files(data.tokenizer):
+            shutil.copy(file, folder)
         names = json.dumps(list(data.labels), ensure_ascii=False, indent=2)
-        (folder / "labels.json").write_text(names + "\n", encoding="utf-8")
+        (folder / LABELS).write_text(names + "\n", encoding="utf-8")
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return the classes and the tokenizer that ``save`` wrote, with no rows."""
+        if not (folder / LABELS).is_file():
+            return None
+        return without_rows(tuple(json.loads((folder / LABELS).read_text(encoding="utf-8"))), folder)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

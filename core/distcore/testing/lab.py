@@ -32,7 +32,7 @@ PATIENCE = 30.0
 """Seconds that a rank waits for another one outside of any collective."""
 
 
-class _Unsynced(Files):
+class Unsynced(Files):
     """The file system without waiting for the disk: nothing here must survive a crash."""
 
     def sync(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Job:
         return (
             path
             if path.exists()
-            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, _Unsynced())
+            else checkpoint.save(self.run, self.hooks, progress, self.folder, {"best": None}, Unsynced())
         )
 
     def evaluate(self) -> Evaluation:

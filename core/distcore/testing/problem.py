@@ -6,6 +6,7 @@ or to a decoder, a normalisation, optional dropout, a frozen layer and, on reque
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def content(self) -> str:
+        return hashlib.sha256(np.concatenate([*self.tokens, self.labels]).tobytes()).hexdigest()
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         tokens = np.zeros((len(indices), self.lengths[indices].max()), dtype=np.int64)

@@ -32,7 +32,7 @@ def round_trip(lab: Lab) -> Measured:
     trained = lab.job(PROBLEM).train(3)
     state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
     fresh = lab.job(PROBLEM)
-    lab.hooks.load_checkpoint(fresh.run, state)
+    lab.hooks.load_checkpoint(fresh.run, state, trained.progress)
     error, where = apart(checkpoint.read_tensors(fresh.save(trained.progress)), state)
     return Measured(error=error, bound=EXACT, note=f"{len(state)} tensors, worst {where}")
 
@@ -41,10 +41,11 @@ def round_trip(lab: Lab) -> Measured:
 def loads_into_every_rank(lab: Lab) -> Measured:
     """After loading, rows forwarded on any rank see the loaded parameters and buffers."""
     problem = replace(PROBLEM, evaluation_rows=4 * lab.world.size)
-    state = checkpoint.Tensors(lab.job(problem).train(3).state | {"model/scale": torch.tensor(2.0)})
+    trained = lab.job(problem).train(3)
+    state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
     fresh, alone = lab.job(problem), lab.alone(problem)
     for job in (fresh, alone):
-        job.hooks.load_checkpoint(job.run, state)
+        job.hooks.load_checkpoint(job.run, state, trained.progress)
     error = float((fresh.evaluate().outputs["loss"] - alone.evaluate().outputs["loss"]).abs().max())
     return Measured(error=error, bound=FP32, note="largest difference of a row's loss")
 
