@@ -1,17 +1,21 @@
 # make demo: set up, and train a BERT text classifier on two processes.   make test: set up, and run the tests.
+# make slow: the tests that take many minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check install wheels clean
+.PHONY: demo test slow check install wheels clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 
 test: install
 	$(BIN)/python -m pytest
+
+slow: install
+	$(BIN)/python -m pytest -m slow
 
 check: install
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ with ``--resume auto``, until each has taken its share of the kills. No resume m
 bit for bit those of an undisturbed run. ``restarts``: under ``--max-restarts`` random ranks of one job are killed; the
 time from each kill to the next step that is logged must be 10 s or less, and no restart may fail.
 
-    python benchmarks/kill_resume.py [--kills 100] [--restarts 20]
+    python benchmarks/kill_resume.py [--kills 100] [--restarts 20] [--seed 0]
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def killed(strategy: str, out: Path, chance: random.Random, in_save: bool) -> st
     return None if process.returncode in (0, -signal.SIGKILL) else told.strip()
 
 
-def kill_series(strategy: str, kills: int, folder: Path) -> list[str]:
+def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]:
     """Return what went wrong."""
     problems: list[str] = []
     whole, disturbed = folder / strategy / "whole", folder / strategy / "killed"
     done = 0
     while done < kills:  # a run that ended before its next kill is one round; the next begins afresh
         out = disturbed.with_name(f"killed-{len(list(disturbed.parent.glob('killed-*')))}")
-        chance = random.Random(done)
+        chance = random.Random(f"{seed} {done}")
         for _ in range(min(8, kills - done)):
             if problem := killed(strategy, out, chance, in_save=done % 2 == 0):
                 problems.append(f"{strategy}, kill {done}: {problem}")
@@ -126,7 +126,7 @@ def finish(strategy: str, out: Path) -> list[str]:
     return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {told.strip()}"]
 
 
-def restart_series(restarts: int, folder: Path) -> tuple[list[float], str | None]:
+def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float], str | None]:
     """Kill ranks of one job; return the seconds to the next step after each kill, and what went wrong."""
     data, out = folder / "rows.json", folder / "restarted"
     data.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(64)]))
@@ -137,7 +137,7 @@ def restart_series(restarts: int, folder: Path) -> tuple[list[float], str | None
     )
     command = [sys.executable, "-m", "distcore", "train", *flags.split()]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    metrics, seconds, chance = out / "metrics.jsonl", [], random.Random(0)
+    metrics, seconds, chance = out / "metrics.jsonl", [], random.Random(seed)
     wait_for_step(metrics, 0, process)
     for _ in range(restarts):
         time.sleep(1 + chance.random())
@@ -166,6 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--restarts", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments at which to kill")
     parser.add_argument("--job", nargs=2, metavar=("STRATEGY", "OUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
@@ -176,11 +177,11 @@ def main() -> int:
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for strategy in here if arguments.kills else []:
-            found = kill_series(strategy, -(-arguments.kills // len(here)), Path(folder))
+            found = kill_series(strategy, -(-arguments.kills // len(here)), Path(folder), arguments.seed)
             print(f"{strategy}: {-(-arguments.kills // len(here))} kills, {len(found)} problems", flush=True)
             problems += found
         if arguments.restarts:
-            seconds, problem = restart_series(arguments.restarts, Path(folder))
+            seconds, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
             print(f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step: "
                   f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}")  # fmt: skip
             problems += [f"restarts: {problem}"] if problem else []
