@@ -50,6 +50,9 @@ def read(config: str | Mapping[str, Any] | None) -> Tree:
     for key in TREES & tree.keys():
         if not isinstance(tree[key], dict):
             raise ConfigError(f"{origin(config)}: {key} = {tree[key]!r}: expected keys and values")
+    stage = tree.get("zero_optimization", {}).get("stage", AUTO)
+    if stage != AUTO and stage not in range(4):
+        raise ConfigError(f"{origin(config)}: zero_optimization.stage = {stage!r}: expected 0, 1, 2 or 3")
     return tree
 
 

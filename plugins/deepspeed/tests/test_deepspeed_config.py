@@ -149,6 +149,7 @@ OPTIONS_REFUSED = {
     "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs strategy_options.nvme_path"),
     "unknown scheduler": ({"config": {"scheduler": {"type": "WarmLR"}}}, r"'WarmLR': not supported \(did you mean"),
     "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "key 'scheduler.params.steps'"),
+    "no such stage": ({"config": {"zero_optimization": {"stage": "two"}}}, r"stage = 'two': expected 0, 1, 2 or 3"),
     "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
     "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
     "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'Adam'"),
