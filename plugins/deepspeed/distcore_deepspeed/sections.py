@@ -102,10 +102,10 @@ def _optimizer_takes(tree: Tree, device: str, offload: str) -> set[str]:
         return _arguments(FusedLamb) - {"params"}
     if kind not in ("Adam", "AdamW"):
         return set()
-    return OF_ENGINE | _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"}
+    return _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"} | OF_ENGINE
 
 
-def _adam(of_torch: Any, device: str, offload: str) -> type:
+def _adam(of_torch: Any, device: str, offload: str) -> Any:
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
     if of_torch or (of_torch is None and device == "cpu" and offload == "none"):
