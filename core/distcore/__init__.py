@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from distcore.ranks import gather_rows as gather_rows
     from distcore.ranks import has_state_in_buffers as has_state_in_buffers
     from distcore.ranks import join_process_group as join_process_group
+    from distcore.ranks import lay_out_gradients as lay_out_gradients
     from distcore.ranks import leave_process_group as leave_process_group
     from distcore.ranks import open_store as open_store
     from distcore.ranks import sum_over_ranks as sum_over_ranks
@@ -86,6 +87,7 @@ _HOME = {
     "gather_rows": "distcore.ranks",
     "has_state_in_buffers": "distcore.ranks",
     "join_process_group": "distcore.ranks",
+    "lay_out_gradients": "distcore.ranks",
     "leave_process_group": "distcore.ranks",
     "open_store": "distcore.ranks",
     "sum_over_ranks": "distcore.ranks",

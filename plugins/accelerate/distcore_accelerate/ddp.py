@@ -23,6 +23,7 @@ from distcore import (
     Wrapped,
     defaults,
     has_state_in_buffers,
+    lay_out_gradients,
 )
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ class Replicated:
     """The model whole on every rank; precision, clipping and checkpoints are the core's."""
 
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
-        exempt = {
-            "unused-parameters": "needs strategy_options.find_unused=true",
-            "bit-for-bit": "above two ranks sums round otherwise in a process's first step: torch moves buckets",
-        }
+        exempt = {"unused-parameters": "needs strategy_options.find_unused=true"}
         return Capabilities(
             spec_version=1,
             collectives_per_step=3 if options.find_unused else 2,
@@ -63,6 +61,8 @@ class Replicated:
         if not isinstance(prepared, DistributedDataParallel):
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
         prepared.broadcast_buffers = has_state_in_buffers(model)
+        if not prepared.find_unused_parameters:  # with it nothing moves
+            lay_out_gradients(prepared, prepared.module)
         return Wrapped(model=prepared, optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:

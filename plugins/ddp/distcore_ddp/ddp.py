@@ -21,6 +21,7 @@ from distcore import (
     has_state_in_buffers,
     hookimpl,
     join_process_group,
+    lay_out_gradients,
     leave_process_group,
     sum_over_ranks,
 )
@@ -62,7 +63,7 @@ class DDPStrategy:
         exempt = {}
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
-        if not self.find_unused:
+        if self.static_graph and not self.find_unused:
             exempt["bit-for-bit"] = "above two ranks: torch moves buckets after a process's first step, and sums round"
         if self.compression != "none":
             reason = f"gradients travel in {self.compression}"
@@ -89,6 +90,8 @@ class DDPStrategy:
         replicated.broadcast_buffers = has_state_in_buffers(model)  # as an argument, torch renamed it
         if self.compression != "none":
             replicated.register_comm_hook(None, compression_hook(self.compression))
+        if not (self.static_graph or self.find_unused):  # there a graph must stay the same, here nothing moves
+            lay_out_gradients(replicated, model)
         return Wrapped(model=replicated, optimizer=make_optimizer(model))
 
     @hookimpl
