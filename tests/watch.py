@@ -1,0 +1,56 @@
+"""Sees what must not happen while a checkpoint is read: pickles, imports, code, commands, connections, writing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EVENTS = {
+    "pickle.find_class",
+    "exec",
+    "compile",
+    "os.system",
+    "subprocess.Popen",
+    "os.mkdir",
+    "socket.connect",
+    "import",
+}
+UNPICKLERS = ("pickle.py", "_weights_only_unpickler.py")
+_seen: list[list[str]] = []
+"""Of the watches that are on; an audit hook stays as long as the process."""
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Give the list of what is seen. Imports count too: warm up what the first call imports."""
+    if not hasattr(sys, "_distcore_watch"):
+        sys.addaudithook(_audit)
+        vars(sys)["_distcore_watch"] = True
+    found: list[str] = []
+    _seen.append(found)
+    sys.setprofile(_profile)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        _seen.remove(found)
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    for found in _seen:
+        writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+        if writes or event in EVENTS:
+            found.append(f"{event} {arguments}")
+
+
+def _profile(frame: FrameType, event: str, argument: object) -> None:
+    """A pickle that names nothing raises no audit event, but somebody calls an unpickler."""
+    owner = getattr(argument, "__self__", None)
+    module = getattr(argument, "__module__", None) or type(owner).__module__
+    in_c = event == "c_call" and module == "_pickle" and "load" in getattr(argument, "__name__", "")
+    in_python = event == "call" and frame.f_code.co_filename.endswith(UNPICKLERS) and "load" in frame.f_code.co_name
+    if in_c or in_python:
+        for found in _seen:
+            found.append(f"unpickles: {argument if in_c else frame.f_code.co_qualname}")
