@@ -98,7 +98,7 @@ def resolve(options: DeepSpeedStrategy, run: Run, model: nn.Module, training: bo
         *run_claims(options, config, run.world.size),
         *scheduler_claims(config, given, run.total_steps),
         *_size_claims(model),
-        *_adam_claims(options, config),
+        *_adam_claims(options, config, run.world.is_main),
     ]
     tree = fill(given, claims, origin(options.config))
     if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
@@ -182,10 +182,10 @@ def _hidden_size(model: nn.Module) -> int | None:
     return int(found) if found else None
 
 
-def _adam_claims(options: DeepSpeedStrategy, config: RunConfig) -> list[Claim]:
+def _adam_claims(options: DeepSpeedStrategy, config: RunConfig, tell: bool) -> list[Claim]:
     if optimizer_type(config, options.given) not in ("Adam", "AdamW"):
         return []
-    use = ops.torch_adam(config.device, offloaded(options, "offload_optimizer"))
+    use = ops.torch_adam(config.device, offloaded(options, "offload_optimizer"), tell)
     return [Claim("optimizer.params.torch_adam", use, "", "default")]
 
 

@@ -28,19 +28,21 @@ def nvme() -> tuple[Any, Any]:
     return op_builder.PinMemoryBuilder(), op_builder.AsyncIOBuilder()
 
 
-def torch_adam(device: str, offload: str) -> bool:
+def torch_adam(device: str, offload: str, tell: bool) -> bool:
     """True if DeepSpeed's Adam should be torch's: where its own kernel brings nothing or cannot be compiled.
 
-    On a CPU without offload its kernel takes minutes to compile and is no faster than torch's fused one.
+    On a CPU without offload its kernel takes minutes to compile and is no faster than torch's fused one. ``tell``: log
+    that it cannot be compiled.
     """
     if device == "cpu" and offload == "none":
         return True
     builder = adam(offload)
     if can_load(builder):
         return False
-    log.warning(
-        "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name
-    )
+    if tell:
+        log.warning(
+            "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name
+        )
     return True
 
 
