@@ -26,6 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 from distcore import BatchPlan, Micro, Run, Sampler, checkpoint, hookimpl, registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from datetime import timedelta
@@ -90,7 +91,12 @@ def lay_out_gradients(wrapped: nn.Module, module: nn.Module) -> None:
 
 
 def leave_process_group(world: World) -> bool:
-    """Leave the default process group, every rank having come so far."""
+    """Leave the default process group, every rank having come so far.
+
+    A wrapped model that is kept by nothing but a cycle goes first: later it would take the group along, and hold the
+    interpreter's lock while it waits for a thread that wants the lock.
+    """
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
     return True
