@@ -1,8 +1,14 @@
 """The laws at every stage, on two ranks."""
 
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
+import pytest
+
 from distcore.testing import StrategyContract
+from distcore_deepspeed.ops import lacking_for_nvme
+
+DISK = TemporaryDirectory(prefix="distcore-nvme-")
 
 
 class TestStage0(StrategyContract):
@@ -33,3 +39,17 @@ class TestStage3(StrategyContract):
 class TestStage3Offload(StrategyContract):
     strategy = "deepspeed"
     options: ClassVar = {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
+
+
+@pytest.mark.skipif(bool(lacking_for_nvme()), reason=f"DeepSpeed's async_io needs {lacking_for_nvme()}")
+class TestStage3Nvme(StrategyContract):
+    """All that is offloaded goes through files, read and written with libaio."""
+
+    strategy = "deepspeed"
+    options: ClassVar = {
+        "stage": 3,
+        "offload_optimizer": "nvme",
+        "offload_param": "nvme",
+        "nvme_path": DISK.name,
+        "config": {"zero_optimization": {"offload_param": {"buffer_size": 100_000}}},  # else 2 GB on each rank
+    }
