@@ -1,5 +1,8 @@
 """The laws at every stage, on two ranks."""
 
+import os
+import subprocess
+import sys
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
@@ -41,7 +44,18 @@ class TestStage3Offload(StrategyContract):
     options: ClassVar = {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
 
 
-@pytest.mark.skipif(bool(lacking_for_nvme()), reason=f"DeepSpeed's async_io needs {lacking_for_nvme()}")
+@pytest.fixture(scope="module")
+def async_io() -> None:
+    """Compile before ranks start, whose time is limited; in a process of its own, as ranks are forked from this one."""
+    code = "from distcore_deepspeed import ops; [ops.build(builder) for builder in ops.nvme()]"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(
+    bool(lacking_for_nvme()) or "DISTCORE_COMPILE" not in os.environ,
+    reason=f"needs {lacking_for_nvme() or 'DISTCORE_COMPILE=1 in the environment'}: async_io compiles for a minute",
+)
+@pytest.mark.usefixtures("async_io")
 class TestStage3Nvme(StrategyContract):
     """All that is offloaded goes through files, read and written with libaio."""
 
