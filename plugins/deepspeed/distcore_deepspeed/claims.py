@@ -58,8 +58,20 @@ def check(options: DeepSpeedStrategy, config: RunConfig) -> None:
         )
     kind = optimizer_type(config, options.given)
     check_optimizer(kind, config.device)
+    _check_adam(options, kind)
     check_scheduler(config, options.given, kind)
     _check_tree(options, config, options.given)
+
+
+def _check_adam(options: DeepSpeedStrategy, kind: str | None) -> None:
+    """Refuse DeepSpeed's own Adam where it is asked for by name and cannot be compiled."""
+    asked = options.given.get("optimizer", {}).get("params", {}).get("torch_adam") is False
+    builder = ops.adam(offloaded(options, "offload_optimizer"))
+    if asked and kind in ("Adam", "AdamW") and not ops.can_load(builder):
+        raise ConfigError(
+            f"optimizer.params.torch_adam = false: DeepSpeed's {builder.name} cannot be compiled here (no C++ compiler "
+            "or ninja); install them, or leave torch_adam out"
+        )
 
 
 def check_evaluation(options: DeepSpeedStrategy, config: RunConfig) -> None:

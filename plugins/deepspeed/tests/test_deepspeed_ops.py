@@ -145,6 +145,19 @@ def test_without_a_compiler_torchs_adam_is_used_and_a_line_says_so(
     assert resolved["optimizer"]["params"]["torch_adam"] is True
 
 
+def test_deepspeeds_own_adam_without_a_compiler_is_refused_before_launch(
+    tmp_path: Path, without_compilers: dict[str, str]
+) -> None:
+    own = "--set optimizer.name=deepspeed-adamw --set schedule.name=constant"
+    kernel = "--set strategy_options.offload_optimizer=cpu --set strategy_options.optimizer_params.torch_adam=false"
+    ended = distcore(f"{JOB} {own} {kernel} --out {tmp_path}/run", without_compilers)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(
+        "error: optimizer.params.torch_adam = false: DeepSpeed's cpu_adam cannot be compiled"
+    )
+    assert ended.stderr.count("\n") == 1
+
+
 def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, without_compilers: dict[str, str]) -> None:
     options = "--set strategy_options.stage=3 --set strategy_options.offload_param=nvme"
     ended = distcore(
