@@ -2,12 +2,15 @@
 
     python benchmarks/seed_job.py --data emotion.json [--nproc 1 2] [--seeds 0 1 2] [--model bert-small] [--steps 50]
 
-The first 10,000 rows shuffled with seed 123, 92 % to train on, 32 rows a rank, AdamW 5e-4 from scratch, weight decay
-0.01 but not on biases and norms, one epoch, at most 128 tokens. For each number of ranks and seed, three runs from the
-same weights, in an order that rotates: the script (benchmarks/native/seed_script.py), distcore with the same
-arithmetic (fp32; padding to the longest row of a micro-batch), and ``--preset fast``. The ratio is of samples a second
-in training; start-up and evaluation are in neither. Accuracy is judged for all three by the same code, on the 800 rows
-kept and on 10,000 rows that no run has seen; with ``--steps`` only speed is looked at.
+The first 10,000 rows shuffled with seed 123, 92 % to train on, 32 rows a rank, AdamW, weight decay 0.01 but not on
+biases and norms, one epoch, at most 128 tokens. The published rate for a model from scratch, 5e-4 without warm-up,
+leaves a BERT of this size at the majority class whoever trains it, and there is nothing to compare; so it is 1e-4.
+
+For each number of ranks and seed, three runs from the same weights, in an order that rotates: the script
+(benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32; padding to the longest row of a
+micro-batch), and ``--preset fast``. The ratio is of samples a second in training, from before the first batch to after
+the last step; start-up and evaluation are in neither. Accuracy is judged for all three by the same code, on the 800
+rows kept and on 10,000 rows that no run has seen; with ``--steps`` only speed is looked at.
 Bounds: 3 times the script's samples a second, 8 times with the preset; mean accuracy at most 0.5 point below.
 """
 
@@ -35,6 +38,18 @@ OURS = {"same arithmetic": ("--micro-batch-size", "8"), "preset fast": ("--prese
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the three runs of a seed have in common."""
+
+    folder: Path
+    model: Path
+    seed: int
+    nproc: int
+    lr: float
+    steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one run did: samples a second of training, and accuracy in percent on the kept and the unseen rows."""
 
@@ -49,6 +64,7 @@ def main() -> int:
     parser.add_argument("--model", default="bert-small", help="a preset's name")
     parser.add_argument("--nproc", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--steps", type=int, help="stop after so many steps; accuracy is not looked at")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="seed-job-"))
@@ -77,12 +93,13 @@ def compare(folder: Path, arguments: argparse.Namespace, nproc: int) -> bool:
     names = list(outcomes)
     for number, seed in enumerate(arguments.seeds):
         model = random_model(folder, arguments.model, seed)
+        job = Job(folder=folder, model=model, seed=seed, nproc=nproc, lr=arguments.lr, steps=arguments.steps)
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            outcomes[name].append(outcome(folder, name, model, seed, nproc, arguments.steps))
+            outcomes[name].append(outcome(job, name))
             print(f"  {nproc} ranks, seed {seed}, {name}: {outcomes[name][-1]}", file=sys.stderr, flush=True)
     print(f"{arguments.model}, {nproc} rank{'s' * (nproc > 1)}, seeds {arguments.seeds}")
-    print(f"{'':<18}{'samples/s':>10}{'ratio (range)':>24}{'kept rows %':>22}{'unseen rows %':>22}")
+    print(f"{'':<18}{'samples/s':>10}{'ratio (range)':>24}{'kept rows %':>26}{'unseen rows %':>26}")
     held = [show(name, outcomes[name], outcomes["script"]) for name in names]
     return all(held)
 
@@ -93,21 +110,18 @@ def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome]) -> bool
     ratio = statistics.median(ratios)
     speed = statistics.median(outcome.speed for outcome in found)
     spread = f"{ratio:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
-    kept, unseen = (
-        [value for value in (getattr(outcome, rows) for outcome in found) if value is not None]
-        for rows in ("kept", "unseen")
-    )
-    print(f"{name:<18}{speed:>10.1f}{spread:>24}{mean_of(kept):>22}{mean_of(unseen):>22}", flush=True)
-    if not unseen:
-        return ratio >= BOUNDS.get(name, 0)
-    theirs = statistics.mean(outcome.unseen for outcome in script if outcome.unseen is not None)
-    return ratio >= BOUNDS.get(name, 0) and statistics.mean(unseen) >= theirs - POINTS
+    kept, unseen = (against(found, script, rows) for rows in ("kept", "unseen"))
+    print(f"{name:<18}{speed:>10.1f}{spread:>24}{kept[0]:>26}{unseen[0]:>26}", flush=True)
+    return ratio >= BOUNDS.get(name, 0) and unseen[1] >= -POINTS
 
 
-def mean_of(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{statistics.mean(values):.2f} ({min(values):.1f} … {max(values):.1f})"
+def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tuple[str, float]:
+    """Mean accuracy on ``rows`` with its range and its distance to the script's, in points; and the distance."""
+    ours, theirs = ([getattr(outcome, rows) for outcome in outcomes] for outcomes in (found, script))
+    if None in ours:
+        return "-", 0.0
+    distance = statistics.mean(ours) - statistics.mean(theirs)
+    return f"{statistics.mean(ours):.2f} ({min(ours):.1f} … {max(ours):.1f}) {distance:+.2f}", distance
 
 
 def random_model(folder: Path, preset: str, seed: int) -> Path:
@@ -133,42 +147,54 @@ def random_model(folder: Path, preset: str, seed: int) -> Path:
     return target
 
 
-def outcome(folder: Path, name: str, model: Path, seed: int, nproc: int, steps: int | None) -> Outcome:
+def outcome(job: Job, name: str) -> Outcome:
     """Run one of the three and judge what it trained."""
-    out = folder / f"{name.replace(' ', '-')}-{nproc}-{seed}"
-    if name == "script":
-        trained, speed = run_script(folder, out, model, seed, nproc, steps), speed_of_script(out)
-    else:
-        trained, speed = run_ours(folder, out, model, seed, nproc, steps, OURS[name])
-    if steps is not None:
+    out = job.folder / f"{name.replace(' ', '-')}-{job.nproc}-{job.seed}"
+    trained, speed = run_script(job, out) if name == "script" else run_ours(job, out, OURS[name])
+    if job.steps is not None:
         return Outcome(speed=speed)
-    return Outcome(
-        speed=speed, kept=accuracy(trained, folder / "kept.json"), unseen=accuracy(trained, folder / "unseen.json")
-    )
+    kept, unseen = (accuracy(trained, job.folder / f"{rows}.json") for rows in ("kept", "unseen"))
+    return Outcome(speed=speed, kept=kept, unseen=unseen)
 
 
-def run_script(folder: Path, out: Path, model: Path, seed: int, nproc: int, steps: int | None) -> Path:
+def run_script(job: Job, out: Path) -> tuple[Path, float]:
     script = str(Path(__file__).parent / "native/seed_script.py")
-    starter = [sys.executable] if nproc == 1 else [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={nproc}"]
-    end = [f"--steps={steps}"] if steps else []
-    quiet([*starter, script, str(model), str(folder / "train.json"), str(out), f"--seed={seed}", *end])
-    return out
-
-
-def speed_of_script(out: Path) -> float:
+    several = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={job.nproc}"]
+    end = [f"--steps={job.steps}"] if job.steps else []
+    files = [str(job.model), str(job.folder / "train.json"), str(out)]
+    quiet(
+        [
+            *(several if job.nproc > 1 else [sys.executable]),
+            script,
+            *files,
+            f"--seed={job.seed}",
+            f"--lr={job.lr}",
+            *end,
+        ]
+    )
     timing = json.loads((out / "timing.json").read_text(encoding="utf-8"))
-    return float(timing["samples"] / timing["seconds"])
+    return out, float(timing["samples"] / timing["seconds"])
 
 
-def run_ours(
-    folder: Path, out: Path, model: Path, seed: int, nproc: int, steps: int | None, flags: Sequence[str]
-) -> tuple[Path, float]:
-    strategy = ["--strategy", "single" if nproc == 1 else "ddp", "--nproc", str(nproc)]
-    job = ["--model", str(model), "--data", str(folder / "train.json"), "--eval-data", str(folder / "kept.json")]
-    same = ["--global-batch-size", str(32 * nproc), "--lr", "5e-4", "--seed", str(seed), "--out", str(out)]
+def run_ours(job: Job, out: Path, flags: Sequence[str]) -> tuple[Path, float]:
+    strategy = ["--strategy", "single" if job.nproc == 1 else "ddp", "--nproc", str(job.nproc)]
+    data = ["--data", str(job.folder / "train.json"), "--eval-data", str(job.folder / "kept.json")]
+    same = ["--global-batch-size", str(32 * job.nproc), "--lr", str(job.lr), "--seed", str(job.seed), "--out", str(out)]
     settings = ["--set", "schedule.name=constant", "--set", "clip.norm=null", "--set", "checkpoints.best=null"]
-    end = ["--max-steps", str(steps)] if steps else []
-    quiet([str(BIN / "distcore"), "train", *strategy, *job, *same, *settings, *flags, *end])
+    end = ["--max-steps", str(job.steps)] if job.steps else []
+    train = [
+        str(BIN / "distcore"),
+        "train",
+        *strategy,
+        "--model",
+        str(job.model),
+        *data,
+        *same,
+        *settings,
+        *flags,
+        *end,
+    ]
+    quiet(train)
     quiet([str(BIN / "distcore"), "checkpoint", "export", str(out), "--to", str(out / "exported")])
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     return out / "exported", float(report["samples_per_second"])
