@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from distcore import Run, RunConfig, defaults, hookimpl, launch, registry
 from distcore.checkpoint import save
-from distcore.contract import Datasets, Place, Progress
+from distcore.contract import Place, Progress
 from distcore.hooks import Hooks
 from distcore.launch import export, join
 from distcore.loop import steps
 from distcore.resolve import build_strategy, resolve
+from distcore.tasks.contract import Datasets
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import CLASSES, VOCABULARY, Problem
 from distcore.trainer import build_run

@@ -6,8 +6,8 @@ import torch
 from transformers import AutoTokenizer
 
 from distcore.config import RunConfig
-from distcore.contract import Dataset, Datasets, Task
 from distcore.errors import DataError, ModelError
+from distcore.tasks.contract import Dataset, Datasets, Task
 from distcore.tasks.text_classification import TextClassification
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from distcore.contract import SPEC_VERSION as SPEC_VERSION
     from distcore.contract import Capabilities as Capabilities
     from distcore.contract import Clip as Clip
-    from distcore.contract import Dataset as Dataset
-    from distcore.contract import Datasets as Datasets
     from distcore.contract import Micro as Micro
     from distcore.contract import ModelSource as ModelSource
     from distcore.contract import OptimizerFactory as OptimizerFactory
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from distcore.contract import SavedState as SavedState
     from distcore.contract import State as State
     from distcore.contract import StepResult as StepResult
-    from distcore.contract import Task as Task
     from distcore.contract import World as World
     from distcore.contract import Wrapped as Wrapped
     from distcore.data.cache import cached_folder as cached_folder
@@ -50,6 +47,9 @@ if TYPE_CHECKING:
     from distcore.ranks import sum_over_ranks as sum_over_ranks
     from distcore.sampling import BatchPlan as BatchPlan
     from distcore.sampling import rank_sampler as rank_sampler
+    from distcore.tasks.contract import Dataset as Dataset
+    from distcore.tasks.contract import Datasets as Datasets
+    from distcore.tasks.contract import Task as Task
     from distcore.trainer import train as train
 
 _HOME = {
@@ -60,8 +60,8 @@ _HOME = {
     "SPEC_VERSION": "distcore.contract",
     "Capabilities": "distcore.contract",
     "Clip": "distcore.contract",
-    "Dataset": "distcore.contract",
-    "Datasets": "distcore.contract",
+    "Dataset": "distcore.tasks.contract",
+    "Datasets": "distcore.tasks.contract",
     "Micro": "distcore.contract",
     "ModelSource": "distcore.contract",
     "OptimizerFactory": "distcore.contract",
@@ -73,7 +73,7 @@ _HOME = {
     "SavedState": "distcore.contract",
     "State": "distcore.contract",
     "StepResult": "distcore.contract",
-    "Task": "distcore.contract",
+    "Task": "distcore.tasks.contract",
     "World": "distcore.contract",
     "Wrapped": "distcore.contract",
     "cached_folder": "distcore.data.cache",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distcore.config import RunConfig, dump_config
-from distcore.contract import Datasets
 from distcore.optim import with_warmup
 from distcore.sampling import BatchPlan, training_plan
+from distcore.tasks.contract import Datasets
 from distcore.trainer import total_steps_of
 
 

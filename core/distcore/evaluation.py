@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from distcore.contract import Dataset, Datasets, Run, Task
+from distcore.contract import Run
 from distcore.errors import AgreementError
 from distcore.loader import MicroBatches, to_device
 from distcore.precision import autocast_for
 from distcore.sampling import evaluation_plan
+from distcore.tasks.contract import Dataset, Datasets, Task
 
 if TYPE_CHECKING:
     from distcore.hooks import Hooks

@@ -12,7 +12,7 @@ from distcore import checkpoint
 from distcore.agreement import check_world
 from distcore.checkpoint.progress import config_in
 from distcore.config import RunConfig, load_config, parse_settings
-from distcore.contract import Place, Task, World
+from distcore.contract import Place, World
 from distcore.errors import CheckpointError
 from distcore.evaluation import evaluate
 from distcore.hooks import Hooks
@@ -21,6 +21,7 @@ from distcore.launch import join, launch, run_as_rank
 from distcore.logs import set_up_logging
 from distcore.resolve import resolve
 from distcore.strictjson import strict_json
+from distcore.tasks.contract import Task
 from distcore.trainer import build_run, load_task, set_up
 
 

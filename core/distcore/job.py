@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import RunConfig, load_config, parse_settings
-from distcore.contract import Datasets, Place
+from distcore.contract import Place
 from distcore.errors import ConfigError, RankError
 from distcore.flags import FLAGS
 from distcore.launch import join, launch, run_as_rank
 from distcore.logs import set_up_logging
+from distcore.tasks.contract import Datasets
 
 log = logging.getLogger("distcore")
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
-from distcore.contract import Dataset, Micro, Sampler
+from distcore.contract import Micro, Sampler
+from distcore.tasks.contract import Dataset
 
 Batch = dict[str, Tensor]
 

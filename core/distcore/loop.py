@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from distcore.agreement import check_rows
-from distcore.contract import Clip, Dataset, Micro, Progress, Run, StepResult, Task
+from distcore.contract import Clip, Micro, Progress, Run, StepResult
 from distcore.hooks import Hooks
 from distcore.loader import Batch, MicroBatches, one_step, to_device
 from distcore.precision import autocast_for
 from distcore.sampling import BatchPlan, training_plan
+from distcore.tasks.contract import Dataset, Task
 
 
 def steps(

@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from distcore.config import RunConfig
-from distcore.contract import Dataset, Micro, Run, Sampler
+from distcore.contract import Micro, Run, Sampler
+from distcore.tasks.contract import Dataset
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from distcore.checkpoint.progress import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.checkpoint.together import together
 from distcore.config import RunConfig, dump_config
-from distcore.contract import Datasets, ModelSource, Place, Progress, Run, Task, World
+from distcore.contract import ModelSource, Place, Progress, Run, World
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.evaluation import Evaluation, evaluate
 from distcore.extensions import load_extensions
@@ -33,6 +33,7 @@ from distcore.precision import scaler_for
 from distcore.resolve import build_strategy, check_out, resolve
 from distcore.stopping import on_sigterm
 from distcore.strictjson import strict_json
+from distcore.tasks.contract import Datasets, Task
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]

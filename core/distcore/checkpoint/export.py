@@ -12,8 +12,8 @@ from torch import nn
 
 from distcore.checkpoint.progress import config_in
 from distcore.checkpoint.reader import Checkpoint
-from distcore.contract import Reopens
 from distcore.errors import CheckpointError
+from distcore.tasks.contract import Reopens
 from distcore.trainer import load_task, model_source
 
 

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.config import RunConfig
-from distcore.contract import Dataset, Identified, Progress, Run
+from distcore.contract import Progress, Run
 from distcore.errors import CheckpointError, nearest
+from distcore.tasks.contract import Dataset, Identified
 
 FIXED = (
     "task", "eval_fraction", "columns", "global_batch_size", "seed", "loader.length_grouping", "loader.window",

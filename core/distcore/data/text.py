@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from distcore.config import RunConfig
-from distcore.contract import Datasets
 from distcore.data import embedded
 from distcore.data.cache import cached_folder
 from distcore.data.files import Rows, digest, read_rows
@@ -20,6 +19,7 @@ from distcore.data.split import distinct_labels, encode_labels, split_rows
 from distcore.data.tokens import no_tokens, open_tokens, tokenize, write_tokens
 from distcore.errors import DataError, ModelError, nearest
 from distcore.models import check_length, from_scratch, load_tokenizer, model_folder, read_config, tokenizer_files
+from distcore.tasks.contract import Datasets
 
 FORMAT = 3
 """Grows whenever an entry of the cache changes its form or meaning."""

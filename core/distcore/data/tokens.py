@@ -20,7 +20,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenDataset:
-    """Rows of tokens with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.contract``."""
+    """Rows of tokens with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.tasks.contract``."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(sum of lengths,)``."""

@@ -1,1 +1,1 @@
-"""What distcore can train: implementations of ``distcore.contract.Task``."""
+"""What distcore can train: implementations of ``distcore.tasks.contract.Task``."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distcore.config import RunConfig
-from distcore.contract import Datasets
 from distcore.data.text import TextDatasets, prepare_text, without_rows
 from distcore.models import build_classifier, from_scratch, model_folder, tokenizer_files
+from distcore.tasks.contract import Datasets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +21,7 @@ LABELS = "labels.json"
 
 
 class TextClassification:
-    """Implements ``distcore.contract.Task``; it keeps no state."""
+    """Implements ``distcore.tasks.contract.Task``; it keeps no state."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache wherever they were prepared before."""

@@ -17,12 +17,13 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
-from distcore.contract import Datasets, Micro, Place, Progress, Run, StepResult, World
+from distcore.contract import Micro, Place, Progress, Run, StepResult, World
 from distcore.evaluation import Evaluation, evaluate
 from distcore.hooks import Hooks
 from distcore.loader import MicroBatches, one_step
 from distcore.loop import loss_shares, steps
 from distcore.sampling import training_plan
+from distcore.tasks.contract import Datasets
 from distcore.testing.problem import Problem
 from distcore.trainer import build_run
 

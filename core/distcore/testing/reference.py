@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.contract import Datasets
 from distcore.sampling import training_plan
+from distcore.tasks.contract import Datasets
 from distcore.testing.problem import Problem
 
 
