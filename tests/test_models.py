@@ -14,6 +14,7 @@ from distcore.models import (
     from_scratch,
     load_tokenizer,
     model_folder,
+    usual_lr,
 )
 
 CLASSES = ["sad", "glad", "mad"]
@@ -76,6 +77,13 @@ def test_dropout_overrides_every_dropout_of_the_model():
 def test_only_presets_start_from_scratch():
     assert from_scratch(RunConfig(model="bert-base"))
     assert not from_scratch(RunConfig(model="bert-base-chinese"))
+
+
+@pytest.mark.parametrize(
+    ("model", "lr"), [("bert-tiny", 5e-4), ("bert-mini", 5e-4), ("bert-small", 1e-4), ("bert-base-chinese", 3e-5)]
+)
+def test_a_model_has_the_rate_that_it_learns_at(model, lr):
+    assert usual_lr(model) == lr
 
 
 def test_a_folder_keeps_its_encoder_and_gets_a_head_for_the_classes(folder):

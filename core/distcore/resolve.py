@@ -161,18 +161,21 @@ def strategies_that(can: Any) -> str:
 
 
 def _precision(config: RunConfig, declared: Capabilities) -> str:
-    """bf16 for 'auto' where strategy and device multiply in it; a GPU's own word is only known to its rank."""
+    """bf16 for 'auto' where the device multiplies in it and the strategy does it right.
+
+    A GPU's own word is only known to its rank.
+    """
     if config.precision != "auto":
         return config.precision
     fast = config.device == "cuda" or has_fast_bf16()
-    return "bf16" if fast and "bf16" in declared.precisions else "fp32"
+    return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
 
 
 def _learning_rate(config: RunConfig) -> float:
     if config.lr == "auto":
-        from distcore.models import from_scratch
+        from distcore.models import usual_lr
 
-        return 5e-4 if from_scratch(config) else 3e-5
+        return usual_lr(config.model)
     if config.lr <= 0:
         raise ConfigError(f"lr = {config.lr}: must be greater than 0")
     return config.lr

@@ -45,13 +45,15 @@ class ZeRO:
 
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
         tree = zero_config.given(options, options.settings)
+        stage = zero_config.stage_of(tree)
         takes_part = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
+        fp32_only = "deepspeed: stage 0 in fp32 only"
         return Capabilities(
             spec_version=1,
-            shards_parameters=zero_config.stage_of(tree) == 3,
+            shards_parameters=stage == 3,
             owns=frozenset({"precision", *(("schedule",) if zero_config.has_scheduler(tree) else ())}),
-            limits=("deepspeed: stage 0 in fp32 only; fp16 needs a GPU", f"deepspeed: {takes_part}"),
-            exempt={"unused-parameters": takes_part},
+            limits=(fp32_only, "deepspeed: fp16 needs a GPU", f"deepspeed: {takes_part}"),
+            exempt={"unused-parameters": takes_part} | ({"bf16": fp32_only} if stage == 0 else {}),
         )
 
     def plugins(

@@ -203,6 +203,14 @@ def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
         resolve(load_config(None, job))
 
 
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16")])
+def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
+    stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distcore.resolve.has_fast_bf16", lambda: True)
+    assert resolved({"backend": "deepspeed", "zero_stage": stage}, nproc=2, precision="auto").precision == precision
+
+
 def test_an_option_and_a_file_that_disagree_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend = 'deepspeed', but .*distributed_type = 'MULTI_CPU'"):
         resolved({"backend": "deepspeed", "config_file": written(tmp_path)})

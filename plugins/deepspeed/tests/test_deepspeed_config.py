@@ -46,6 +46,14 @@ def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
     assert found["bf16"] == found["fp16"] == {"enabled": False}
 
 
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16")])
+def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
+    stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distcore.resolve.has_fast_bf16", lambda: True)
+    assert checked({"stage": stage}, precision="auto").precision == precision
+
+
 def test_clipping_that_is_off_is_said_to_be_off() -> None:
     assert tree({"stage": 1}, **{"clip.norm": None})["gradient_clipping"] == 0.0
 
