@@ -94,6 +94,9 @@ def train(
             print(f"step {number} loss {shown.item():.4f}", flush=True)
         samples += len(batch["labels"])
         times.append(time.perf_counter())
+    if device.type == "cuda":  # the last steps may only be queued yet
+        torch.cuda.synchronize()
+        times[-1] = time.perf_counter()
     return samples, times
 
 
