@@ -24,15 +24,15 @@ def benchmark() -> ModuleType:
     return module
 
 
-def test_rows_to_train_on_to_keep_and_to_judge_by_are_different_rows(benchmark: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "all.json").write_text(json.dumps([[f"row {number}", number % 6] for number in range(10_500)]))
+def test_no_row_is_in_two_parts(benchmark: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text(json.dumps([[f"row {number}", number % 6] for number in range(15_000)]))
     benchmark.split(tmp_path / "all.json", tmp_path)
-    train, kept, unseen = (
+    parts = [
         {text for text, _ in json.loads((tmp_path / f"{name}.json").read_text())}
-        for name in ("train", "kept", "unseen")
-    )
-    assert (len(train), len(kept), len(unseen)) == (9_200, 800, 500)
-    assert len(train | kept | unseen) == 10_500
+        for name in ("train", "kept", "unseen", "others")
+    ]
+    assert [len(part) for part in parts] == [9_200, 800, 4_000, 1_000]
+    assert len(set().union(*parts)) == 15_000
 
 
 @pytest.mark.parametrize(
