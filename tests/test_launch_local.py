@@ -123,12 +123,17 @@ def test_no_rank_outlives_the_launcher(number: signal.Signals, to_all: bool, sta
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
     )
     assert launcher.stdout is not None
     assert [launcher.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     ranks = psutil.Process(launcher.pid).children()
     (os.killpg if to_all else os.kill)(launcher.pid, number)
-    _, errors = launcher.communicate(timeout=5)
+    try:
+        _, errors = launcher.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        launcher.send_signal(signal.SIGABRT)  # it says where it stands
+        pytest.fail(launcher.communicate()[1])
     assert (launcher.returncode, errors) == (status, screen)
     assert psutil.wait_procs(ranks, timeout=3)[1] == []
 

@@ -176,7 +176,6 @@ def test_options_that_cannot_work_are_one_line(case: str) -> None:
 
 CONFIGS_REFUSED = {
     "bf16 at stage 0": ({"stage": 0}, {"precision": "bf16"}, "use stage=1"),
-    "fp16 on a CPU": ({}, {"precision": "fp16"}, "no fp16 on a CPU"),
     "their optimizer, our schedule": ({}, {"optimizer.name": "deepspeed-adamw"}, "'linear' with DeepSpeed's optimizer"),
     "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),
     "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "has it no more"),
@@ -189,6 +188,12 @@ def test_configs_that_deepspeed_would_get_wrong_are_refused(case: str) -> None:
     options, changes, message = CONFIGS_REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         checked(options, **changes)
+
+
+def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distcore_deepspeed.backend.fp16_on_cpu", lambda: False)  # some CPUs multiply in it
+    with pytest.raises(ConfigError, match="no fp16 on a CPU"):
+        checked({}, precision="fp16")
 
 
 def test_broken_json_names_the_file(tmp_path: Path) -> None:
