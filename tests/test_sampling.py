@@ -52,6 +52,22 @@ def test_ranks_get_like_work() -> None:
     assert max(work) < 1.1 * min(work)
 
 
+@pytest.mark.parametrize("rows", [160, 176])  # ten whole batches, and eleven: the middle one has no partner
+def test_in_a_window_a_short_batch_and_its_mirror_image_follow_each_other(rows: int) -> None:
+    plan = plan_of(rows, order="window", window=11)
+    lengths = np.array([plan.lengths[plan.rows(0, step)].mean() for step in range(plan.steps)])
+    places = np.argsort(np.argsort(lengths)).tolist()
+    middle = [place for place in places if 2 * place == len(places) - 1]
+    paired = [place for place in places if place not in middle]
+    assert all(one + other == len(places) - 1 for one, other in zip(paired[::2], paired[1::2], strict=True))
+    assert sorted(places) != places
+
+
+def test_the_ragged_batch_of_an_epoch_is_not_its_longest_rows() -> None:
+    plan = plan_of(805, order="window", window=60)
+    assert plan.lengths[plan.rows(0, 50)].mean() < np.sort(plan.lengths)[-5:].mean() - 5
+
+
 def test_windows_need_less_padding_than_batches() -> None:
     def padded(order: str) -> int:
         plan = plan_of(800, order=order, window=10)

@@ -27,7 +27,7 @@ class BatchPlan:
     micro_batch: int
     seed: int
     order: Literal["shuffled", "window", "longest-first"] = "shuffled"
-    """``window``: shuffled, then sorted by length inside windows. ``longest-first``: for evaluation."""
+    """``window``: shuffled, then matched by length inside windows. ``longest-first``: for evaluation."""
     window: int = 50
     """Global batches in a window."""
 
@@ -108,15 +108,21 @@ def _epoch_order(plan: BatchPlan, epoch: int) -> np.ndarray:
 
 
 def _sort_in_windows(order: np.ndarray, plan: BatchPlan, random: np.random.Generator) -> np.ndarray:
-    """Sort each window by length, then shuffle its global batches, so that lengths do not follow a saw-tooth."""
-    size = plan.window * plan.global_batch
+    """Sort each window by length and cut it into global batches; a short one and its mirror image, a long one, follow
+    each other, pairs in any order.
+
+    So any few steps see all lengths, as an optimizer's momentum does. In any order at all, some steps in a row would
+    see short rows, or long ones, and forget the others. The ragged batch that ends an epoch stays as it was drawn.
+    """
     result = []
-    for start in range(0, len(order), size):
-        window = order[start : start + size]
-        window = window[np.argsort(plan.lengths[window], kind="stable")]
-        full = len(window) // plan.global_batch * plan.global_batch
-        batches = window[:full].reshape(-1, plan.global_batch)
-        result += [batches[random.permutation(len(batches))].reshape(-1), window[full:]]
+    for start in range(0, len(order), plan.window * plan.global_batch):
+        window = order[start : start + plan.window * plan.global_batch]
+        count = len(window) // plan.global_batch
+        whole, ragged = window[: count * plan.global_batch], window[count * plan.global_batch :]
+        batches = whole[np.argsort(plan.lengths[whole], kind="stable")].reshape(count, plan.global_batch)
+        drawn = random.permutation(count)
+        pairs = dict.fromkeys(np.stack([drawn, count - 1 - drawn], axis=1).reshape(-1).tolist())
+        result += [batches[list(pairs)].reshape(-1), ragged]
     return np.concatenate(result) if result else order
 
 
