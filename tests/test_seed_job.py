@@ -25,14 +25,14 @@ def benchmark() -> ModuleType:
 
 
 def test_no_row_is_in_two_parts(benchmark: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "all.json").write_text(json.dumps([[f"row {number}", number % 6] for number in range(15_000)]))
+    (tmp_path / "all.json").write_text(json.dumps([[f"row {number}", number % 6] for number in range(21_000)]))
     benchmark.split(tmp_path / "all.json", tmp_path)
     parts = [
         {text for text, _ in json.loads((tmp_path / f"{name}.json").read_text())}
         for name in ("train", "kept", "unseen", "others")
     ]
-    assert [len(part) for part in parts] == [9_200, 800, 4_000, 1_000]
-    assert len(set().union(*parts)) == 15_000
+    assert [len(part) for part in parts] == [9_200, 800, 10_000, 1_000]
+    assert len(set().union(*parts)) == 21_000
 
 
 @pytest.mark.parametrize(
