@@ -11,8 +11,8 @@ For each number of ranks and seed, three runs from the same weights, in an order
 (benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32; padding to the longest row of a
 micro-batch), and ``--preset fast``. The ratio is of samples a second in training, from before the first batch to after
 the last step; start-up and evaluation are in neither. Accuracy is judged for all three by the same code, on the 800
-rows kept and on 10,000 rows that nothing was trained on; with ``--steps`` only speed is looked at, over those steps, and
-the first few are not as long as the epoch's and pay for the start.
+rows kept and on 10,000 rows that nothing was trained on. With ``--steps`` only speed is looked at, over those steps;
+the first few are not as long as the epoch's, and pay for the start.
 Bounds: 3 times the script's samples a second, 8 times with the preset; mean accuracy at most 0.5 point below.
 """
 
