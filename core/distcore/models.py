@@ -23,7 +23,7 @@ class Preset:
     layers: int
     hidden: int
     lr: float
-    """Peak learning rate from random weights: at 5e-4 a model 512 wide or more stays at the majority class."""
+    """Peak learning rate from random weights. At 5e-4 bert-small stays at the majority class; larger ones have its rate."""
 
 
 PRESETS = {
