@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -70,12 +69,14 @@ def main() -> int:
     parser.add_argument("--lr", type=float, default=3e-5)
     parser.add_argument("--steps", type=int, help="stop after so many steps; accuracy is not looked at")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="seed-job-"))
-    os.environ.update(TOKENIZERS_PARALLELISM="false", DISTCORE_CACHE=str(folder / "cache"))
-    split(arguments.data, folder)
-    model = pretrained(folder, arguments.model, arguments.steps)
-    held = [compare(folder, model, arguments, nproc) for nproc in arguments.nproc]
-    shutil.rmtree(folder)
+    if not arguments.data.is_file():
+        parser.error(f"--data {arguments.data}: no such file")
+    with tempfile.TemporaryDirectory(prefix="seed-job-") as name:
+        folder = Path(name)
+        os.environ.update(TOKENIZERS_PARALLELISM="false", DISTCORE_CACHE=str(folder / "cache"))
+        split(arguments.data, folder)
+        model = pretrained(folder, arguments.model, arguments.steps)
+        held = [compare(folder, model, arguments, nproc) for nproc in arguments.nproc]
     print("bounds", "held" if all(held) else "BROKEN")
     return 0 if all(held) else 1
 

@@ -129,7 +129,11 @@ class DeepSpeedStrategy:
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=stage == 3,
             owns=frozenset({"precision", *(("schedule",) if self.given.get("scheduler", {}).get("type") else ())}),
-            limits=(FP32_ONLY, UNUSED, "fp16 needs a GPU; nvme needs stage 3 and libaio"),
+            limits=(
+                FP32_ONLY,
+                UNUSED,
+                "fp16 needs a GPU or a CPU that multiplies in it; nvme needs stage 3 and libaio",
+            ),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if stage == 0 else {}),
         )
 
