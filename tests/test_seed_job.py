@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
+
+from distcore.cli import main
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/seed_job.py"
 
@@ -53,3 +58,40 @@ def test_a_line_holds_its_bounds_or_not(
     found = [benchmark.Outcome(speed=speed, kept=40.0, unseen=accuracy)] * 3
     assert benchmark.show(name, found, script) is holds
     assert f"{speed / 10:.2f}" in capsys.readouterr().out
+
+
+class Stopped(Exception):
+    """Raised in the place of a run, with its command."""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_only_the_preset_changes_rate_and_arithmetic(
+    benchmark: ModuleType,
+    nproc: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(command: Sequence[str]) -> None:
+        raise Stopped(command)
+
+    def resolved(name: str) -> dict[str, Any]:
+        with pytest.raises(Stopped) as stopped:
+            benchmark.run_ours(job, tmp_path / "out", benchmark.OURS[name])
+        assert main([*stopped.value.args[0][1:], "--dry-run"]) == 0
+        config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+        return config
+
+    monkeypatch.setattr(benchmark, "quiet", stop)
+    for name, count in (("train", 70), ("kept", 10)):
+        (tmp_path / f"{name}.json").write_text(json.dumps([[f"row {row}", row % 6] for row in range(count)]))
+    job = benchmark.Job(folder=tmp_path, model="bert-tiny", seed=0, nproc=nproc, lr=3e-5, steps=None)
+    same, fast = resolved("same arithmetic"), resolved("preset fast")
+    assert (same["precision"], same["schedule"]["name"]) == ("fp32", "constant")
+    assert fast["schedule"]["name"] == "linear"
+    assert (same["loader"]["length_grouping"], fast["loader"]["length_grouping"]) == ("batch", "window")
+    for config in (same, fast):
+        assert (config["global_batch_size"], config["nproc"]) == (32 * nproc, nproc)
+        assert (config["lr"], config["epochs"], config["seed"]) == (3e-5, 1, 0)
+        assert (config["schedule"]["warmup_steps"], config["clip"]["norm"]) == (0, None)
+        assert config["optimizer"]["weight_decay"] == 0.01
