@@ -33,7 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROWS, TRAINING, SEED, UNSEEN = 10_000, 0.92, 123, 10_000
+from distcore.errors import DistcoreError
+
+ROWS, TRAINING, SEED, UNSEEN, CLASSES = 10_000, 0.92, 123, 10_000, 6
 BOUNDS = {"same arithmetic": 3.0, "preset fast": 8.0}
 POINTS = 0.5
 BIN = Path(sys.executable).parent
@@ -67,28 +69,38 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label]")
+    parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
     parser.add_argument("--model", default="bert-small", help="a preset, a folder or a hub name")
     parser.add_argument("--nproc", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=3e-5)
     parser.add_argument("--steps", type=int, help="stop after so many steps; accuracy is not looked at")
     arguments = parser.parse_args()
-    if not arguments.data.is_file():
-        parser.error(f"--data {arguments.data}: no such file")
     with tempfile.TemporaryDirectory(prefix="seed-job-") as name:
         folder = Path(name)
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", DISTCORE_CACHE=str(folder / "cache"))
-        split(arguments.data, folder)
-        model = pretrained(folder, arguments.model, arguments.steps)
+        try:
+            split(arguments.data, folder)
+            model = pretrained(folder, arguments.model, arguments.steps)
+        except (OSError, ValueError, DistcoreError) as error:
+            parser.error(str(error))
         held = [compare(folder, model, arguments, nproc) for nproc in arguments.nproc]
     print("bounds", "held" if all(held) else "BROKEN")
     return 0 if all(held) else 1
 
 
 def split(data: Path, folder: Path) -> None:
-    """Write train.json, kept.json, unseen.json, and all that is left over as others.json."""
-    rows = json.loads(data.read_text(encoding="utf-8"))
+    """Write train.json, kept.json, unseen.json, and all that is left over as others.json.
+
+    Raises OSError or ValueError, one line, where ``data`` is not there or does not have the rows for it.
+    """
+    try:
+        read = json.loads(data.read_text(encoding="utf-8"))
+        rows = [(str(text), range(CLASSES).index(label)) for text, label in read]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{data}: not a list of [text, label] with labels 0 to {CLASSES - 1} ({error})") from None
+    if len(rows) <= ROWS + UNSEEN:
+        raise ValueError(f"{data}: {len(rows)} rows, and the job needs more than {ROWS + UNSEEN}")
     job, rest = rows[:ROWS], rows[ROWS:]
     for part in (job, rest):
         random.Random(SEED).shuffle(part)
@@ -151,14 +163,14 @@ def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> t
 
 
 def with_new_head(folder: Path, start: Path, seed: int) -> Path:
-    """The pretrained model as a folder of its own, with a head of random weights for six classes."""
+    """The pretrained model as a folder of its own, with a head of random weights for the job's classes."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     target = folder / f"start-{seed}"
     if not target.exists():
         model: Any = AutoModelForSequenceClassification.from_pretrained(
-            start, num_labels=6, ignore_mismatched_sizes=True
+            start, num_labels=CLASSES, ignore_mismatched_sizes=True
         )
         torch.manual_seed(seed)
         torch.nn.init.normal_(model.classifier.weight, std=0.02)

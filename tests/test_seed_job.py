@@ -1,9 +1,10 @@
-"""``benchmarks/seed_job.py``: what it deals out, and that its bounds can break."""
+"""``benchmarks/seed_job.py``: what it deals out, what it compares, and that its bounds can break."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,48 @@ def test_no_row_is_in_two_parts(benchmark: ModuleType, tmp_path: Path) -> None:
     ]
     assert [len(part) for part in parts] == [9_200, 800, 10_000, 1_000]
     assert len(set().union(*parts)) == 21_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "said"),
+    [
+        (None, (), "No such file"),
+        ("{", (), "not a list of [text, label]"),
+        ([["a row", 6]], (), "labels 0 to 5"),
+        ([["a row", 0]] * 20_000, (), "20000 rows, and the job needs more than 20000"),
+        ([["a row", 0]] * 20_001, ("--model", "./nowhere"), "model ./nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(
+    rows: object, flags: Sequence[str], said: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "rows.json"
+    if rows is not None:
+        data.write_text(rows if isinstance(rows, str) else json.dumps(rows))
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--data", str(data), *flags], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_it_judges_what_each_of_the_three_has_trained(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ("red", "green", "blue", "black", "white", "brown")
+    rows = [[f"{word} {word} {number}", label] for number in range(240) for label, word in enumerate(words)]
+    for name, part in (("train", rows), ("kept", rows[:60]), ("unseen", rows[60:120]), ("others", rows[:120])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    start = benchmark.pretrained(tmp_path, "bert-tiny", None)
+    model = benchmark.with_new_head(tmp_path, start, 0)
+    job = benchmark.Job(folder=tmp_path, model=model, seed=0, nproc=2, lr=2e-3, steps=None)
+    for name in ("script", *benchmark.OURS):
+        found = benchmark.outcome(job, name)
+        assert found.speed > 0, name
+        assert min(found.kept, found.unseen) > 90, (name, found)  # a sixth before it learned
 
 
 @pytest.mark.parametrize(
