@@ -30,18 +30,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from distcore import BatchPlan, Micro, Run, Sampler, checkpoint, hookimpl, registry
+from distcore import BatchPlan, Micro, Run, Sampler, checkpoint, hookimpl
 from distcore.config import RunConfig
-from distcore.contract import Place, Progress, World
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.engine.trainer import build_run
 from distcore.errors import DistcoreError
-from distcore.hooks import Hooks
-from distcore.launch import export, join, launch
-from distcore.loop import steps
-from distcore.resolve import build_strategy, resolve
+from distcore.launchers import export, join, launch
+from distcore.plugin import registry
+from distcore.plugin.contract import Place, Progress, World
+from distcore.plugin.hooks import Hooks
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
-from distcore.trainer import build_run
 
 PUBLISHED = 1e-5
 HALF, LAST, EPOCHS = 7, 15, 3

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from distcore import RunConfig
 from distcore.checkpoint.saver import Saver
-from distcore.contract import Place, Progress, Run
-from distcore.defaults import save_checkpoint
-from distcore.hooks import Hooks
-from distcore.resolve import resolve
+from distcore.engine.resolve import resolve
+from distcore.engine.trainer import build_run, set_up
+from distcore.plugin.contract import Place, Progress, Run
+from distcore.plugin.defaults import save_checkpoint
+from distcore.plugin.hooks import Hooks
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run, set_up
 
 Times = tuple[float, float]
 """Seconds blocked, seconds until durable."""

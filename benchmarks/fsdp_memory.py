@@ -51,8 +51,8 @@ def in_a_process(*arguments: str) -> int:
 def save(folder: str, preset: str) -> int:
     """Save the preset with random weights as a Hugging Face folder; return the bytes of its parameters."""
     from distcore import load_config
-    from distcore.job import check
-    from distcore.trainer import load_task
+    from distcore.engine.resolve import load_task
+    from distcore.jobs.train import check
 
     config, data = check(load_config(None, {"model": preset}))
     task = load_task(config)
@@ -65,7 +65,7 @@ def save(folder: str, preset: str) -> int:
 def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
     """Bytes that the largest of ``nproc`` ranks took, up to the end of ``stage``."""
     from distcore import launch, load_config
-    from distcore.job import check
+    from distcore.jobs.train import check
 
     config, _ = check(load_config(None, {
         "strategy": strategy, "nproc": int(nproc), "model": folder, "max_steps": 3, "max_seq_len": 32, "device": "cpu",
@@ -77,11 +77,11 @@ def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
 
 def rank(config: object, stage: str) -> int:
     from distcore import Progress, RunConfig
-    from distcore.hooks import Hooks
-    from distcore.launch import join
-    from distcore.loop import steps
-    from distcore.resolve import build_strategy
-    from distcore.trainer import build_run, load_task
+    from distcore.engine.loop import steps
+    from distcore.engine.resolve import build_strategy, load_task
+    from distcore.engine.trainer import build_run
+    from distcore.launchers import join
+    from distcore.plugin.hooks import Hooks
 
     assert isinstance(config, RunConfig)
     place = join(os.environ)

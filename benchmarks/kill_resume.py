@@ -26,8 +26,9 @@ from typing import Any
 import psutil
 import torch
 
-from distcore import RunConfig, checkpoint, launch, registry, train
-from distcore.launch import one_line_errors
+from distcore import RunConfig, checkpoint, launch, train
+from distcore.launchers import one_line_errors
+from distcore.plugin import registry
 from distcore.testing.problem import Problem
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}

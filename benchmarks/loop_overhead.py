@@ -31,14 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import distcore.extensions
+import distcore.plugin.extensions
 from distcore import Datasets, RunConfig
-from distcore.contract import Place, Progress
-from distcore.hooks import Hooks
-from distcore.loop import steps as loop_steps
-from distcore.resolve import build_strategy, resolve
-from distcore.sampling import BatchPlan
-from distcore.trainer import build_run
+from distcore.engine.loop import steps as loop_steps
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.engine.trainer import build_run
+from distcore.plugin.contract import Place, Progress
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.sampling import BatchPlan
 
 BATCH, WIDTH, BOUND = 32, 64, 50.0
 warnings.filterwarnings("ignore")
@@ -132,7 +132,7 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
         device="cpu",
     )
     config = resolve(config, 1)
-    hooks = Hooks("single", build_strategy(config), distcore.extensions.load_extensions(config))
+    hooks = Hooks("single", build_strategy(config), distcore.plugin.extensions.load_extensions(config))
     job = Job()
     run = build_run(config, hooks, hooks.setup(config, Place()), job, Datasets(train=data, evaluation=data, test=data))
     with timed():

@@ -30,9 +30,8 @@ import torch.distributed as dist
 from native.job import LOG_EVERY, Job, Timing, durations
 
 from distcore import Progress, Run, RunConfig, StepResult, hookimpl, launch, load_config, train
-from distcore.launch import join
-from distcore.resolve import resolve
-from distcore.trainer import load_task
+from distcore.engine.resolve import load_task, resolve
+from distcore.launchers import join
 
 BOUND, LOSS_BOUND = 0.98, 1e-4
 ROWS = {

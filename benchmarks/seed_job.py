@@ -112,7 +112,7 @@ def split(data: Path, folder: Path) -> None:
 
 def pretrained(folder: Path, model: str, steps: int | None) -> Path:
     """A Hugging Face folder to fine-tune: ``model`` itself, or a preset trained on the rows that are left over."""
-    from distcore.models import PRESETS, model_folder
+    from distcore.tasks.text_classification.models import PRESETS, model_folder
 
     if model not in PRESETS:
         return model_folder(model)

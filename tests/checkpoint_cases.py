@@ -11,7 +11,7 @@ import torch
 from distcore.checkpoint import Checkpoint, Files
 from distcore.checkpoint.commit import aside_of, begin, commit, hand_in
 from distcore.checkpoint.writer import blocks_of, write_share
-from distcore.contract import State
+from distcore.plugin.contract import State
 from distcore.testing.lab import Unsynced
 
 

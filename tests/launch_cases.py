@@ -14,9 +14,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from distcore.contract import Place
 from distcore.errors import DataError, DistcoreError
-from distcore.launch import export, join, launch, one_line_errors, run_as_rank
+from distcore.launchers import export, join, launch, one_line_errors, run_as_rank
+from distcore.plugin.contract import Place
 
 
 def meet() -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distcore import RunConfig, launch, train
 from distcore.config import parse_settings
-from distcore.launch import one_line_errors
+from distcore.launchers import one_line_errors
 from distcore.testing.problem import Problem
 
 SETTINGS: dict[str, Any] = {

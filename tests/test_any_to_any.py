@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore import registry
+from distcore.plugin import registry
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/any_to_any.py"
 PUBLISHED = 1e-5

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distcore.cli import main
+from distcore.cli.main import main
 
 GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]
 JOB = "train --data good.json --model bert-tiny --out run"

@@ -15,13 +15,14 @@ import torch
 from resume_job import run
 from watch import watched
 
-from distcore import RunConfig, checkpoint, launch, registry
+from distcore import RunConfig, checkpoint, launch
 from distcore.checkpoint import Checkpoint
-from distcore.contract import Place
-from distcore.launch import join
-from distcore.resolve import resolve
+from distcore.engine.resolve import resolve
+from distcore.engine.trainer import build_run, set_up
+from distcore.launchers import join
+from distcore.plugin import registry
+from distcore.plugin.contract import Place
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run, set_up
 
 NOTHING_TO_NAME = pickle.dumps({"weights": [1, 2, 3]})
 NAMES = pickle.dumps(OrderedDict(a=1))

@@ -12,9 +12,9 @@ import torch
 from checkpoint_cases import state, write
 
 from distcore.checkpoint import Checkpoint
-from distcore.checkpoint.export import fill
-from distcore.cli import main
-from distcore.contract import State
+from distcore.cli.main import main
+from distcore.jobs.export import fill
+from distcore.plugin.contract import State
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from distcore import Piece
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, checksum_line
-from distcore.contract import State
 from distcore.errors import CheckpointError
+from distcore.plugin.contract import State
 
 WEIGHT = torch.arange(30.0).reshape(10, 3)
 WHOLE: State = {

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
-from distcore.cli import COMMANDS, main
+from distcore.cli.commands.train import config_of
+from distcore.cli.flags import FLAGS, Flag
+from distcore.cli.main import COMMANDS, main
 from distcore.config import RunConfig, load_config
-from distcore.flags import FLAGS, Flag
-from distcore.job import config_of
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
@@ -60,7 +60,7 @@ def field_of(flag: Flag) -> tuple[object, object]:
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys; from distcore.cli import main\n"
+        "import sys; from distcore.cli.main import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )

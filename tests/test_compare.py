@@ -12,9 +12,9 @@ import pytest
 import torch
 from checkpoint_cases import write
 
-from distcore.cli import main
+from distcore.checkpoint.distance import Distance, distance
+from distcore.cli.main import main
 from distcore.compare.comparison import schedule
-from distcore.compare.distance import Distance, distance
 
 JOB = ("--nproc", "2", "--model", "bert-tiny", "--max-steps", "4", "--dropout", "0", "--set", "device=cpu")
 

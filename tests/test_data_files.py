@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcore.config import Columns
-from distcore.data.files import Rows, read_rows
 from distcore.errors import DataError
+from distcore.tasks.text_classification.data.files import Rows, read_rows
 
 TEXTS = ['good, "very" good', "bad\u2028bad", "银色 的 高跟 鞋", "two\nlines"]
 COLUMNS = Columns()
@@ -145,7 +145,8 @@ def test_reading_parquet_starts_no_threads(tmp_path):
     path = write(tmp_path / "a.parquet", TEXTS, [0, 1, 0, 1])
     code = (
         "import os, sys, pyarrow.parquet; from pathlib import Path; from distcore.config import Columns;"
-        "from distcore.data.files import read_rows; before = len(os.listdir('/proc/self/task'));"
+        "from distcore.tasks.text_classification.data.files import read_rows;"
+        "before = len(os.listdir('/proc/self/task'));"
         "read_rows(Path(sys.argv[1]), Columns()); print(len(os.listdir('/proc/self/task')) - before)"
     )
     assert subprocess.check_output([sys.executable, "-c", code, path], text=True).strip() == "0"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore.hooks import EVENTS, OPERATIONS
+from distcore.plugin.hooks import EVENTS, OPERATIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
@@ -112,7 +112,7 @@ def test_every_hook_stands_in_the_reference_with_its_arguments() -> None:
     for name in OPERATIONS:
         import inspect
 
-        from distcore.hookspecs import Operations
+        from distcore.plugin.hookspecs import Operations
 
         arguments = ", ".join(list(inspect.signature(getattr(Operations, name)).parameters)[1:])
         assert f"`{name}({arguments})`" in page

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from distcore.data import embedded
+from distcore.tasks.text_classification.data import embedded
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,8 @@ def test_harvest_is_the_same_whatever_the_hash_seed(cache):
     rows = embedded.stdlib_docs()
     expected = hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest()
     code = (
-        "import hashlib, json; from distcore.data.embedded import stdlib_docs; rows = stdlib_docs();"
+        "import hashlib, json; from distcore.tasks.text_classification.data.embedded import stdlib_docs;"
+        "rows = stdlib_docs();"
         "print(hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest())"
     )
     environment = os.environ | {"PYTHONHASHSEED": "12345", "DISTCORE_CACHE": str(cache) + "-other"}

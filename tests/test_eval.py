@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore.cli import main
+from distcore.cli.main import main
 
 
 @pytest.fixture(scope="module")

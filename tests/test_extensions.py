@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from distcore import Progress, RunConfig, StepResult, hookimpl, train
+from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError, TrainingError
-from distcore.extensions import load_extensions
 from distcore.extensions.nan_guard import NanGuard
 from distcore.extensions.progress import describe_evaluation, time_left
-from distcore.hooks import Hooks
-from distcore.single import SingleStrategy
+from distcore.plugin.extensions import load_extensions
+from distcore.plugin.hooks import Hooks
 
 WATCH = '''
 from dataclasses import dataclass
@@ -94,8 +94,8 @@ def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> N
 
 
 def test_every_shipped_extension_documents_its_options() -> None:
-    from distcore import registry
-    from distcore.options import options_of
+    from distcore.plugin import registry
+    from distcore.plugin.options import options_of
 
     for name in registry.entries("extensions"):
         options = options_of(registry.load("extensions", name))

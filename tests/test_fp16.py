@@ -9,8 +9,9 @@ import pytest
 
 from distcore import RunConfig, hookimpl, launch, train
 from distcore.checkpoint import Checkpoint
-from distcore.contract import Progress, Run
-from distcore.extensions import load_extensions
+from distcore.checkpoint.distance import difference
+from distcore.plugin.contract import Progress, Run
+from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 
 ROWS, BATCH, STEPS = 9, 4, 9  # the third batch of an epoch is one row: a rank has none
@@ -41,7 +42,7 @@ def half(strategy: str, out: Path, scale: float, **changes: Any) -> list[float]:
     )  # fmt: skip
     scales = Scales(scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distcore.trainer.load_extensions", lambda c: load_extensions(c) | {"scales": scales})
+        patch.setattr("distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"scales": scales})
         train(config, Problem(rows=ROWS))
     return scales.seen
 
@@ -49,7 +50,7 @@ def half(strategy: str, out: Path, scale: float, **changes: Any) -> list[float]:
 def apart(one: Path, other: Path, step: int = STEPS) -> float:
     first, second = (Checkpoint(out / f"checkpoints/step-{step:08d}") for out in (one, other))
     names = [name for name in first if name.startswith("model/")]
-    return max(float((first[name] - second[name]).norm() / second[name].norm().clamp(min=1e-6)) for name in names)
+    return max(difference(first[name], second[name]).relative for name in names)
 
 
 def test_two_ranks_end_where_one_process_does(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from distcore import Capabilities, Place, RunConfig, World, hookimpl
+from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
-from distcore.hooks import EVENTS, OPERATIONS, Hooks, build
-from distcore.hookspecs import Events, Operations
-from distcore.single import SingleStrategy
+from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks, build
+from distcore.plugin.hookspecs import Events, Operations
 
 
 class Minimal:

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from distcore.contract import Place
 from distcore.errors import ConfigError
-from distcore.launch import export, join
-from distcore.launch.hostlist import expand_counts, first_host
+from distcore.launchers import export, join
+from distcore.launchers.hostlist import expand_counts, first_host
+from distcore.plugin.contract import Place
 
 TORCHRUN = {
     "RANK": "3",

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from distcore.errors import ConfigError, RankError
-from distcore.launch import launch, local
-from distcore.launch.failures import Failure, culprit
+from distcore.launchers import launch, local
+from distcore.launchers.failures import Failure, culprit
 
 SCRIPT = str(Path(__file__).with_name("launch_cases.py"))
 DEADLINE = 90
@@ -196,9 +196,9 @@ def test_ranks_can_be_spawned_where_forking_is_unsafe(monkeypatch: pytest.Monkey
 
 def test_the_public_name_is_the_function_and_not_its_package() -> None:
     import distcore
-    import distcore.launch.environment
+    import distcore.launchers.environment
 
-    assert distcore.launch is launch
+    assert distcore.launchers is launch
 
 
 def test_a_job_over_its_time_limit_is_stopped() -> None:

@@ -11,18 +11,19 @@ import pluggy
 import pytest
 import torch
 
-from distcore import Progress, Run, RunConfig, defaults, hookimpl, train
-from distcore.contract import Place
+import distcore
+from distcore import Progress, Run, RunConfig, hookimpl, train
+from distcore.distributed.single import SingleStrategy
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
-from distcore.hooks import Hooks
-from distcore.loop import steps
-from distcore.resolve import build_strategy, resolve
-from distcore.sampling import rank_sampler
-from distcore.single import SingleStrategy
+from distcore.plugin.contract import Place
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.sampling import rank_sampler
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run
 
-CORE = str(Path(defaults.__file__).parent)
+CORE = str(Path(distcore.__file__).parent)
 PLUGGY = str(Path(pluggy.__file__).parent)
 
 
@@ -44,7 +45,7 @@ class Recorder:
 
 def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr("distcore.trainer.Hooks", lambda *arguments: recorder.wrap(Hooks(*arguments)))
+    monkeypatch.setattr("distcore.engine.trainer.Hooks", lambda *arguments: recorder.wrap(Hooks(*arguments)))
     train(config_of(tmp_path, micro_batch_size=4, data_guard_steps=1, log_every=2), Problem(rows=16))
     micro_batch = ["accumulate", "backward"]
     assert recorder.calls == [
@@ -107,7 +108,7 @@ class Strategy(SingleStrategy):
 
 
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
-    monkeypatch.setattr("distcore.trainer.build_strategy", lambda _config: strategy)
+    monkeypatch.setattr("distcore.engine.trainer.build_strategy", lambda _config: strategy)
     return train(config_of(tmp_path), Problem())  # type: ignore[return-value]
 
 
@@ -133,8 +134,8 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
 
 
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.trainer.join", lambda _environ: Place(rank=0, size=2, launcher="local"))
-    monkeypatch.setattr("distcore.trainer.resolve", lambda config, *_: config)
-    monkeypatch.setattr("distcore.trainer.export", lambda _place: None)  # the environment stays this process's own
+    monkeypatch.setattr("distcore.engine.trainer.join", lambda _environ: Place(rank=0, size=2, launcher="local"))
+    monkeypatch.setattr("distcore.engine.trainer.resolve", lambda config, *_, **__: config)
+    monkeypatch.setattr("distcore.engine.trainer.export", lambda _place: None)  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
         train(config_of(tmp_path), Problem())

@@ -5,9 +5,9 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from distcore.config import RunConfig
-from distcore.data.vocabulary import as_transformers, train_wordpiece
 from distcore.errors import ConfigError, ModelError
-from distcore.models import (
+from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+from distcore.tasks.text_classification.models import (
     PRESETS,
     build_classifier,
     check_length,

@@ -30,7 +30,7 @@ from distcore import (
     load_config,
     rank_sampler,
 )
-from distcore.contract import SavedState
+from distcore.plugin.contract import SavedState
 from distcore.testing.cases import Finding, all_cases
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
@@ -144,7 +144,7 @@ class ClipsBeforeSynchronising(Plain):
     def step(self, run: Run, clip: Clip) -> StepResult:
         norm = defaults.clip_gradients(run.optimizer, clip)
         average_gradients(run)
-        defaults.step(run, Clip())
+        defaults.step(run, Clip(norm=None))
         return StepResult(grad_norm=norm)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore.cli import main
+from distcore.cli.main import main
 
 
 def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

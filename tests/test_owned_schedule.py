@@ -10,16 +10,16 @@ from torch.optim import Optimizer
 
 from distcore import Capabilities, Clip, OptimizerFactory, Run, StepResult, Wrapped, defaults, hookimpl, load_config
 from distcore.checkpoint import load, save
-from distcore.contract import Place, Progress, SavedState
-from distcore.hooks import Hooks
-from distcore.resolve import resolve
-from distcore.single import SingleStrategy
+from distcore.distributed.single import SingleStrategy
+from distcore.engine.resolve import resolve
+from distcore.engine.trainer import build_run
+from distcore.plugin.contract import Place, Progress, SavedState
+from distcore.plugin.hooks import Hooks
 from distcore.testing.cases import Finding, all_cases
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
-from distcore.trainer import build_run
 
 CONFIG = load_config(None, {"strategy": "single", "device": "cpu", "lr": 0.01, "max_steps": 20})
 LAWS = ("mid-epoch", "bit-for-bit")

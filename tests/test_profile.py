@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from distcore import load_config, train
-from distcore.devices import has_fast_bf16
+from distcore.distributed.devices import has_fast_bf16
+from distcore.engine.resolve import resolve
 from distcore.errors import ConfigError
 from distcore.extensions.profile import PHASES, overlap, union
-from distcore.launch import launch
-from distcore.resolve import resolve
+from distcore.launchers import launch
 
 CHANGES = {
     "model": "bert-tiny", "max_steps": 12, "global_batch_size": 8, "device": "cpu", "extensions.progress": False,

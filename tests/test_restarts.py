@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from distcore import checkpoint
-from distcore.cli import main
+from distcore.cli.main import main
 
 FLAGS = (
     "--model bert-tiny --global-batch-size 8 --max-steps 30 --save-every 5 --seed 3 --set checkpoints.best=null "

@@ -16,7 +16,8 @@ import torch
 from resume_job import run
 
 from distcore.checkpoint import Checkpoint
-from distcore.cli import main
+from distcore.checkpoint.distance import difference
+from distcore.cli.main import main
 from distcore.errors import CheckpointError
 
 SCRIPT = str(Path(__file__).with_name("resume_job.py"))
@@ -44,7 +45,7 @@ def apart(one: Path, other: Path) -> float:
     first, second = (Checkpoint(out / "checkpoints" / LAST) for out in (one, other))
     assert set(first) == set(second)
     assert first.small_state()["progress"] == second.small_state()["progress"]
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
+    return max(difference(first[name], second[name]).largest for name in first)
 
 
 @pytest.mark.parametrize("step", [8, 12])

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from distcore import Run, World, load_config
-from distcore.checkpoint.progress import CHANGEABLE, FIXED, check_job, small_state
-from distcore.contract import Progress
+from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, small_state
+from distcore.distributed.single import SingleStrategy
 from distcore.errors import CheckpointError
-from distcore.single import SingleStrategy
+from distcore.plugin.contract import Progress
 
 OTHERS: dict[str, Any] = {
     "task": "another", "eval_fraction": 0.2, "columns": {"text": "body"}, "global_batch_size": 16, "seed": 1,

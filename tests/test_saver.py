@@ -16,11 +16,11 @@ from checkpoint_cases import Unsynced
 from distcore import RunConfig
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.saver import Saver
-from distcore.contract import Place, Progress
+from distcore.engine.resolve import resolve
+from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
-from distcore.resolve import resolve
+from distcore.plugin.contract import Place, Progress
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run, set_up
 
 FULL = "checkpoint .*step-00000002 could not be written: .*No space left on device"
 

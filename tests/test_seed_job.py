@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from distcore.cli import main
+from distcore.cli.main import main
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/seed_job.py"
 

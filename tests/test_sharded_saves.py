@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from distcore import Run, RunConfig, defaults, hookimpl, launch, registry
+from distcore import Run, RunConfig, defaults, hookimpl, launch
 from distcore.checkpoint import save
-from distcore.contract import Place, Progress
-from distcore.hooks import Hooks
-from distcore.launch import export, join
-from distcore.loop import steps
-from distcore.resolve import build_strategy, resolve
-from distcore.tasks.contract import Datasets
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.engine.trainer import build_run
+from distcore.launchers import export, join
+from distcore.plugin import registry
+from distcore.plugin.contract import Place, Progress
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Datasets
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import CLASSES, VOCABULARY, Problem
-from distcore.trainer import build_run
 
 MIB = 2**20
 WIDTH, LAYERS, LIMIT = 1024, 8, 4 * MIB

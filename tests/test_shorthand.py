@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from distcore import ConfigError, StrategyError, load_config
-from distcore.resolve import resolve
-from distcore.shorthand import shorthand_of, spelled_out
+from distcore.engine.resolve import resolve
+from distcore.plugin.shorthand import shorthand_of, spelled_out
 
 
 @pytest.mark.parametrize(

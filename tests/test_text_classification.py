@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, ModelError
-from distcore.tasks.contract import Dataset, Datasets, Task
-from distcore.tasks.text_classification import TextClassification
+from distcore.plugin.task import Dataset, Datasets, Task
+from distcore.tasks.text_classification.task import TextClassification
 
 
 @pytest.fixture

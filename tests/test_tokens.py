@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from distcore.config import RunConfig
-from distcore.data import text
+from distcore.tasks.text_classification.data import text
 from distcore.data.cache import cached_folder
-from distcore.data.files import Rows
-from distcore.data.split import distinct_labels, encode_labels, split_rows
-from distcore.data.text import prepare_text
-from distcore.data.tokens import open_tokens, write_tokens
-from distcore.data.vocabulary import as_transformers, train_wordpiece
 from distcore.errors import DataError
+from distcore.tasks.text_classification.data.files import Rows
+from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
+from distcore.tasks.text_classification.data.text import prepare_text
+from distcore.tasks.text_classification.data.tokens import open_tokens, write_tokens
+from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -145,7 +145,8 @@ def test_a_second_preparation_neither_parses_nor_tokenises(config, monkeypatch):
 def test_a_warm_preparation_imports_neither_torch_nor_transformers(config):
     prepare_text(config)
     code = (
-        "import sys; from distcore.config import RunConfig; from distcore.data.text import prepare_text;"
+        "import sys; from distcore.config import RunConfig;"
+        "from distcore.tasks.text_classification.data.text import prepare_text;"
         f"prepare_text(RunConfig(data={config.data!r}, model='bert-tiny', max_seq_len=16));"
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
     )
@@ -243,7 +244,7 @@ def test_a_vocabulary_keeps_to_its_size_and_starts_with_the_special_tokens():
 def test_a_trained_tokenizer_is_the_same_in_every_process(config, tmp_path):
     texts = [f"{first}{second} {second}" for first in WORDS for second in WORDS]
     code = (
-        "import json, sys; from distcore.data.vocabulary import train_wordpiece;"
+        "import json, sys; from distcore.tasks.text_classification.data.vocabulary import train_wordpiece;"
         "print(train_wordpiece(json.loads(sys.argv[1]), 120).to_str())"
     )
     answers = {

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from distcore import Evaluation, Progress, RunConfig, train
+from distcore.engine.resolve import check_out
+from distcore.engine.trainer import Best, best_in, better
 from distcore.errors import CheckpointError, ConfigError
-from distcore.resolve import check_out
-from distcore.strictjson import strict_json
+from distcore.files import strict_json
 from distcore.testing.problem import Problem
-from distcore.trainer import Best, best_in, better
 
 
 def evaluation(**metrics: float) -> Evaluation:

@@ -30,7 +30,7 @@ class SleepsInForward(Problem):
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Problem, limit: float, **extra: object) -> None:
     extensions = {"watchdog": Watchdog(limit=limit), **extra}
-    monkeypatch.setattr("distcore.trainer.load_extensions", lambda _config: extensions)
+    monkeypatch.setattr("distcore.engine.trainer.load_extensions", lambda _config: extensions)
     train(RunConfig(out=str(tmp_path / "run"), max_steps=1, global_batch_size=4, device="cpu", lr=0.01), task)
 
 

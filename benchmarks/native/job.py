@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig, Task
-from distcore.sampling import BatchPlan, training_plan
+from distcore.plugin.sampling import BatchPlan, training_plan
 
 WARM_UP = 5
 LOG_EVERY = 20

@@ -10,92 +10,98 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distcore import defaults as defaults
-    from distcore import flat as flat
+    from distcore.config import Clip as Clip
     from distcore.config import RunConfig as RunConfig
+    from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
-    from distcore.contract import SPEC_VERSION as SPEC_VERSION
-    from distcore.contract import Capabilities as Capabilities
-    from distcore.contract import Clip as Clip
-    from distcore.contract import Micro as Micro
-    from distcore.contract import ModelSource as ModelSource
-    from distcore.contract import OptimizerFactory as OptimizerFactory
-    from distcore.contract import Piece as Piece
-    from distcore.contract import Place as Place
-    from distcore.contract import Progress as Progress
-    from distcore.contract import Run as Run
-    from distcore.contract import Sampler as Sampler
-    from distcore.contract import SavedState as SavedState
-    from distcore.contract import State as State
-    from distcore.contract import StepResult as StepResult
-    from distcore.contract import World as World
-    from distcore.contract import Wrapped as Wrapped
     from distcore.data.cache import cached_folder as cached_folder
-    from distcore.devices import device_of as device_of
+    from distcore.distributed import flat as flat
+    from distcore.distributed.devices import available_cores as available_cores
+    from distcore.distributed.devices import device_of as device_of
+    from distcore.distributed.process_group import gather_rows as gather_rows
+    from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
+    from distcore.distributed.process_group import join_process_group as join_process_group
+    from distcore.distributed.process_group import lay_out_gradients as lay_out_gradients
+    from distcore.distributed.process_group import leave_process_group as leave_process_group
+    from distcore.distributed.process_group import open_store as open_store
+    from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
+    from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import StrategyError as StrategyError
     from distcore.errors import nearest as nearest
-    from distcore.evaluation import Evaluation as Evaluation
-    from distcore.hookspecs import hookimpl as hookimpl
-    from distcore.ranks import gather_rows as gather_rows
-    from distcore.ranks import has_state_in_buffers as has_state_in_buffers
-    from distcore.ranks import join_process_group as join_process_group
-    from distcore.ranks import lay_out_gradients as lay_out_gradients
-    from distcore.ranks import leave_process_group as leave_process_group
-    from distcore.ranks import open_store as open_store
-    from distcore.ranks import sum_over_ranks as sum_over_ranks
-    from distcore.sampling import BatchPlan as BatchPlan
-    from distcore.sampling import rank_sampler as rank_sampler
-    from distcore.tasks.contract import Dataset as Dataset
-    from distcore.tasks.contract import Datasets as Datasets
-    from distcore.tasks.contract import Task as Task
-    from distcore.trainer import train as train
+    from distcore.launchers import launch as launch
+    from distcore.plugin import defaults as defaults
+    from distcore.plugin.contract import SPEC_VERSION as SPEC_VERSION
+    from distcore.plugin.contract import Capabilities as Capabilities
+    from distcore.plugin.contract import Evaluation as Evaluation
+    from distcore.plugin.contract import Micro as Micro
+    from distcore.plugin.contract import ModelSource as ModelSource
+    from distcore.plugin.contract import OptimizerFactory as OptimizerFactory
+    from distcore.plugin.contract import Piece as Piece
+    from distcore.plugin.contract import Place as Place
+    from distcore.plugin.contract import Progress as Progress
+    from distcore.plugin.contract import Run as Run
+    from distcore.plugin.contract import Sampler as Sampler
+    from distcore.plugin.contract import SavedState as SavedState
+    from distcore.plugin.contract import State as State
+    from distcore.plugin.contract import StepResult as StepResult
+    from distcore.plugin.contract import World as World
+    from distcore.plugin.contract import Wrapped as Wrapped
+    from distcore.plugin.hookspecs import hookimpl as hookimpl
+    from distcore.plugin.sampling import BatchPlan as BatchPlan
+    from distcore.plugin.sampling import rank_sampler as rank_sampler
+    from distcore.plugin.task import Dataset as Dataset
+    from distcore.plugin.task import Datasets as Datasets
+    from distcore.plugin.task import Task as Task
 
 _HOME = {
-    "defaults": "distcore.defaults",
-    "flat": "distcore.flat",
+    "defaults": "distcore.plugin.defaults",
+    "flat": "distcore.distributed.flat",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
-    "SPEC_VERSION": "distcore.contract",
-    "Capabilities": "distcore.contract",
-    "Clip": "distcore.contract",
-    "Dataset": "distcore.tasks.contract",
-    "Datasets": "distcore.tasks.contract",
-    "Micro": "distcore.contract",
-    "ModelSource": "distcore.contract",
-    "OptimizerFactory": "distcore.contract",
-    "Piece": "distcore.contract",
-    "Place": "distcore.contract",
-    "Progress": "distcore.contract",
-    "Run": "distcore.contract",
-    "Sampler": "distcore.contract",
-    "SavedState": "distcore.contract",
-    "State": "distcore.contract",
-    "StepResult": "distcore.contract",
-    "Task": "distcore.tasks.contract",
-    "World": "distcore.contract",
-    "Wrapped": "distcore.contract",
+    "SPEC_VERSION": "distcore.plugin.contract",
+    "Capabilities": "distcore.plugin.contract",
+    "Clip": "distcore.config",
+    "Dataset": "distcore.plugin.task",
+    "Datasets": "distcore.plugin.task",
+    "Micro": "distcore.plugin.contract",
+    "ModelSource": "distcore.plugin.contract",
+    "OptimizerFactory": "distcore.plugin.contract",
+    "Piece": "distcore.plugin.contract",
+    "Place": "distcore.plugin.contract",
+    "Progress": "distcore.plugin.contract",
+    "Run": "distcore.plugin.contract",
+    "Sampler": "distcore.plugin.contract",
+    "SavedState": "distcore.plugin.contract",
+    "State": "distcore.plugin.contract",
+    "StepResult": "distcore.plugin.contract",
+    "Task": "distcore.plugin.task",
+    "World": "distcore.plugin.contract",
+    "Wrapped": "distcore.plugin.contract",
     "cached_folder": "distcore.data.cache",
-    "device_of": "distcore.devices",
+    "device_of": "distcore.distributed.devices",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
     "StrategyError": "distcore.errors",
     "nearest": "distcore.errors",
-    "Evaluation": "distcore.evaluation",
-    "hookimpl": "distcore.hookspecs",
-    "gather_rows": "distcore.ranks",
-    "has_state_in_buffers": "distcore.ranks",
-    "join_process_group": "distcore.ranks",
-    "lay_out_gradients": "distcore.ranks",
-    "leave_process_group": "distcore.ranks",
-    "open_store": "distcore.ranks",
-    "sum_over_ranks": "distcore.ranks",
-    "BatchPlan": "distcore.sampling",
-    "rank_sampler": "distcore.sampling",
-    "train": "distcore.trainer",
+    "Evaluation": "distcore.plugin.contract",
+    "hookimpl": "distcore.plugin.hookspecs",
+    "gather_rows": "distcore.distributed.process_group",
+    "has_state_in_buffers": "distcore.distributed.process_group",
+    "join_process_group": "distcore.distributed.process_group",
+    "lay_out_gradients": "distcore.distributed.process_group",
+    "leave_process_group": "distcore.distributed.process_group",
+    "open_store": "distcore.distributed.process_group",
+    "sum_over_ranks": "distcore.distributed.process_group",
+    "BatchPlan": "distcore.plugin.sampling",
+    "rank_sampler": "distcore.plugin.sampling",
+    "train": "distcore.engine.trainer",
+    "launch": "distcore.launchers",
+    "available_cores": "distcore.distributed.devices",
+    "flatten": "distcore.config",
 }
-__all__ = sorted([*_HOME, "launch"])
+__all__ = sorted(_HOME)
 __version__ = "0.1.0"
 
 
@@ -104,7 +110,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
     return module if name in ("defaults", "flat") else getattr(module, name)
-
-
-# Not when it is first used: by then the package of the same name may have taken its place. Imports no torch.
-from distcore.launch import launch as launch  # noqa: E402

@@ -1,6 +1,6 @@
 """``python -m distcore`` is ``distcore``."""
 
-from distcore.cli import main
+from distcore.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

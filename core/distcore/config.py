@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -195,6 +195,14 @@ def parse_value(text: str) -> Any:
 def dump_config(config: RunConfig) -> str:
     """Return the config as YAML that ``distcore train`` reads back."""
     return yaml.safe_dump(config.model_dump(mode="json", exclude=NOT_THE_JOB), sort_keys=False, allow_unicode=True)
+
+
+def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by dotted key: ``{"clip": {"norm": 1.0}}`` gives ``{"clip.norm": 1.0}``."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flatten(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return leaves
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class CheckpointError(DistcoreError):
     """A checkpoint that is missing, damaged or belongs to another job."""
 
 
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is not what was written; the message names the file."""
+
+
 class AgreementError(DistcoreError):
     """Ranks that must agree do not; the message names the ranks (law 8)."""
 

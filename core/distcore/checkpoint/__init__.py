@@ -13,18 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from distcore.agreement import from_main
 from distcore.checkpoint.commit import aside_of, begin, clean_up, commit, give_up, hand_in
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.manifest import FORMAT, MANIFEST, DamagedError
-from distcore.checkpoint.progress import check_job, progress_in, restore, small_state
+from distcore.checkpoint.job_state import check_job, progress_in, restore, small_state
+from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, leave_branch, problem_of, retain, whole_ones
-from distcore.checkpoint.together import together
 from distcore.checkpoint.writer import FILE_BYTES, PARTS, blocks_of, write_share
-from distcore.contract import Progress, Run, World
-from distcore.errors import CheckpointError
-from distcore.hooks import Hooks
+from distcore.distributed.agreement import from_main, on_all_ranks
+from distcore.errors import CheckpointError, DamagedError
+from distcore.plugin.contract import Progress, Run, World
+from distcore.plugin.hooks import Hooks
 
 log = logging.getLogger("distcore")
 __all__ = [
@@ -58,9 +57,9 @@ def save(
         hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
 
     try:
-        together(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
-        together(run, hooks, what, write)
-        together(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
+        on_all_ranks(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
+        on_all_ranks(run, hooks, what, write)
+        on_all_ranks(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
     except CheckpointError:
         if run.world.is_main:
             give_up(files, final)
@@ -95,7 +94,7 @@ def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progr
     out, asked = Path(str(run.config.out)), run.config.resume
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
-    found = together(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
+    found = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
     path = from_main(run, hooks, str(found or ""))
     if not path:
         return None
@@ -111,7 +110,7 @@ def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progr
             log.warning("passed over: %s", error)
             newest = earlier.pop(0)
     tidy = partial(leave_branch, out / "checkpoints", newest, Files())
-    together(run, hooks, "resume", tidy if run.world.is_main else _nothing)
+    on_all_ranks(run, hooks, "resume", tidy if run.world.is_main else _nothing)
     return newest, progress, small
 
 
@@ -122,7 +121,7 @@ def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[P
     a damaged file, with its name (DamagedError), or another job, with the difference. ``data`` identifies the rows
     that the run trains on; it is compared where both sides know it.
     """
-    checkpoint = together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     small = checkpoint.small_state()
     check_job(run, small, path, data)
     progress = progress_in(small, path)
@@ -133,7 +132,7 @@ def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[P
 
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
     """Put only the weights of the checkpoint at ``path`` into a run that does not train."""
-    checkpoint = together(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     hooks.load_checkpoint(run, checkpoint, progress_in(checkpoint.small_state(), path))
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from distcore.errors import CheckpointError
+from distcore.errors import CheckpointError, DamagedError
 
 FORMAT = 1
 MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json"
@@ -28,10 +28,6 @@ BYTES = {
 """Bytes of one element, by the names that safetensors gives to dtypes."""
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
-
-
-class DamagedError(CheckpointError):
-    """A file of a checkpoint is not what was written; the message names the file."""
 
 
 class _Entry(BaseModel):

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from distcore.checkpoint.manifest import STATE, DamagedError, PieceEntry, TensorEntry, read_json, read_manifest
+from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
 from distcore.checkpoint.tensors import DTYPES
-from distcore.errors import CheckpointError
+from distcore.errors import CheckpointError, DamagedError
 
 
 class Checkpoint:

@@ -13,12 +13,12 @@ from typing import Any
 from distcore import checkpoint
 from distcore.checkpoint.commit import aside_of, begin, commit, give_up, hand_in, handed_in
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.progress import small_state
-from distcore.checkpoint.together import together
+from distcore.checkpoint.job_state import small_state
 from distcore.checkpoint.writer import Block, blocks_of, in_memory, write_share
-from distcore.contract import Progress, Run
+from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import CheckpointError
-from distcore.hooks import Hooks
+from distcore.plugin.contract import Progress, Run
+from distcore.plugin.hooks import Hooks
 
 POLL = 0.02
 """Seconds between two looks at what other ranks have written."""
@@ -70,7 +70,7 @@ class Saver:
         blocks = in_memory(blocks_of(hooks.save_checkpoint(run), run.world.rank, run.world.size))
         small = small_state(run, progress) | facts
         start = partial(begin, self._files, final) if run.world.is_main else lambda: None
-        together(run, hooks, f"checkpoint {final} could not be written", start)
+        on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
         return _beside(lambda: self._write(final, blocks, small))
 
     def _write(self, final: Path, blocks: list[Block], small: dict[str, Any]) -> Path:

@@ -12,8 +12,8 @@ from torch import Tensor
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, Share, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
-from distcore.contract import Piece, State
 from distcore.errors import CheckpointError
+from distcore.plugin.contract import Piece, State
 
 PARTS = ("model", "optimizer")
 FILE_BYTES = 2**30

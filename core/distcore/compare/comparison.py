@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import sys
@@ -12,47 +11,47 @@ from pathlib import Path
 from typing import TypeVar
 
 from distcore.checkpoint import find
-from distcore.compare.distance import Distance, distance
+from distcore.checkpoint.distance import Distance, distance
 from distcore.compare.facts import Entry, Facts, communication, facts_of
 from distcore.compare.page import page
-from distcore.compare.rows import rows_of
+from distcore.compare.rows import Request, rows_of
 from distcore.compare.runs import Failed, profiled, timed
 from distcore.compare.table import markdown, show
 from distcore.errors import ConfigError, RankError
-from distcore.logs import set_up_logging
-from distcore.strictjson import strict_json
+from distcore.files import strict_json
+from distcore.jobs.logs import set_up_logging
 
 T = TypeVar("T")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(request: Request) -> int:
     """Compare; 0 if every row that can run did. Raises DistcoreError."""
-    out = _folder(arguments.folder)
-    rows, reference = rows_of(arguments, out)
+    out = _folder(request.out)
+    rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
     entries = [Entry(row=row) for row in rows]
     complete = False
     try:
-        measure(entries, reference, arguments)
+        measure(entries, reference, request)
         complete = True
     finally:  # what an interrupted comparison has found so far is kept
-        facts = facts_of(entries, reference, arguments.warm_up, _about(arguments) | {"complete": complete})
+        facts = facts_of(entries, reference, request.warm_up, _about(request) | {"complete": complete})
         write(facts, out)
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)
     return RankError.exit_code if any(entry.failed for entry in entries) else 0
 
 
-def measure(entries: Sequence[Entry], reference: str, arguments: argparse.Namespace) -> None:
+def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
     """Run every row that can, round after round; then measure what must not disturb the times."""
-    for number, entry in schedule(entries, arguments.rounds, arguments.interleave):
+    for number, entry in schedule(entries, request.rounds, request.interleave):
         if entry.runs:
-            _time(entry, number, arguments.rounds)
+            _time(entry, number, request.rounds)
     base = next(entry for entry in entries if entry.row.name == reference)
     for entry in entries:
         if entry.timings and base.timings:
             entry.distance = distance(_parameters(entry), _parameters(base))
-        if entry.runs and arguments.communication and entry.timings[0].report["world_size"] > 1:
+        if entry.runs and request.communication and entry.timings[0].report["world_size"] > 1:
             entry.profile = profiled(entry.row.config, entry.row.folder / "profile")
             found = communication(entry.profile)
             _say(
@@ -60,9 +59,9 @@ def measure(entries: Sequence[Entry], reference: str, arguments: argparse.Namesp
             )
 
 
-def _about(arguments: argparse.Namespace) -> Facts:
+def _about(request: Request) -> Facts:
     command = shlex.join(["distcore", *sys.argv[1:]])
-    return {"command": command, "rounds": arguments.rounds, "interleaved": arguments.interleave}
+    return {"command": command, "rounds": request.rounds, "interleaved": request.interleave}
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from distcore import __version__
-from distcore.compare.distance import Distance
+from distcore.checkpoint.distance import Distance
 from distcore.compare.rows import Row
 from distcore.compare.runs import Failed, Timing
-from distcore.strictjson import strict_json
+from distcore.distributed.devices import available_cores
+from distcore.files import strict_json
 
 Facts = dict[str, Any]
 VERSION = 1
@@ -48,7 +48,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
     facts = {
         "version": VERSION,
         "distcore": __version__,
-        "machine": {"cores": _cores(), "processor": platform.machine(), "python": platform.python_version()},
+        "machine": {"cores": available_cores(), "processor": platform.machine(), "python": platform.python_version()},
         **about,
         "reference": reference,
         "warm_up_steps": warm_up,
@@ -150,7 +150,3 @@ def _notes(entry: Entry, base: Entry) -> list[str]:
 def _counts(timing: Timing) -> Facts:
     evaluated = {key: timing.report["evaluation"].get(key) for key in ("evaluated", "unique")}
     return {key: timing.report[key] for key in COUNTED} | evaluated
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, load_config, parse_settings
-from distcore.contract import Capabilities
+from distcore.config import RunConfig, flatten, load_config, parse_settings
+from distcore.engine.resolve import build_strategy
 from distcore.errors import ConfigError, StrategyError, nearest
-from distcore.hooks import capabilities_of
-from distcore.job import changes_of, check
-from distcore.launch import join
-from distcore.resolve import build_strategy
-from distcore.shorthand import spelled_out
+from distcore.jobs.train import check
+from distcore.launchers import join
+from distcore.plugin.contract import Capabilities
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.shorthand import spelled_out
 
 FREE = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "preset", "loader.workers", "timeout", "max_restarts",
@@ -29,6 +28,33 @@ NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_re
 """Keys that a row of its own cannot set."""
 LAWS = ("order", "gradient", "clipping", "evaluation")
 """What a strategy may declare not to keep, and a reader of the table has to know."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be compared, and how: the flags of ``distcore compare``."""
+
+    config: str | None
+    """A config file, or none."""
+    changes: Mapping[str, Any]
+    """Values over it, by dotted key."""
+    strategies: str
+    """Rows by strategy, with commas between."""
+    row: Sequence[str]
+    """More rows, each ``NAME KEY=VALUE …``."""
+    reference: str | None
+    """The row to measure distances from; ``None``: the first."""
+    allow_different: str
+    """Keys of the job in which rows may differ, with commas between."""
+    skip_missing: bool
+    rounds: int
+    interleave: bool
+    warm_up: int
+    """First steps of a run, which are shown apart."""
+    communication: bool
+    """Whether to measure it, in one more run of every row."""
+    out: str | None
+    """The folder to write to; ``None``: a new one under runs/."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,27 +75,27 @@ class Row:
     """Laws that the strategy declares not to keep, with its reasons."""
 
 
-def rows_of(arguments: argparse.Namespace, out: Path) -> tuple[list[Row], str]:
+def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     """Return the rows and the name of the reference; raises DistcoreError, one line, before anything has started."""
     if place := join(os.environ):
         raise ConfigError(
             f"compare: {place.launcher} started this process as a rank; compare starts its own, run it alone"
         )
-    asked = asked_for(arguments.strategies, arguments.row)
-    reference = arguments.reference or next(iter(asked))
+    asked = asked_for(request.strategies, request.row)
+    reference = request.reference or next(iter(asked))
     if reference not in asked:
         raise ConfigError(f"--reference {reference}: no such row{nearest(reference, asked)} (rows: {', '.join(asked)})")
-    load_config(arguments.config, changes_of(arguments))  # what is wrong for all rows is said without naming one
+    load_config(request.config, dict(request.changes))  # what is wrong for all rows is said without naming one
     rows = [
-        _row(arguments, name, settings, out / "runs" / f"{number:02d}-{re.sub(r'[^0-9A-Za-z.=-]+', '-', name)}")
+        _row(request, name, settings, out / "runs" / f"{number:02d}-{re.sub(r'[^0-9A-Za-z.=-]+', '-', name)}")
         for number, (name, settings) in enumerate(asked.items())
     ]
     if all(row.reason for row in rows):
         raise ConfigError(f"no row can run: row {rows[0].name!r}: {rows[0].reason}")
-    return compared(rows, reference, arguments.allow_different), reference
+    return compared(rows, reference, request.allow_different), reference
 
 
-def asked_for(strategies: str, own: list[str]) -> dict[str, dict[str, Any]]:
+def asked_for(strategies: str, own: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Map name of a row to its own settings, in order: names split at commas, then one row for each of ``own``."""
     found: dict[str, dict[str, Any]] = {}
     names = [[name.strip()] for name in strategies.split(",")] if strategies else []
@@ -92,17 +118,9 @@ def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
     base = next(row for row in rows if row.name == reference)
     keys = [key.strip() for key in allowed.split(",") if key.strip()]
     for key in keys:
-        if not any(_is_under(known, key) for known in base.job or flat(base.config.model_dump(mode="json"))):
+        if not any(_is_under(known, key) for known in base.job or flatten(base.config.model_dump(mode="json"))):
             raise ConfigError(f"--allow-different {key}: no such key{nearest(key, base.job)}")
     return [row if row.reason or base.reason else _compared(row, base, keys) for row in rows]
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The leaves of a tree by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return leaves
 
 
 def _compared(row: Row, base: Row, allowed: list[str]) -> Row:
@@ -138,15 +156,15 @@ def _settings(words: list[str], name: str) -> dict[str, Any]:
     return parse_settings(words)
 
 
-def _row(arguments: argparse.Namespace, name: str, settings: dict[str, Any], folder: Path) -> Row:
-    config = load_config(arguments.config, _changes(arguments, settings))
+def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) -> Row:
+    config = load_config(request.config, _changes(request, settings))
     try:
         config, declared = _ready(config, settings, folder)
     except (ConfigError, StrategyError) as error:
-        if not arguments.skip_missing:
+        if not request.skip_missing:
             raise ConfigError(f"row {name!r}: {error}") from None
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
-    leaves = flat(config.model_dump(mode="json"))
+    leaves = flatten(config.model_dump(mode="json"))
     job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in FREE)}
     if "schedule" in declared.owns:
         job["schedule.name"] = f"{config.strategy}'s own"
@@ -154,12 +172,11 @@ def _row(arguments: argparse.Namespace, name: str, settings: dict[str, Any], fol
     return Row(name=name, folder=folder, config=config, job=job, exempt=exempt)
 
 
-def _changes(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
     """The flags, and over them the row's own; options in a file are for the strategy that it names."""
-    given = changes_of(arguments)
-    in_file = load_config(arguments.config, {}).strategy.partition(":")[0] if arguments.config else None
+    in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
     foreign: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
-    return foreign | given | settings
+    return foreign | dict(request.changes) | settings
 
 
 def _ready(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:

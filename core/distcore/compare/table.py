@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from distcore.compare.facts import Facts
+from distcore.tables import console_for, plain_table
 
 WIDTH_OF_A_FILE = 200
 """Columns where stdout is not a terminal, which knows its own."""
@@ -23,8 +23,7 @@ Cell = Callable[[Facts], str]
 
 def show(facts: Facts) -> None:
     """Print the table, on a narrow screen its chief columns, and below it what must be known of rows."""
-    screen = Console(highlight=False)
-    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH_OF_A_FILE)
+    console = console_for(WIDTH_OF_A_FILE)
     whole = _table(facts, headings(facts))
     fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
     console.print(whole if fits else _table(facts, CHIEF))
@@ -33,7 +32,7 @@ def show(facts: Facts) -> None:
 
 
 def _table(facts: Facts, shown: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     for index, heading in enumerate(shown):
         table.add_column(heading, justify="right" if index else "left", overflow="fold")
     for row in facts["rows"]:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from distcore.contract import Progress, Run
-from distcore.evaluation import Evaluation
-from distcore.hookspecs import hookimpl
-from distcore.strictjson import strict_json
+from distcore.files import strict_json
+from distcore.plugin.contract import Evaluation, Progress, Run
+from distcore.plugin.hookspecs import hookimpl
 
 
 @dataclass

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, isfinite
 
-from distcore.contract import Progress, Run, StepResult
 from distcore.errors import TrainingError
-from distcore.hookspecs import hookimpl
+from distcore.plugin.contract import Progress, Run, StepResult
+from distcore.plugin.hookspecs import hookimpl
 
 
 @dataclass

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from distcore.contract import Progress, Run, StepResult
-from distcore.hookspecs import hookimpl
+from distcore.plugin.contract import Progress, Run, StepResult
+from distcore.plugin.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
 PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "rest")

@@ -12,10 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from distcore.contract import Progress, Run
-from distcore.evaluation import Evaluation
 from distcore.extensions.metrics import numbers
-from distcore.hookspecs import hookimpl
+from distcore.plugin.contract import Evaluation, Progress, Run
+from distcore.plugin.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from distcore.contract import Progress, Run
-from distcore.hookspecs import hookimpl
-from distcore.strictjson import strict_json
+from distcore.files import strict_json
+from distcore.plugin.contract import Progress, Run
+from distcore.plugin.hookspecs import hookimpl
 
 Mark = float | torch.cuda.Event
 

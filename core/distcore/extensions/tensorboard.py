@@ -7,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distcore.contract import Progress, Run
 from distcore.errors import StrategyError
-from distcore.evaluation import Evaluation
 from distcore.extensions.metrics import numbers
-from distcore.hookspecs import hookimpl
+from distcore.plugin.contract import Evaluation, Progress, Run
+from distcore.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -9,11 +9,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from distcore.contract import Micro, Place, Progress, World
-from distcore.evaluation import forward_all
-from distcore.hooks import Hooks
-from distcore.hookspecs import hookimpl
-from distcore.loop import train_step
+from distcore.engine.evaluation import forward_all
+from distcore.engine.loop import train_step
+from distcore.plugin.contract import Micro, Place, Progress, World
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
 LOOKS = 8

@@ -1,1 +1,1 @@
-"""What distcore can train: implementations of ``distcore.tasks.contract.Task``."""
+"""What distcore can train: implementations of ``distcore.plugin.task.Task``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distcore.testing.contract import StrategyContract as StrategyContract
+    from distcore.testing.strategy_contract import StrategyContract as StrategyContract
 
 __all__ = ["StrategyContract"]
 
@@ -16,6 +16,6 @@ __all__ = ["StrategyContract"]
 def __getattr__(name: str) -> Any:
     if name != "StrategyContract":
         raise AttributeError(f"module 'distcore.testing' has no attribute {name!r}")
-    from distcore.testing.contract import StrategyContract
+    from distcore.testing.strategy_contract import StrategyContract
 
     return StrategyContract

@@ -10,9 +10,9 @@ from contextlib import suppress
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
-from distcore import registry
 from distcore.config import RunConfig
-from distcore.launch import launch
+from distcore.launchers import launch
+from distcore.plugin import registry
 
 
 def main(text: str) -> None:

@@ -17,15 +17,16 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
-from distcore.contract import Micro, Place, Progress, Run, StepResult, World
-from distcore.evaluation import Evaluation, evaluate
-from distcore.hooks import Hooks
-from distcore.loader import MicroBatches, one_step
-from distcore.loop import loss_shares, steps
-from distcore.sampling import training_plan
-from distcore.tasks.contract import Datasets
+from distcore.data.loader import MicroBatches, one_step
+from distcore.engine.evaluation import evaluate
+from distcore.engine.loop import loss_shares, steps
+from distcore.engine.trainer import build_run
+from distcore.files import write_whole
+from distcore.plugin.contract import Evaluation, Micro, Place, Progress, Run, StepResult, World
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.sampling import training_plan
+from distcore.plugin.task import Datasets
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run
 
 HUGE = 1e9
 """A clipping norm that is never reached: the step reports the gradient's norm and changes nothing."""
@@ -154,7 +155,7 @@ class Lab:
 
     def alone(self, problem: Problem, **changes: Any) -> Job:
         """The same job under the core's reference strategy, in this process by itself."""
-        from distcore.single import SingleStrategy
+        from distcore.distributed.single import SingleStrategy
 
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         config: dict[str, Any] = {
@@ -168,7 +169,7 @@ class Lab:
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, in rank order: through files, so not by what is under test."""
         turn = next(self._numbers)
-        _write(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
+        write_whole(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
         await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")
         return [json.loads(file.read_text()) for file in files]
@@ -181,10 +182,3 @@ def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> N
         if time.monotonic() > deadline:
             raise TimeoutError(failure)
         time.sleep(0.002)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write so that a reader sees all or nothing."""
-    draft = file.with_name(f".{file.name}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.tasks.contract import Datasets
+from distcore.plugin.task import Datasets
 
 VOCABULARY, CLASSES, WIDTH = 32, 4, 16
 

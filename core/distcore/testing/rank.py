@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from distcore.config import RunConfig
-from distcore.contract import Place, World
-from distcore.devices import resolve_device
+from distcore.distributed.devices import resolve_device
+from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
-from distcore.hooks import Hooks
-from distcore.launch.environment import join
-from distcore.launch.failures import one_line
-from distcore.resolve import build_strategy
+from distcore.files import write_whole
+from distcore.launchers.environment import join
+from distcore.launchers.failures import one_line
+from distcore.plugin.contract import Place, World
+from distcore.plugin.hooks import Hooks
 from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.trace import Trace
@@ -92,10 +93,7 @@ def _serve_case(assignment: Assignment, number: int, index: int, trace: Trace, p
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
     finding = _measure(subject, subject.cases[index], trace, place, world, scratch)
-    file = finding_file(assignment.folder, name, place.rank)
-    draft = file.with_suffix(".writing")
-    draft.write_text(json.dumps(asdict(finding)), encoding="utf-8")
-    draft.replace(file)
+    write_whole(finding_file(assignment.folder, name, place.rank), json.dumps(asdict(finding)))
     if finding.held is False:
         _await_others(assignment.folder, name, world)
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig
-from distcore.sampling import training_plan
-from distcore.tasks.contract import Datasets
+from distcore.plugin.sampling import training_plan
+from distcore.plugin.task import Datasets
 from distcore.testing.problem import Problem
 
 
@@ -106,14 +107,6 @@ def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[
     """The largest relative L2 distance of a tensor from what it should be, and the name of that tensor."""
     if missing := sorted(expected.keys() - found.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"
-    distances = {name: _distance(found[name], value) for name, value in expected.items()}
+    distances = {name: difference(found[name], value).relative for name, value in expected.items()}
     worst = max(distances, key=lambda name: (distances[name] != distances[name], distances[name]))
     return distances[worst], worst
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
-    if found.shape != expected.shape:
-        return float("inf")
-    size = float(expected.norm())
-    return float((found - expected).norm()) / (size or 1.0)

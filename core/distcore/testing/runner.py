@@ -13,10 +13,10 @@ from typing import Any
 
 from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
-from distcore.hooks import capabilities_of
-from distcore.launch import launch
-from distcore.launch.failures import one_line
-from distcore.shorthand import spelled_out
+from distcore.launchers import launch
+from distcore.launchers.failures import one_line
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.shorthand import spelled_out
 from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck

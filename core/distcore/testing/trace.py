@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from distcore.contract import Progress
-from distcore.hooks import OPERATIONS
-from distcore.hookspecs import hookimpl
+from distcore.plugin.contract import Progress
+from distcore.plugin.hooks import OPERATIONS
+from distcore.plugin.hookspecs import hookimpl
 
 SIZE = 256
 """Bytes of a record: one write, so that a reader never sees half of one."""

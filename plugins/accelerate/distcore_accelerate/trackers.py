@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-from distcore import Evaluation, Progress, Run, StrategyError, hookimpl, nearest
+from distcore import Evaluation, Progress, Run, StrategyError, flatten, hookimpl, nearest
 from distcore_accelerate.backend import state_of_one
 
 
@@ -42,7 +42,8 @@ class AccelerateTrackers:
             tracker = kind(self.project, *place, **self.init.get(name, {}))
             tracker.main_process_only = False  # there is none on any other rank
             tracker.start()
-            tracker.store_init_configuration(dict(_flat(run.config.model_dump(mode="json"))))
+            leaves = flatten(run.config.model_dump(mode="json"))
+            tracker.store_init_configuration({key: _plain(value) for key, value in leaves.items()})
             self._trackers.append(tracker)
 
     @hookimpl
@@ -81,10 +82,6 @@ def _installed(log_with: str | list[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys with plain values: all that trackers take."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, bool | int | float | str) else str(value)
+def _plain(value: object) -> bool | int | float | str:
+    """The value as trackers take it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)

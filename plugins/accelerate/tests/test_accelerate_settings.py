@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from distcore import ConfigError, RunConfig, StrategyError, load_config
-from distcore.resolve import resolve
+from distcore.engine.resolve import resolve
 from distcore_accelerate import zero_config
 from distcore_accelerate.settings import launched, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
@@ -207,7 +207,7 @@ def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
 def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
     stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.resolve.has_fast_bf16", lambda: True)
+    monkeypatch.setattr("distcore.engine.resolve.has_fast_bf16", lambda: True)
     assert resolved({"backend": "deepspeed", "zero_stage": stage}, nproc=2, precision="auto").precision == precision
 
 

@@ -15,11 +15,11 @@ from transformers import BartConfig, BartForSequenceClassification
 
 from distcore import Place, launch, load_config
 from distcore.checkpoint import Checkpoint
-from distcore.cli import main
-from distcore.data.vocabulary import as_transformers, train_wordpiece
-from distcore.launch.environment import join
+from distcore.cli.main import main
+from distcore.engine.trainer import build_run, set_up
+from distcore.launchers.environment import join
+from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.testing.problem import Problem
-from distcore.trainer import build_run, set_up
 
 QUIET = "--set device=cpu --set extensions.progress=false"
 

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 from distcore import ConfigError, load_config
-from distcore.contract import Run, World
-from distcore.resolve import build_strategy, resolve
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.plugin.contract import Run, World
 from distcore_deepspeed.claims import resolve as resolve_tree
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
@@ -50,7 +50,7 @@ def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
 def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
     stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.resolve.has_fast_bf16", lambda: True)
+    monkeypatch.setattr("distcore.engine.resolve.has_fast_bf16", lambda: True)
     assert checked({"stage": stage}, precision="auto").precision == precision
 
 

@@ -44,7 +44,7 @@ def test_law_holds_with_option(label, case, findings):
 
 
 def refused(**options):
-    from distcore.resolve import resolve
+    from distcore.engine.resolve import resolve
 
     resolve(RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", out="never-made"))
 

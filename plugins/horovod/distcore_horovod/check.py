@@ -40,7 +40,7 @@ def add_ranks() -> float:
 
 
 def here() -> Place:
-    """The place of a rank that ``distcore.launch`` has started."""
+    """The place of a rank that ``distcore.launchers`` has started."""
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in NAMES)
     return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 

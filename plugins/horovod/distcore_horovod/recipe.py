@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from distcore import available_cores
+
 RELEASE = "horovod==0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 """Of the release's source archive: pip takes no other."""
@@ -96,8 +98,7 @@ def environment(toolchain: Path) -> dict[str, str]:
 
 def jobs() -> int:
     """Compilers at a time: one a core, each with some 2 GiB."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, psutil.virtual_memory().available >> 31))
+    return max(1, min(available_cores(), psutil.virtual_memory().available >> 31))
 
 
 def key() -> str:

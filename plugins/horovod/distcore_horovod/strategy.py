@@ -23,6 +23,7 @@ from distcore import (
     StepResult,
     World,
     Wrapped,
+    available_cores,
     defaults,
     device_of,
     hookimpl,
@@ -183,8 +184,7 @@ class HorovodStrategy:
 
 def share_cores(place: Place) -> None:
     """Give each rank its share of this machine's cores: ``horovodrun`` leaves all of them to every rank."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // place.local_size))
+    torch.set_num_threads(max(1, available_cores() // place.local_size))
 
 
 def _horovod(run: Run) -> Any:

@@ -83,7 +83,7 @@ def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.Ca
 def test_where_horovod_is_missing_the_command_is_named() -> None:
     code = (
         "import sys; sys.modules['horovod'] = None\n"
-        "from distcore.cli import main; sys.exit(main(['train', '--strategy', 'horovod', '--nproc', '2']))"
+        "from distcore.cli.main import main; sys.exit(main(['train', '--strategy', 'horovod', '--nproc', '2']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distcore.contract import Micro
-from distcore.sampling import training_plan
+from distcore.plugin.contract import Micro
+from distcore.plugin.sampling import training_plan
 from distcore.testing.cases import EXACT, Measured, law
 from distcore.testing.lab import Job, Lab
 from distcore.testing.problem import Problem

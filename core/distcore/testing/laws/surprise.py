@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from distcore.contract import Progress
-from distcore.launch.failures import one_line
+from distcore.launchers.failures import one_line
+from distcore.plugin.contract import Progress
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
 from distcore.testing.lab import Job, Lab
 from distcore.testing.problem import Problem

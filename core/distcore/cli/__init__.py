@@ -1,0 +1,1 @@
+"""The command line: it reads arguments, starts a job and prints; nothing here imports torch."""

@@ -1,0 +1,66 @@
+"""``distcore check``: measures the laws against a strategy, and says which hold."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from distcore.config import parse_settings
+
+BROKEN = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strategy", required=True, metavar="NAME", help="an installed strategy")
+    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start here (default: 2)")
+    parser.add_argument(
+        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
+        help="set a config key, such as strategy_options.NAME=VALUE or device=cpu; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; repeatable")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was found; 0 if every law holds that the strategy does not declare not to keep, 1 if not."""
+    from distcore.testing.runner import check
+
+    found = check(arguments.strategy, arguments.nproc, settings=parse_settings(arguments.set), only=arguments.case)
+    if arguments.json:
+        print(json.dumps([asdict(finding) | {"verdict": finding.verdict} for finding in found], indent=1))
+    else:
+        show(found)
+    return BROKEN if any(finding.held is False for finding in found) else 0
+
+
+def show(found: list[Any]) -> None:
+    """Print a table of the findings, then a line for each broken case and a summary."""
+    from rich.console import Console
+
+    from distcore.tables import plain_table
+    from distcore.testing.cases import LAWS
+
+    console = Console(highlight=False)
+    table = plain_table()
+    for heading in ("law", "case", "", "error", "bound"):
+        table.add_column(heading, no_wrap=True)
+    colours = {"held": "green", "broken": "red", "skipped": "yellow"}
+    for finding in found:
+        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
+        law = f"{LAWS[finding.law]} {finding.law}"
+        table.add_row(law, finding.case, verdict, _number(finding.error), _number(finding.bound))
+    console.print(table)
+    for reason in dict.fromkeys(finding.note for finding in found if finding.held is None):
+        skipped = ", ".join(finding.case for finding in found if finding.held is None and finding.note == reason)
+        console.print(f"skipped: {skipped}: {reason}", markup=False, soft_wrap=True)
+    for finding in found:
+        if finding.held is False:
+            console.print(str(finding), markup=False, soft_wrap=True)
+    counts = {word: sum(finding.verdict == word for finding in found) for word in colours}
+    console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"

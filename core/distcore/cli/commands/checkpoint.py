@@ -1,0 +1,19 @@
+"""``distcore checkpoint``: list, check, compare and export checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "distcore checkpoint ls RUN | verify PATH | diff A B | export PATH --to DIR"
+    parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from distcore.cli import inspection
+
+    return inspection.run(arguments.action, arguments.paths, arguments.to)

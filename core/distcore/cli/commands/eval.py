@@ -1,0 +1,34 @@
+"""``distcore eval``: its flags. What it starts is imported when it is started."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "distcore eval RUN_OR_CHECKPOINT [FLAGS]"
+    parser.add_argument(
+        "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
+    )
+    parser.add_argument(
+        "--strategy", metavar="NAME", default="single", help="how to spread the model (default: single)"
+    )
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)")
+    parser.add_argument("--data", metavar="FILE", help="rows to evaluate on (default: the test rows of the run)")
+    parser.add_argument(
+        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
+        help="set any config key, such as strategy_options.NAME=VALUE; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the report")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from distcore.config import parse_settings
+    from distcore.jobs import evaluate
+
+    changes = {"strategy": arguments.strategy} | parse_settings(arguments.set)
+    if arguments.data:
+        changes["test_data"] = arguments.data
+    evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json)
+    return 0

@@ -1,0 +1,51 @@
+"""``distcore new strategy NAME``: the skeleton of a strategy's package, which passes its own contract test."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from distcore.errors import ConfigError, nearest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "distcore new strategy NAME [--into FOLDER]"
+    parser.add_argument("kind", metavar="strategy", help="what to write")
+    parser.add_argument("name", metavar="NAME", help="what will follow --strategy; a new folder distcore-NAME")
+    parser.add_argument("--into", metavar="FOLDER", default=".", help="where the new folder goes (default: here)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind != "strategy":
+        raise ConfigError(
+            f"new {arguments.kind}: no such kind{nearest(arguments.kind, ['strategy'])} (kinds: strategy)"
+        )
+    folder = write_strategy(arguments.name, Path(arguments.into))
+    print(f"{folder}: pip install --editable {folder}, then python -m pytest {folder}")
+    return 0
+
+
+def write_strategy(name: str, into: Path) -> Path:
+    """Write the package of strategy ``name`` into a new folder below ``into``; raises ConfigError."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise ConfigError(f"new strategy {name!r}: expected small letters, digits and hyphens, a letter first")
+    folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
+    if folder.exists():
+        raise ConfigError(f"new strategy {name!r}: {folder} is there already; choose another name or --into")
+    templates = files("distcore.cli") / "skeleton"
+    for template, target in {
+        "pyproject.toml.txt": "pyproject.toml",
+        "README.md.txt": "README.md",
+        "strategy.py.txt": f"{package}/__init__.py",
+        "test.py.txt": f"tests/test_{package}.py",
+    }.items():
+        text = Template((templates / template).read_text(encoding="utf-8")).substitute(name=name, package=package)
+        try:
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            (folder / target).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"new strategy {name!r}: {folder / target} cannot be written: {error.strerror}") from None
+    return folder

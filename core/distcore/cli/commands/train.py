@@ -1,0 +1,64 @@
+"""``distcore train``: its flags. What they start is imported when it is started."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Container
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distcore.cli.flags import FLAGS, GROUPS
+
+if TYPE_CHECKING:
+    from distcore.config import RunConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
+    other = add_job_flags(parser)
+    other.add_argument(
+        "--profile", dest="set", action="append_const", const="extensions.profile=true",
+        help="say where the time of a step goes, and write a trace",
+    )  # fmt: skip
+    other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
+
+
+def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
+    """Add what defines a job: the config file, a flag for each key that has one, ``--set``; return the last group."""
+    parser.argument_default = argparse.SUPPRESS  # only what the user gave overrides the file
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
+    for title, flags in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            if flag.name not in leave_out:
+                group.add_argument(
+                    flag.name, dest=flag.key, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})"
+                )
+    other = parser.add_argument_group("other")
+    other.add_argument(
+        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
+        help="set any config key, such as optimizer.eps=1e-6; repeatable",
+    )  # fmt: skip
+    return other
+
+
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What flags and ``--set`` say, by dotted key."""
+    from distcore.config import parse_settings
+
+    given = vars(arguments)
+    return {flag.key: given[flag.key] for flag in FLAGS if flag.key in given} | parse_settings(arguments.set)
+
+
+def config_of(arguments: argparse.Namespace) -> RunConfig:
+    """Build the config: the file, over it the flags, over them ``--set``."""
+    from distcore.config import load_config
+
+    return load_config(arguments.config, changes_of(arguments))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from distcore.jobs import train
+
+    train.run(partial(config_of, arguments), arguments.dry_run)
+    return 0

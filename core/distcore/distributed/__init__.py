@@ -1,0 +1,1 @@
+"""torch.distributed for strategies: process group, flat buffers, devices, agreement between ranks."""

@@ -1,0 +1,110 @@
+"""What ranks must agree on (law 8), and that they train on different rows; checked with the strategy's own gather.
+
+Also: an action that every rank runs and whose failure on one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from distcore.errors import AgreementError, CheckpointError, DamagedError
+from distcore.plugin.contract import Micro, Place, Run
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Batch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T")
+
+
+def check_world(run: Run, hooks: Hooks, place: Place) -> None:
+    """Raise AgreementError if the backend fell back to another world than the launcher started."""
+    seen = hooks.gather_outputs(run, {"rank": torch.tensor([run.world.rank], device=run.world.device)})["rank"].tolist()
+    wanted = place.size
+    if run.world.size != wanted or seen != list(range(wanted)):
+        raise AgreementError(
+            f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {run.world.size} "
+            f"in which ranks {seen} answer; it fell back to fewer processes"
+        )
+
+
+def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
+    """Raise AgreementError, naming fact and ranks, unless every fact is the same on every rank."""
+    names = sorted(facts)
+    digests = torch.tensor([[_digest(facts[name]) for name in names]], device=run.world.device)
+    gathered = hooks.gather_outputs(run, {"facts": digests})["facts"].cpu()
+    for column, name in enumerate(names):
+        odd = [rank for rank, row in enumerate(gathered) if row[column] != gathered[0][column]]
+        if odd:
+            mine = f"; here (rank {run.world.rank}) it is {facts[name]!r}"[:200]
+            raise AgreementError(f"ranks disagree on {name}: rank {', '.join(map(str, odd))} differs from rank 0{mine}")
+
+
+def check_rows(run: Run, hooks: Hooks, batches: list[tuple[Micro, Batch]], planned: np.ndarray) -> None:
+    """Raise AgreementError unless the ranks together train on exactly the planned rows, each once."""
+    mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.blank]
+    mine = mine or [torch.empty(0, dtype=torch.long)]
+    rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
+    seen, counts = torch.unique(rows, return_counts=True)
+    twice = seen[counts > 1].tolist()
+    missing = sorted(set(planned.tolist()) - set(seen.tolist()))
+    foreign = sorted(set(seen.tolist()) - set(planned.tolist()))
+    if twice or missing or foreign:
+        raise AgreementError(
+            f"strategy {hooks.name!r}: ranks do not share out the global batch: {len(twice)} rows on several ranks, "
+            f"{len(missing)} on none, {len(foreign)} not of this step (first: {(twice or missing or foreign)[0]})"
+        )
+
+
+def from_main(run: Run, hooks: Hooks, text: str) -> str:
+    """Return the main rank's ``text`` on every rank."""
+    mine = list(text.encode()) if run.world.is_main else []
+    gathered = hooks.gather_outputs(run, {"text": torch.tensor(mine, dtype=torch.long, device=run.world.device)})
+    return bytes(gathered["text"].tolist()).decode()
+
+
+def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
+    """Run ``action`` on every rank; if it fails on one, raise on all.
+
+    Raises CheckpointError (DamagedError if it was one) with the words of the first rank that failed.
+    """
+    result, failure = None, None
+    try:
+        result = action()
+    except (OSError, CheckpointError) as error:
+        failure = error
+    words = _describe(what, failure).encode()
+    device = run.world.device
+    gathered = hooks.gather_outputs(
+        run,
+        {
+            "size": torch.tensor([len(words)], device=device),
+            "damaged": torch.tensor([isinstance(failure, DamagedError)], device=device).long(),
+            "words": torch.tensor(list(words), dtype=torch.long, device=device),
+        },
+    )
+    sizes = gathered["size"].tolist()
+    if any(sizes):
+        first = next(rank for rank, size in enumerate(sizes) if size)
+        kind = DamagedError if gathered["damaged"].tolist()[first] else CheckpointError
+        raise kind(bytes(gathered["words"].tolist()[: sizes[first]]).decode()) from failure
+    return result  # type: ignore[return-value]  # no failure: it is what action returned
+
+
+def _digest(fact: object) -> int:
+    """63 bits of a fact that JSON can write."""
+    text = json.dumps(fact, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _describe(what: str, failure: OSError | CheckpointError | None) -> str:
+    if isinstance(failure, OSError):
+        where = f"{failure.filename}: " if failure.filename else ""
+        return f"{what}: {where}{failure.strerror or failure}"
+    return str(failure or "")

@@ -1,0 +1,20 @@
+"""``single``: one process, one device. The reference that every law compares with."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from distcore.config import RunConfig
+from distcore.distributed.devices import device_of
+from distcore.plugin.contract import Capabilities, Place, World
+from distcore.plugin.hookspecs import hookimpl
+
+
+class SingleStrategy:
+    """Train in one process; every operation but ``setup`` is the core's default."""
+
+    capabilities: ClassVar = Capabilities(spec_version=1, processes="one", collectives_per_step=0)
+
+    @hookimpl
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return World(rank=0, size=1, local_rank=0, device=device_of(config, place))

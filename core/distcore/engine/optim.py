@@ -1,0 +1,97 @@
+"""The optimizer and its schedule, as the config asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, nearest
+from distcore.plugin.contract import OptimizerFactory
+
+
+def optimizer_factory(config: RunConfig) -> OptimizerFactory:
+    """Return what ``wrap_model`` calls with the module whose parameters are to be trained."""
+    return partial(_adamw, config)
+
+
+def _adamw(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
+    assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
+    return torch.optim.AdamW(
+        parameter_groups(module, config.optimizer.weight_decay),
+        lr=config.lr,
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+        fused=_can_fuse(module),
+    )
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Split the trainable parameters in two groups: with decay, and (biases, normalisation weights) without.
+
+    By name and module class, not by shape, which a sharding strategy may have changed.
+    """
+    exempt = set(_exempt(module))
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            (plain if name in exempt else decayed).append(parameter)
+    groups: list[dict[str, object]] = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _exempt(module: nn.Module) -> Iterator[str]:
+    for path, child in module.named_modules():
+        is_norm = "norm" in type(child).__name__.lower()
+        for name, _ in child.named_parameters(recurse=False):
+            if is_norm or name.endswith("bias"):
+                yield f"{path}.{name}" if path else name
+
+
+def _can_fuse(module: nn.Module) -> bool:
+    kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
+    return kinds in ({("cpu", True)}, {("cuda", True)})
+
+
+def warmup_steps(config: RunConfig, total_steps: int) -> int:
+    """Optimizer steps of warm-up: as given, or ``warmup_ratio`` of the run."""
+    given = config.schedule.warmup_steps
+    return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
+
+
+def with_warmup(config: RunConfig, total_steps: int) -> RunConfig:
+    """Fill in the one 'auto' that needs the data: the optimizer steps of warm-up."""
+    schedule = config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})
+    return config.model_copy(update={"schedule": schedule})
+
+
+def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
+    """Return the schedule, stepped once an optimizer step; ``None`` where the rate never changes."""
+    if config.schedule.name == "constant":
+        return None
+    from transformers.optimization import get_scheduler
+
+    scheduler: LRScheduler = get_scheduler(
+        config.schedule.name, optimizer, warmup_steps(config, total_steps), total_steps
+    )
+    return scheduler
+
+
+def check_schedule(config: RunConfig) -> None:
+    """Raise ConfigError unless transformers knows the schedule and it needs no arguments that we do not give."""
+    from transformers.trainer_utils import SchedulerType
+
+    takes_more = ("plateau", "min_lr", "stable", "greedy")
+    known = sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
+    if config.schedule.name not in known:
+        hint = nearest(config.schedule.name, known)
+        names = ", ".join(known)
+        raise ConfigError(f"schedule.name = {config.schedule.name!r}: no such schedule{hint} (known: {names})")

@@ -1,0 +1,26 @@
+"""Precision: autocast around the forward pass, a loss scaler where fp16 needs one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from distcore.config import RunConfig
+from distcore.plugin.contract import Capabilities, World
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_for(config: RunConfig, capabilities: Capabilities, world: World) -> AbstractContextManager[object]:
+    """Return the context of every forward pass of a run, made once and entered many times."""
+    if config.precision == "fp32" or "precision" in capabilities.owns:
+        return nullcontext()
+    return torch.autocast(world.device.type, dtype=DTYPES[config.precision])
+
+
+def scaler_for(config: RunConfig, capabilities: Capabilities, world: World) -> torch.amp.GradScaler | None:
+    """Return a dynamic loss scaler for fp16, else ``None``."""
+    if config.precision != "fp16" or "precision" in capabilities.owns:
+        return None
+    return torch.amp.GradScaler(world.device.type)

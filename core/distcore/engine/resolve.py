@@ -1,0 +1,207 @@
+"""From the config a user wrote to one in which nothing is left to choose; everything that can be refused is, here."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig
+from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.engine.optim import check_schedule
+from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.plugin import registry
+from distcore.plugin.contract import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
+from distcore.plugin.hooks import build, capabilities_of
+from distcore.plugin.shorthand import spelled_out
+from distcore.plugin.task import Suggests, Task
+
+LARGEST_AUTO_MICRO_BATCH = 32
+
+
+def resolve(
+    config: RunConfig,
+    nproc: int | None = None,
+    launcher: str = "local",
+    training: bool = True,
+    task: Task | None = None,
+) -> RunConfig:
+    """Fill in every 'auto' that does not need the data, and check the rest, before any process starts.
+
+    ``nproc`` is the number of ranks where a launcher has already started them. Without ``training`` the run only
+    evaluates, and optimizer and schedule are those of the run that trained. ``task``: the one that is trained where
+    it is not the one that the config names. Raises DistcoreError, one line.
+    """
+    if config.resume == "auto" and config.out is None:
+        raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
+    config = spelled_out(config)
+    strategy = build_strategy(config)
+    config = _filled(config, strategy, nproc)
+    declared = capabilities_of(config.strategy, strategy)
+    device = resolve_device(config)
+    world_size = _world_size(config, declared, device, nproc)
+    config = config.model_copy(update={"nproc": world_size, "device": device})
+    config = config.model_copy(update={"precision": _precision(config, declared)})
+    _check_declared(config, declared, launcher, training)
+    if training:
+        check_schedule(config)
+    config = config.model_copy(
+        update={
+            "micro_batch_size": micro_batch_size(config, world_size),
+            "lr": _learning_rate(config, task),
+            "out": config.out or _new_run_folder(config),
+        }
+    )
+    if not training and isinstance(strategy, ChecksEvaluation):
+        strategy.check_evaluation(config)
+    elif isinstance(strategy, ChecksConfig):
+        strategy.check_config(config)
+    return config
+
+
+def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
+    """Take from the strategy's own config file what the user, and the launcher that ``started`` ranks, left open."""
+    said = strategy.fill_config() if isinstance(strategy, FillsConfig) else {}
+    left_open = {key for key in said if key not in config.model_fields_set or getattr(config, key) == "auto"}
+    left_open -= {"nproc"} if started is not None else set()
+    return config.model_copy(update={key: said[key] for key in left_open})
+
+
+def build_strategy(config: RunConfig) -> object:
+    """Import the strategy that the config names, and build it from its options."""
+    cls = registry.load("strategies", config.strategy)
+    return build("strategy", config.strategy, cls, config.strategy_options)
+
+
+def load_task(config: RunConfig) -> Task:
+    """Import and build the task that the config names."""
+    task: Task = registry.load("tasks", config.task)()
+    return task
+
+
+def micro_batch_size(config: RunConfig, world_size: int) -> int:
+    """Check ``global = micro x world x accumulation``, or choose the largest micro-batch up to 32 that divides."""
+    whole, micro = config.global_batch_size, config.micro_batch_size
+    if micro != "auto" and micro < 1:
+        raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
+    unit = world_size * (1 if micro == "auto" else micro)
+    if whole % unit:
+        raise ConfigError(
+            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {world_size} = "
+            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}"
+        )
+    if micro != "auto":
+        return micro
+    share = whole // world_size
+    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
+
+
+def check_out(config: RunConfig) -> None:
+    """Raise ConfigError if the run folder cannot be made or holds another run that this one does not resume.
+
+    Makes nothing: a run that is refused for another reason leaves no folder behind.
+    """
+    folder = Path(str(config.out))
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
+    resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
+    if (folder / "config.yaml").exists() and not resumed:
+        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ConfigError(f"out = {str(folder)!r}: cannot be made: {above} is not a folder that you may write to")
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return ", ".join(str(size) for size in (below, below + unit) if size)
+
+
+def _world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
+    asked = config.nproc
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"nproc = {asked}: must be at least 1")
+    if started is not None:
+        if asked not in ("auto", started):
+            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave --nproc to it")
+        size = started
+    elif asked == "auto":
+        size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1
+    else:
+        size = asked
+    if declared.processes == "one" and size > 1:
+        others = strategies_that(lambda other: other.processes == "many")
+        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} is one process; {others} can use several")
+    if device == "cuda" and started is None and size > count_gpus():
+        raise ConfigError(f"nproc = {size}: there are {count_gpus()} GPUs here; use fewer ranks or --set device=cpu")
+    return size
+
+
+def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, training: bool) -> None:
+    """Compare what is asked with what the strategy declares, and name the strategies that could do it."""
+    wanted: list[tuple[str, Any, frozenset[str], Any]] = [
+        ("device", config.device, declared.devices, lambda other: config.device in other.devices),
+        ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
+        (
+            "launcher",
+            launcher,
+            declared.launchers or frozenset({launcher}),
+            lambda o: launcher in (o.launchers or {launcher}),
+        ),
+    ]
+    if training:
+        name = config.optimizer.name
+        wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
+    for key, value, possible, can in wanted:
+        if value not in possible:
+            raise ConfigError(
+                f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
+                f"{nearest(str(value), possible)}; {strategies_that(can)} could"
+            )
+
+
+def strategies_that(can: Any) -> str:
+    """Name the installed strategies whose declaration satisfies ``can``: asked only for an error message."""
+    names = []
+    for name in registry.offers("strategies"):
+        try:
+            declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
+        except DistcoreError:
+            continue
+        if can(declared):
+            names.append(name)
+    return ", ".join(names) or "no installed strategy"
+
+
+def _precision(config: RunConfig, declared: Capabilities) -> str:
+    """bf16 for 'auto' where the device multiplies in it and the strategy does it right.
+
+    A GPU's own word is only known to its rank.
+    """
+    if config.precision != "auto":
+        return config.precision
+    fast = config.device == "cuda" or has_fast_bf16()
+    return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
+
+
+def _learning_rate(config: RunConfig, task: Task | None) -> float:
+    if config.lr == "auto":
+        task = task or load_task(config)
+        suggested = task.suggest(config).get("lr") if isinstance(task, Suggests) else None
+        if not isinstance(suggested, float):
+            raise ConfigError(f"lr = 'auto': task {type(task).__name__} suggests none; give one with --lr")
+        return suggested
+    if config.lr <= 0:
+        raise ConfigError(f"lr = {config.lr}: must be greater than 0")
+    return config.lr
+
+
+def _new_run_folder(config: RunConfig) -> str:
+    """A folder of its own for every run: the time, and a number where a second run starts in the same second."""
+    base = Path("runs") / f"{config.task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return str(folder)

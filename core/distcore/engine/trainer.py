@@ -1,0 +1,282 @@
+"""A run from start to report: join, prepare, build, train, evaluate, save."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distcore import checkpoint
+from distcore.checkpoint.job_state import fingerprint
+from distcore.checkpoint.saver import Saver
+from distcore.config import RunConfig, dump_config
+from distcore.distributed.agreement import check_agreed, check_world, from_main, on_all_ranks
+from distcore.engine.evaluation import evaluate
+from distcore.engine.loop import steps
+from distcore.engine.meter import Meter
+from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.precision import scaler_for
+from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+from distcore.engine.stopping import on_sigterm
+from distcore.errors import ConfigError, StoppedError, StrategyError
+from distcore.files import strict_json
+from distcore.launchers.environment import export, join
+from distcore.plugin.contract import Evaluation, ModelSource, Place, Progress, Run, World
+from distcore.plugin.extensions import load_extensions
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Datasets, Task
+
+log = logging.getLogger("distcore")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best evaluation so far."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def train(config: RunConfig, task: Task | None = None) -> Report:
+    """Train, evaluate and test in the ranks that a launcher started, or alone; the report, on every rank.
+
+    Raises DistcoreError, one line, for whatever the user can mend.
+    """
+    place = join(os.environ) or Place()
+    config = resolve(config, place.size, place.launcher, task=task)
+    check_out(config)
+    task = task or load_task(config)
+    hooks, world = set_up(config, place)
+    stopped = None
+    try:
+        report = train_in(world, config, hooks, task, place)
+    except StoppedError as error:
+        stopped = str(error)
+    # The run is gone by now, with its traceback: a wrapped model that outlives the process group takes it along when
+    # it goes, holding the interpreter's lock while it waits for a thread that wants the lock.
+    hooks.teardown(world)
+    if stopped:
+        raise StoppedError(stopped)
+    return report
+
+
+def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place) -> Report:
+    """What ``train`` does among ranks that have joined; nothing of the run outlives it."""
+    data = task.prepare(config)
+    run = build_run(config, hooks, world, task, data)
+    check_world(run, hooks, place)
+    run = replace(run, config=run.config.model_copy(update={"out": from_main(run, hooks, str(config.out))}))
+    check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
+    progress, best = start(run, hooks, task, data)
+    meter = Meter(progress)
+    progress, best, last = fit(run, hooks, task, data, progress, best, meter)
+    return finish(run, hooks, task, data, progress, best, last, meter)
+
+
+def set_up(config: RunConfig, place: Place) -> tuple[Hooks, World]:
+    """Bind the strategy and the extensions of a resolved config, and join the other ranks."""
+    if place.size > 1:
+        export(place)  # ranks of every launcher look alike to a backend
+    hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    return hooks, hooks.setup(config, place)
+
+
+def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:
+    """Build the model with the run's seed, have the strategy wrap it, and set up its schedule.
+
+    Without ``training`` there is neither optimizer nor schedule: the run only evaluates.
+    """
+    module = hooks.build_model(config, world, model_source(config, task, data))
+    if config.gradient_checkpointing:
+        if not hasattr(module, "gradient_checkpointing_enable"):
+            raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
+        module.gradient_checkpointing_enable()  # type: ignore[operator]
+    total_steps = total_steps_of(config, len(data.train))
+    config = with_warmup(config, total_steps)
+    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.size)
+    run = Run(
+        config=config,
+        world=world,
+        capabilities=hooks.capabilities,
+        module=module,
+        model=module,
+        total_steps=total_steps,
+        steps_per_epoch=-(-len(data.train) // config.global_batch_size),
+        accumulation=max(1, micro_batches),
+        scaler=scaler_for(config, hooks.capabilities, world),
+    )
+    wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
+    if not training:
+        return replace(run, model=wrapped.model)
+    if wrapped.optimizer is None:
+        raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
+    scheduler = None
+    if "schedule" not in hooks.capabilities.owns:
+        scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
+    scale = wrapped.loss_scale or run.scaler
+    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+
+
+def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Say how to build the task's model: whole, or its skeleton on the meta device."""
+
+    def build() -> torch.nn.Module:
+        torch.manual_seed(config.seed)
+        return task.build_model(config, data)
+
+    def skeleton() -> torch.nn.Module:
+        with torch.device("meta"):
+            return task.build_model(config, data)
+
+    return ModelSource(build=build, skeleton=skeleton, folder=task.weights_folder(config))
+
+
+def total_steps_of(config: RunConfig, rows: int) -> int:
+    """Optimizer steps of the whole run; the ragged last batch of an epoch counts as one."""
+    return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
+
+
+def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
+    """Write what the run folder holds from the first moment on, and go to where ``--resume`` says."""
+    progress, best = Progress(), None
+    if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
+        path, progress, small = found
+        best = best_in(small.get("best"), run.config.checkpoints.best)
+        log.info("resumed from %s at step %d", path, progress.step)
+
+    def claim(out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
+            file.write(dump_config(run.config))
+        task.save(out, run.config, data)
+
+    on_main(run, hooks, claim)
+    hooks.on_run_start(run)
+    return progress, best
+
+
+def fit(
+    run: Run, hooks: Hooks, task: Task, data: Datasets, progress: Progress, best: Best | None, meter: Meter
+) -> tuple[Progress, Best | None, Evaluation | None]:
+    """Train to the end; log, evaluate and save when it is time. The last evaluation is of the final weights."""
+    config, last, stopping = run.config, None, False
+    saver = Saver(run, hooks, fingerprint(data.train))
+    with on_sigterm() as stop:
+        for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
+            done = progress.step == run.total_steps
+            meter.add(loss)
+            saver.check()
+            if done or progress.step % config.log_every == 0:
+                record, stopping = meter.record(run, hooks, progress, result, stop.asked)
+                hooks.on_log(run, record)
+            evaluating = done or progress.step_in_epoch == 0 or due(progress.step, config.eval_every)
+            saving = done or stopping or due(progress.step, config.save_every)
+            if not evaluating and not saving:
+                continue
+            with meter.paused():
+                improved = False
+                if evaluating:
+                    last = evaluate(run, hooks, task, data.evaluation, data)
+                    hooks.on_evaluation_end(run, progress, last)
+                    best, improved = better(run, progress, best, last)
+                if saving or improved:
+                    saver.save(progress, asdict(best) if best else None)
+            if stopping:
+                break
+        saver.wait()
+    if stopping:
+        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
+    return progress, best, last
+
+
+def due(step: int, every: int) -> bool:
+    """True if something that happens ``every`` so many steps (0: never) happens after ``step``."""
+    return every > 0 and step % every == 0
+
+
+def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -> tuple[Best | None, bool]:
+    """Return the best evaluation after ``found``, and whether it is ``found``."""
+    metric = run.config.checkpoints.best
+    value = found.metrics.get(metric) if metric else None
+    if metric is None or not isinstance(value, float) or not math.isfinite(value):
+        return best, False
+    sign = -1 if metric == "loss" else 1
+    if best is not None and sign * value <= sign * best.value:
+        return best, False
+    return Best(step=progress.step, metric=metric, value=value), True
+
+
+def best_in(saved: object, metric: str | None) -> Best | None:
+    """The best evaluation that a checkpoint tells of, if it was judged by the same ``metric``."""
+    if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
+        return None
+    step, value = saved.get("step"), saved.get("value")
+    return Best(step=step, metric=metric, value=value) if isinstance(step, int) and isinstance(value, float) else None
+
+
+def finish(
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    data: Datasets,
+    progress: Progress,
+    best: Best | None,
+    last: Evaluation | None,
+    meter: Meter,
+) -> Report:
+    """Test the final weights, and write report.json and predictions.jsonl."""
+    speed = meter.samples_per_second(progress)
+    tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
+    report: Report = {
+        "strategy": hooks.name,
+        "world_size": run.world.size,
+        "device": run.world.device.type,
+        "precision": run.config.precision,
+        "steps": progress.step,
+        "samples": progress.samples,
+        "train_seconds": meter.seconds,
+        "samples_per_second": speed,
+        "peak_memory_bytes": int(peak["peak"].max()),
+        "best": asdict(best) if best else None,
+        "data": data.facts,
+        "evaluation": tested.summary(),
+        "out": run.config.out,
+    }
+
+    def write(out: Path) -> None:
+        (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
+        with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(strict_json(line) + "\n" for line in task.predictions(tested.outputs, data))
+
+    on_main(run, hooks, write)
+    hooks.on_run_end(run, report)
+    return report
+
+
+def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
+    """Have the main rank write into the run folder; what fails there ends the run on every rank, in one line."""
+    out = Path(str(run.config.out))
+    action = partial(write, out) if run.world.is_main else _nothing
+    on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)
+
+
+def _nothing() -> None:
+    """What ranks other than the main one write."""
+
+
+def peak_memory(world: World) -> int:
+    """Bytes: the most GPU memory that tensors took, or on a CPU the process's largest resident set."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

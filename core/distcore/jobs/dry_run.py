@@ -1,0 +1,39 @@
+"""``distcore train --dry-run``: the config with nothing left to choose, and what each rank would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distcore.config import RunConfig, dump_config
+from distcore.engine.optim import with_warmup
+from distcore.engine.trainer import total_steps_of
+from distcore.plugin.sampling import BatchPlan, training_plan
+from distcore.plugin.task import Datasets
+
+
+def describe(config: RunConfig, data: Datasets) -> str:
+    """Return the config as YAML that trains it, and below it, as comments, the work of each rank."""
+    total_steps = total_steps_of(config, len(data.train))
+    lines = _lines(config, data, total_steps)
+    return dump_config(with_warmup(config, total_steps)) + "\n".join(f"# {line}" for line in lines)
+
+
+def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]:
+    plan = training_plan(config, data.train)
+    ranks = int(config.nproc)
+    sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
+    yield f"run folder: {config.out}"
+    yield f"rows: {sizes}"
+    yield f"steps: {plan.steps} an epoch, {total_steps} in all, of {config.global_batch_size} rows each"
+    for rank in range(ranks):
+        yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
+
+
+def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
+    micros = plan.deal(0, 0, rank, ranks)
+    rows = ", ".join("0" if micro.blank else str(len(micro.indices)) for micro in micros)
+    return f"micro-batches of its first step: {len(micros)}, of {rows} rows"
+
+
+def _device(config: RunConfig, rank: int) -> str:
+    return f"cuda:{rank}" if config.device == "cuda" else config.device

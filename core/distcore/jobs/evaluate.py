@@ -1,0 +1,104 @@
+"""Evaluating a checkpoint, under any strategy and at any world size."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distcore import checkpoint
+from distcore.checkpoint.job_state import config_in
+from distcore.config import RunConfig, load_config
+from distcore.distributed.agreement import check_world
+from distcore.engine.evaluation import evaluate
+from distcore.engine.resolve import load_task, resolve
+from distcore.engine.trainer import build_run, set_up
+from distcore.errors import CheckpointError
+from distcore.files import strict_json
+from distcore.jobs.logs import set_up_logging
+from distcore.jobs.train import errors_of_job, show_evaluation
+from distcore.launchers import join, launch, run_as_rank
+from distcore.plugin.contract import Place, World
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Task
+
+
+def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> None:
+    """Join the ranks that a launcher started, or start ``nproc``, and print what the evaluation found.
+
+    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key over the config that trained it. Raises
+    DistcoreError.
+    """
+    place = join(os.environ)
+    path = find(target)
+    config = config_for(path, place.size if place else nproc, changes)
+    rank = partial(evaluate_rank, config, path, as_json)
+    if place is not None:
+        run_as_rank(rank, errors_of_job(), place.rank, place.size)
+        return
+    load_task(config).prepare(resolve(config, training=False))  # what is wrong is said before ranks start
+    if nproc == 1:
+        rank()
+    else:
+        launch(rank, nproc=nproc)
+
+
+def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
+    """What each rank does; the main one prints."""
+    rank = (join(os.environ) or Place()).rank
+    set_up_logging(config, rank)
+    report = evaluate_checkpoint(config, path)
+    if rank:
+        return
+    if as_json:
+        print(strict_json(report))
+    else:
+        show_evaluation(path.name, report["evaluation"])
+
+
+def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None) -> dict[str, Any]:
+    """Evaluate the weights at ``path`` on the test rows of ``config``; the same answer on every rank.
+
+    Runs in the ranks that a launcher started, or alone. Raises DistcoreError, one line.
+    """
+    place = join(os.environ) or Place()
+    config = resolve(config, place.size, place.launcher, training=False)
+    task = task or load_task(config)
+    hooks, world = set_up(config, place)
+    report = _evaluate_in(world, config, hooks, task, place, path)
+    hooks.teardown(world)
+    return report
+
+
+def _evaluate_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place, path: Path) -> dict[str, Any]:
+    """What is done among ranks that have joined; nothing of the run outlives it."""
+    data = task.prepare(config)
+    run = build_run(config, hooks, world, task, data, training=False)
+    check_world(run, hooks, place)
+    checkpoint.load_weights(run, hooks, path)
+    evaluation = evaluate(run, hooks, task, data.test, data)
+    return {
+        "checkpoint": str(path),
+        "strategy": hooks.name,
+        "world_size": world.size,
+        "evaluation": evaluation.summary(),
+    }
+
+
+def find(target: Path) -> Path:
+    """Return the checkpoint that ``target`` means: a run folder's newest, or itself; raises CheckpointError."""
+    path = target if (target / checkpoint.MANIFEST).is_file() else checkpoint.find("auto", target)
+    if path is None:
+        raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
+    return path
+
+
+def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
+    """Return the config that the checkpoint carries, as ``nproc`` ranks evaluate it: any number can."""
+    trained = config_in(checkpoint.read_small_state(path), path).model_dump(mode="json")
+    elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
+    if "strategy" in changes:
+        elsewhere["strategy_options"] = {}
+    config = load_config(None, trained | elsewhere | changes)
+    return config.model_copy(update={"global_batch_size": int(config.micro_batch_size) * nproc})

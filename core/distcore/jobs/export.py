@@ -1,0 +1,54 @@
+"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from distcore.checkpoint.job_state import config_in
+from distcore.checkpoint.reader import Checkpoint
+from distcore.engine.resolve import load_task
+from distcore.engine.trainer import model_source
+from distcore.errors import CheckpointError
+from distcore.plugin.task import Reopens
+
+
+def export(path: Path, to: Path) -> None:
+    """Write model, config and what the task adds (a tokenizer) to the new folder ``to``; tied weights stay tied.
+
+    What the model was trained on is not needed: the run folder says what it was. Raises CheckpointError.
+    """
+    if to.exists() and any(to.iterdir()):
+        raise CheckpointError(f"--to {to}: is there already and not empty")
+    checkpoint = Checkpoint(path)
+    checkpoint.verify()
+    config = config_in(checkpoint.small_state(), path)
+    task = load_task(config)
+    kept = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
+    data = kept or task.prepare(config)  # a checkpoint that was moved out of its run folder
+    module = model_source(config, task, data).build()
+    if not hasattr(module, "save_pretrained"):
+        raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
+    fill(module, checkpoint)
+    save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
+    with redirect_stdout(io.StringIO()):  # it imports what is installed to wrap models with, and some of that talks
+        save(to)
+    task.save(to, config, data)
+
+
+def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy the checkpoint's weights and buffers into ``module``."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name in checkpoint:
+            kind, _, rest = name.partition("/")
+            if kind != "model":
+                continue
+            if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
+                raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
+            tensors[rest].copy_(checkpoint[name])

@@ -1,0 +1,147 @@
+"""From a config and flags to ranks that train, and what their main rank says at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, RankError
+from distcore.jobs.logs import set_up_logging
+from distcore.launchers import join, launch, run_as_rank
+from distcore.plugin.contract import Place
+from distcore.plugin.task import Datasets
+
+log = logging.getLogger("distcore")
+
+
+def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
+    """Join the ranks that a launcher started, or start them; raises DistcoreError.
+
+    ``read_config`` is called here, so that of many joined ranks only one says what is wrong with the config.
+    ``dry_run``: print the resolved config and what each rank would do, and start nothing.
+    """
+    place = join(os.environ)
+    if place is None:
+        _start(read_config(), dry_run)
+        return
+    errors = errors_of_job()
+    run_as_rank(partial(_join, read_config, dry_run, place), errors, place.rank, place.size)
+    with contextlib.suppress(OSError):  # the last rank of this machine finds it empty
+        errors.rmdir()
+
+
+def train_rank(config: RunConfig) -> None:
+    """What each rank does: train, and on the main rank say how it went. A function that ranks can be sent."""
+    from distcore.engine.trainer import train
+
+    rank = (join(os.environ) or Place()).rank
+    set_up_logging(config, rank)
+    report = train(config)
+    if rank == 0:
+        show(report)
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the test's metrics, its classification report, and where the run folder is."""
+    show_evaluation(f"test at step {report['steps']}", report["evaluation"])
+    print(f"run folder: {report['out']}", flush=True)
+
+
+def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
+    """Print the metrics of an evaluation in a line, and its classification report."""
+    from distcore.extensions.progress import describe_evaluation
+
+    print(describe_evaluation(what, evaluation))
+    if table := evaluation.get("classification_report"):
+        print(table, flush=True)
+
+
+def _join(read_config: Callable[[], RunConfig], dry_run: bool, place: Place) -> None:
+    config = read_config()
+    if config.max_restarts:
+        raise ConfigError(f"max_restarts = {config.max_restarts}: {place.launcher} started the ranks: its to restart")
+    if not dry_run:
+        train_rank(config)
+    elif place.rank == 0:
+        print(_plan(*check(config, place)))
+
+
+def _start(config: RunConfig, dry_run: bool) -> None:
+    """Check all that can be known before ranks start; then start them, or say what they would do."""
+    set_up_logging(config, rank=0)
+    config, data = check(config)
+    if dry_run:
+        print(_plan(config, data))
+        return
+    if config.nproc == 1 and not config.max_restarts:
+        train_rank(config)
+        return
+    preload(config, data)
+    del data  # ranks open it from the cache
+    launch_and_restart(config)
+
+
+def preload(config: RunConfig, data: Datasets) -> None:
+    """Import the code of model and schedule here, once: ranks are forked from this process, after a death too."""
+    from distcore.engine.resolve import load_task
+    from distcore.engine.trainer import model_source
+
+    model_source(config, load_task(config), data).skeleton()
+    import_module("transformers.optimization")
+
+
+def launch_and_restart(config: RunConfig) -> None:
+    """Start the ranks; when one dies, start all afresh from the newest checkpoint, ``max_restarts`` times at most."""
+    out = Path(str(config.out))
+    for restarts in range(config.max_restarts + 1):
+        try:
+            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", patience=config.timeout)
+            return
+        except RankError as error:
+            if restarts == config.max_restarts:
+                raise
+            log.warning("%s; restart %d of %d", error, restarts + 1, config.max_restarts)
+        config = config.model_copy(update={"resume": resume_after_death(config)})
+
+
+def resume_after_death(config: RunConfig) -> str:
+    """Where a job that died goes on: its own newest checkpoint, or before the first where it began."""
+    from distcore import checkpoint
+
+    own = checkpoint.find("auto", Path(str(config.out)))
+    return "auto" if own or not config.resume else config.resume
+
+
+def _plan(config: RunConfig, data: Datasets) -> str:
+    from distcore.jobs.dry_run import describe
+
+    return describe(config, data)
+
+
+def check(config: RunConfig, place: Place | None = None) -> tuple[RunConfig, Datasets]:
+    """Resolve the config and prepare the data, as every rank will; raises DistcoreError, and writes no run folder."""
+    from distcore import checkpoint
+    from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+    from distcore.plugin.extensions import load_extensions
+    from distcore.plugin.hooks import Hooks
+
+    config = resolve(config, place.size, place.launcher) if place else resolve(config)
+    Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    check_out(config)
+    found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
+    if found is not None:
+        checkpoint.read_small_state(found)
+    return config, load_task(config).prepare(config)
+
+
+def errors_of_job() -> Path:
+    """A folder that the ranks of one launcher on this machine share, before a config says where the run lives."""
+    return Path(tempfile.gettempdir(), f"distcore-joined-{os.getuid()}-{os.getppid()}")

@@ -1,0 +1,188 @@
+"""Joining ranks that another launcher has started, by what it left in the environment.
+
+Each launcher is a function of the environment that returns this process's Place, or ``None`` where it did not start
+it. The three here never answer together: ranks of torchrun may live inside an ``srun`` step and ranks of MPI may be
+started through one, so the outer launcher stands back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from zlib import crc32
+
+from distcore.errors import ConfigError, StrategyError
+from distcore.launchers.hostlist import expand_counts, first_host
+from distcore.plugin import registry
+from distcore.plugin.contract import LOOPBACK, Place
+
+log = logging.getLogger("distcore")
+LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
+"""The launcher's name in ranks that distcore started or ``export`` has told: the rest looks like torchrun's."""
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""SLURM numbers its batch, interactive and external steps from the top of 32 bits: none of them holds ranks."""
+MPI_RANKS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
+)
+MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+
+
+def join(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Return the place that a launcher gave this process, or ``None`` where none did: start ranks yourself then."""
+    for name in registry.entries("launchers"):
+        try:
+            launcher = registry.load("launchers", name)
+        except StrategyError as error:  # a broken plugin stops nobody else
+            log.warning("%s", error)
+            continue
+        place: Place | None = launcher(environ)
+        if place is not None:
+            return _checked(place)
+    return None
+
+
+def export(place: Place, master_addr: str | None = None, master_port: int | None = None) -> None:
+    """Put ``place`` into ``os.environ`` by the names that every backend reads; ``join`` finds the same place again.
+
+    The master is the argument, else the place's own, else this machine with a free port (a world of one).
+    """
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_size),
+        MASTER_ADDR=master_addr or place.master_addr or LOOPBACK,
+        MASTER_PORT=str(master_port or place.master_port or _free_port()),
+        **{LAUNCHER_VARIABLE: place.launcher},
+    )
+
+
+def torchrun(environ: Mapping[str, str]) -> Place | None:
+    """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most cluster operators set them.
+
+    Without LOCAL_RANK there is one rank a machine, as in a pod of a Kubernetes job.
+    """
+    if not _has_rank(environ):
+        return None
+    size = _number(environ, "WORLD_SIZE")
+    if size > 1 and not environ.get("MASTER_ADDR"):
+        raise ConfigError(f"WORLD_SIZE={size} but MASTER_ADDR is not set: export it, the address of rank 0's machine")
+    local_size = size if "LOCAL_RANK" in environ else 1
+    return Place(
+        rank=_number(environ, "RANK"),
+        size=size,
+        local_rank=_number(environ, "LOCAL_RANK", 0),
+        local_size=_number(environ, "LOCAL_WORLD_SIZE", local_size),
+        launcher=environ.get(LAUNCHER_VARIABLE, "torchrun"),
+        master_addr=environ.get("MASTER_ADDR"),
+        master_port=_number(environ, "MASTER_PORT", 0) or None,
+    )
+
+
+def slurm(environ: Mapping[str, str]) -> Place | None:
+    """Read the variables of an ``srun`` step of several tasks. A batch script or a lone task is no rank."""
+    step = _number(environ, "SLURM_STEP_ID", FIRST_SPECIAL_STEP)
+    if step >= FIRST_SPECIAL_STEP or _has_rank(environ) or _mpi_names(environ):
+        return None
+    size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+    if size < 2:
+        return None
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    local_size = _slurm_local_size(environ)
+    job = f"{environ.get('SLURM_JOB_ID')}.{step}"
+    return Place(
+        rank=_number(environ, "SLURM_PROCID"),
+        size=size,
+        local_rank=_number(environ, "SLURM_LOCALID"),
+        local_size=local_size,
+        launcher="slurm",
+        master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if local_size == size else first_host(hosts)),
+        master_port=_number(environ, "MASTER_PORT", _port_of(job)),
+    )
+
+
+def mpi(environ: Mapping[str, str]) -> Place | None:
+    """Read the variables of ``mpirun``: Open MPI, MVAPICH, and Hydra (MPICH, Intel MPI).
+
+    Raises ConfigError for several machines without MASTER_ADDR: MPI's variables do not name the first one.
+    """
+    names = _mpi_names(environ)
+    if _has_rank(environ) or names is None:
+        return None
+    rank, size, local_rank, local_size = (_number(environ, name) for name in names)
+    if size > local_size and not environ.get("MASTER_ADDR"):
+        raise ConfigError(
+            f"mpirun started {size} ranks, {local_size} on this machine, and MASTER_ADDR is not set: export the "
+            "address of rank 0's machine to all ranks (mpirun -x MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
+        )
+    # Hydra names no job, but one proxy on each machine starts its ranks.
+    job = next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), f"parent {os.getppid()}")
+    port = _port_of(job if size == local_size else "several machines")
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        launcher="mpi",
+        master_addr=environ.get("MASTER_ADDR") or LOOPBACK,
+        master_port=_number(environ, "MASTER_PORT", port),
+    )
+
+
+def _has_rank(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("RANK") and environ.get("WORLD_SIZE"))
+
+
+def _mpi_names(environ: Mapping[str, str]) -> tuple[str, str, str, str] | None:
+    """The first family whose variables are all there: ``srun --mpi=pmi2`` sets PMI_RANK too, but no local rank."""
+    return next((names for names in MPI_RANKS if all(environ.get(name) for name in names)), None)
+
+
+def _slurm_local_size(environ: Mapping[str, str]) -> int:
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    if not counts:
+        return _number(environ, "SLURM_NTASKS_PER_NODE", 1)
+    try:
+        return expand_counts(counts)[_number(environ, "SLURM_NODEID", 0)]
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"SLURM_STEP_TASKS_PER_NODE={counts!r}: expected counts such as 2(x3),1 for each of the step's nodes, "
+            f"and this is node {environ.get('SLURM_NODEID', 0)}"
+        ) from None
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = environ.get(name)
+    if not value:
+        if default is None:
+            raise ConfigError(f"{name} is not set, though the launcher's other variables are: start the ranks again")
+        return default
+    if not value.strip().isdigit():
+        raise ConfigError(f"{name}={value!r} in the environment: expected a whole number, 0 or more")
+    return int(value)
+
+
+def _checked(place: Place) -> Place:
+    """Refuse a place that cannot be: it would hang at the first collective, or index a device that is not there."""
+    if place.size < 1 or place.rank >= place.size:
+        raise ConfigError(f"{place.launcher}: rank {place.rank} of {place.size}: ranks count from 0 to size - 1")
+    local_size = min(place.local_size, place.size)
+    if place.local_rank >= local_size:
+        raise ConfigError(f"{place.launcher}: local rank {place.local_rank} of {local_size} on this machine")
+    return replace(place, local_size=local_size)
+
+
+def _port_of(job: str) -> int:
+    """A port that all ranks of ``job`` derive alike, below those that systems hand out by themselves."""
+    return 10_000 + crc32(job.encode()) % 20_000
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])

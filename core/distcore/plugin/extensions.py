@@ -1,0 +1,28 @@
+"""Extensions: plugins that hear the events of a run, or wrap its operations, and never change its mathematics.
+
+``config.extensions`` maps a name to true, false or options. A name is an entry point of ``distcore.extensions``,
+or ``path/to/file.py:Class`` for a class of the user's own.
+"""
+
+from __future__ import annotations
+
+from distcore.config import RunConfig
+from distcore.plugin import registry
+from distcore.plugin.hooks import build
+
+
+def load_extensions(config: RunConfig) -> dict[str, object]:
+    """Import and build the extensions that are switched on, in the order of the config.
+
+    Raises StrategyError, one line: unknown name, broken file, unknown option, option of the wrong type.
+    """
+    return {
+        name: build("extension", name, _class_of(name), {} if switch is True else switch)
+        for name, switch in config.extensions.items()
+        if switch is not False
+    }
+
+
+def _class_of(name: str) -> type[object]:
+    found: type[object] = registry.load_file(name) if ".py:" in name else registry.load("extensions", name)
+    return found

@@ -1,0 +1,205 @@
+"""The typed face of the hooks: one method an operation, which checks the answer; nobody else touches pluggy."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeVar
+
+import pluggy
+from torch import Tensor, nn
+
+from distcore.config import Clip, RunConfig
+from distcore.errors import StrategyError, nearest
+from distcore.plugin import defaults
+from distcore.plugin.contract import (
+    SPEC_VERSION,
+    Capabilities,
+    Evaluation,
+    ModelSource,
+    OptimizerFactory,
+    Place,
+    Progress,
+    Run,
+    Sampler,
+    SavedState,
+    State,
+    StepResult,
+    World,
+    Wrapped,
+)
+from distcore.plugin.hookspecs import Events, Operations, hookimpl
+from distcore.plugin.sampling import BatchPlan
+
+T = TypeVar("T")
+OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
+EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
+
+
+class Hooks:
+    """One strategy and the extensions of one run."""
+
+    def __init__(self, name: str, strategy: object, extensions: Mapping[str, object] | None = None) -> None:
+        """Bind; raises StrategyError for a hook without ``@hookimpl``, an unknown argument, a newer spec."""
+        self.name = name
+        self.capabilities = capabilities_of(name, strategy)
+        self._manager = pluggy.PluginManager("distcore")
+        self._manager.add_hookspecs(Operations)
+        self._manager.add_hookspecs(Events)
+        self._manager.register(_what_is_left(strategy), "defaults")
+        plugins = {f"extension {extension!r}": instance for extension, instance in (extensions or {}).items()}
+        for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
+            _check_marks(label, instance, may_answer=instance is strategy)
+            try:
+                self._manager.register(instance, label)
+                self._manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
+        self._call = self._manager.hook
+        self._hears_steps = bool(self._call.on_step_end.get_hookimpls())
+
+    def setup(self, config: RunConfig, place: Place) -> World:
+        return self._checked("setup", World, self._call.setup(config=config, place=place))
+
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        return self._checked(
+            "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
+        )
+
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
+        return self._checked("wrap_model", Wrapped, answer)
+
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        answer = self._call.build_sampler(run=run, plan=plan)
+        if not callable(answer):
+            self._refuse("build_sampler", "a callable (epoch, step) -> micro-batches", answer)
+        return answer  # type: ignore[no-any-return]
+
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        answer = self._call.accumulate(run=run, last=last)
+        if answer is None:
+            self._refuse("accumulate", "a context manager", answer)
+        return answer  # type: ignore[no-any-return]
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        answer = self._call.backward(run=run, loss=loss)
+        return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
+
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        answer = self._call.step(run=run, clip=clip)
+        return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
+
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        answer = self._checked("reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values))
+        if answer.shape != values.shape:
+            self._refuse("reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape))
+        return answer
+
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        answer = self._checked("gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs))
+        if answer.keys() != outputs.keys():
+            self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
+        return answer
+
+    def save_checkpoint(self, run: Run) -> State:
+        return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
+
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
+        self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
+
+    def teardown(self, world: World) -> None:
+        self._checked("teardown", bool, self._call.teardown(world=world))
+
+    def on_run_start(self, run: Run) -> None:
+        self._call.on_run_start(run=run)
+
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        if self._hears_steps:
+            self._call.on_step_end(run=run, progress=progress, result=result)
+
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        self._call.on_log(run=run, record=record)
+
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        self._call.on_evaluation_end(run=run, progress=progress, evaluation=evaluation)
+
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        self._call.on_checkpoint(run=run, progress=progress, path=path)
+
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        self._call.on_run_end(run=run, report=report)
+
+    def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
+        return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)
+
+    def _refuse(self, hook: str, expected: str, answer: object) -> NoReturn:
+        got = repr(answer) if isinstance(answer, (tuple, list)) else type(answer).__name__
+        raise StrategyError(f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}")
+
+
+def capabilities_of(name: str, strategy: object) -> Capabilities:
+    """Return what ``strategy`` declares; raises StrategyError where it declares nothing or needs a newer core."""
+    declared = getattr(strategy, "capabilities", None)
+    if not isinstance(declared, Capabilities):
+        raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
+    if declared.spec_version != SPEC_VERSION:
+        which = "distcore" if declared.spec_version > SPEC_VERSION else "the plugin"
+        raise StrategyError(
+            f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
+            f"{SPEC_VERSION}; upgrade {which}"
+        )
+    return declared
+
+
+def _what_is_left(strategy: object) -> SimpleNamespace:
+    """The defaults of the operations that ``strategy`` leaves out, and no other: a ``None`` must not fall through."""
+    missing = [name for name in OPERATIONS if not _is_marked(getattr(strategy, name, None))]
+    left = {name: getattr(defaults, name) for name in missing if hasattr(defaults, name)}
+    return SimpleNamespace(**{name: hookimpl(function) for name, function in left.items()})
+
+
+def _is_marked(method: Callable[..., object] | None) -> bool:
+    return getattr(method, "distcore_impl", None) is not None
+
+
+def _check_marks(label: str, instance: object, may_answer: bool) -> None:
+    """Refuse what pluggy would take in silence: hook methods without the mark, marks on unknown names, and an
+    operation that an extension answers in the strategy's place."""
+    known = (*OPERATIONS, *EVENTS)
+    for name, method in inspect.getmembers(type(instance), callable):
+        mark = getattr(method, "distcore_impl", None)
+        if name in known and mark is None:
+            raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")
+        if mark is not None and name not in known:
+            raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
+        if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
+            raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")
+
+
+def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
+    """Build a strategy or extension from its options, validated against its dataclass fields.
+
+    Raises StrategyError, one line: an unknown option (with the nearest), or a value of the wrong type.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    for option in options:
+        if option not in fields:
+            known = ", ".join(fields) or "none"
+            hint = nearest(option, fields)
+            raise StrategyError(f"{kind} {name!r}: unknown option {option!r}{hint} (options: {known})")
+    if not fields:
+        return cls()
+    try:
+        return TypeAdapter(cls).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "options"
+        message = first["msg"].removeprefix("Value error, ")
+        raise StrategyError(f"{kind} {name!r}: {where} = {first['input']!r}: {message.lower()}") from None

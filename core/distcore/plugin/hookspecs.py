@@ -1,0 +1,165 @@
+"""The hooks, in the order in which a run calls them. A strategy answers operations; anybody may hear events.
+
+Operations have exactly one answer, never ``None``: pluggy reads ``None`` as "not mine", so the core turns it
+into an error that names strategy and hook. An operation that a strategy leaves out is done as in one process
+(``distcore.plugin.defaults``). An implementation names only the arguments it wants. An extension may wrap any
+operation with ``@hookimpl(wrapper=True)``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from distcore.config import Clip, RunConfig
+    from distcore.plugin.contract import (
+        Evaluation,
+        ModelSource,
+        OptimizerFactory,
+        Place,
+        Progress,
+        Run,
+        Sampler,
+        SavedState,
+        State,
+        StepResult,
+        World,
+        Wrapped,
+    )
+    from distcore.plugin.sampling import BatchPlan
+
+hookspec = pluggy.HookspecMarker("distcore")
+hookimpl = pluggy.HookimplMarker("distcore")
+
+
+class Operations:
+    """Called on every rank, in the same order, the same number of times."""
+
+    @hookspec(firstresult=True)
+    def setup(self, config: RunConfig, place: Place) -> World:
+        """Join the other ranks; once, first of all. Return the world *as the backend sees it*.
+
+        The launcher has put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the
+        environment. A backend that cannot give ``place.size`` ranks must say so by its answer: the core compares
+        and ends the run. Touch no device but your own. Serves law 8.
+        """
+
+    @hookspec(firstresult=True)
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model before it is wrapped; once, after ``setup``.
+
+        The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
+        strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
+        its own part from ``source.folder`` in ``wrap_model``. Serves law 2.
+        """
+
+    @hookspec(firstresult=True)
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+        """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once.
+
+        ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
+        and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. Serves law 2.
+        """
+
+    @hookspec(firstresult=True)
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        """Say which rows of each global batch this rank takes; once for training, once per evaluation.
+
+        ``plan.deal(epoch, step, shard, shards)`` does the dealing; most strategies need not implement this.
+        Over all ranks each row of ``plan.rows(epoch, step)`` is dealt exactly once. Serves laws 1 and 4.
+        """
+
+    @hookspec(firstresult=True)
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
+
+        Called once a micro-batch, so some ``run.accumulation`` times a step. Serves laws 2 and 9.
+        """
+
+    @hookspec(firstresult=True)
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add the gradients of one micro-batch and return ``loss`` detached, a scalar on the device.
+
+        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch the
+        gradients of every rank are the mean (or the sum, if so declared) over ranks of what each computed. With
+        fp16, ``run.scaler`` scales the loss. Serves law 2.
+        """
+
+    @hookspec(firstresult=True)
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip, step the optimizer and clear the gradients; once a step, after the last micro-batch.
+
+        ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
+        synchronisation that the backend does not need. Serves laws 3 and 9.
+        """
+
+    @hookspec(firstresult=True)
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Return the sum over ranks of ``values``, float64, shape ``(n,)``, on every rank; at log time only."""
+
+    @hookspec(firstresult=True)
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Join the rows of all ranks in rank order, on every rank.
+
+        Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0; the answer is ``(sum of n_r, …)``
+        with dtypes kept. Called at the end of an evaluation and for agreement checks, never in a step.
+        Serves laws 4 and 8.
+        """
+
+    @hookspec(firstresult=True)
+    def save_checkpoint(self, run: Run) -> State:
+        """Return what this rank holds of the state, by neutral names; the core writes the files, ranks in parallel.
+
+        ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32 master weights where they
+        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
+        by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
+        gathered. Serves laws 5 and 6.
+        """
+
+    @hookspec(firstresult=True)
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
+        """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
+
+        A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
+        the model is meant. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
+        ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
+        """
+
+    @hookspec(firstresult=True)
+    def teardown(self, world: World) -> bool:
+        """Leave the other ranks; once, last of all, not after a failure. Return True."""
+
+
+class Events:
+    """Told to every plugin on every rank; answers are ignored. A listener must not change the run."""
+
+    @hookspec
+    def on_run_start(self, run: Run) -> None:
+        """The model is wrapped; training is about to start."""
+
+    @hookspec
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """An optimizer step is done. Called every step: be quick, and do not wait for the device."""
+
+    @hookspec
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Values reduced over ranks, every ``log_every`` steps: a line of metrics.jsonl."""
+
+    @hookspec
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """An evaluation is done; its outputs are gathered."""
+
+    @hookspec
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        """A checkpoint is committed at ``path``."""
+
+    @hookspec
+    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """The run is over and ``report`` (report.json) is complete. Not called after a failure."""

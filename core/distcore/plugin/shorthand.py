@@ -1,0 +1,46 @@
+"""``NAME:VALUE`` where a strategy is named: short for NAME with the one option that the strategy declares for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from distcore.config import RunConfig, parse_value
+from distcore.errors import ConfigError, StrategyError
+from distcore.plugin import registry
+
+
+def spelled_out(config: RunConfig) -> RunConfig:
+    """Return the config with ``NAME:VALUE`` as name and option; raises DistcoreError, one line.
+
+    A config without a colon comes back as it is.
+    """
+    name, colon, text = config.strategy.partition(":")
+    if not colon:
+        return config
+    option, value = _option_of(config.strategy, name), parse_value(text)
+    if not text:
+        raise ConfigError(f"strategy = {config.strategy!r}: expected a value of {option} after the colon")
+    said = config.strategy_options.get(option, value)
+    if said != value:
+        raise ConfigError(
+            f"strategy = {config.strategy!r}: strategy_options.{option} = {said!r} says otherwise; leave one out"
+        )
+    return config.model_copy(update={"strategy": name, "strategy_options": config.strategy_options | {option: value}})
+
+
+def shorthand_of(name: str, cls: type[object]) -> str | None:
+    """The option that VALUE sets, if the strategy declares one; raises StrategyError where that is no option."""
+    option: str | None = getattr(cls, "shorthand", None)
+    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    if option is not None and option not in fields:
+        raise StrategyError(f"strategy {name!r}: declares the shorthand {option!r}, which is none of its options")
+    return option
+
+
+def _option_of(asked: str, name: str) -> str:
+    option = shorthand_of(name, registry.load("strategies", name))
+    if option is None:
+        raise ConfigError(
+            f"strategy = {asked!r}: {name!r} takes no value after a colon; use --set strategy_options.NAME=VALUE"
+        )
+    return option

@@ -1,0 +1,1 @@
+"""Labelled texts: read, checked, split, tokenised and cached by content."""

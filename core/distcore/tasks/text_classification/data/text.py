@@ -1,0 +1,212 @@
+"""From a config to tokenised data sets: read, check, split, tokenise and cache by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore.config import RunConfig
+from distcore.data.cache import cached_folder
+from distcore.errors import DataError, ModelError, nearest
+from distcore.plugin.task import Datasets
+from distcore.tasks.text_classification.data import embedded
+from distcore.tasks.text_classification.data.files import Rows, digest, read_rows
+from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
+from distcore.tasks.text_classification.data.tokens import no_tokens, open_tokens, tokenize, write_tokens
+from distcore.tasks.text_classification.models import (
+    check_length,
+    from_scratch,
+    load_tokenizer,
+    model_folder,
+    read_config,
+    tokenizer_files,
+)
+
+FORMAT = 3
+"""Grows whenever an entry of the cache changes its form or meaning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDatasets(Datasets):
+    """Labelled texts as tokens, and what belongs to them."""
+
+    classes: tuple[str, ...]
+    """Class names in the order of class numbers."""
+    labels: tuple[int | str, ...]
+    """The same as the data file writes them: integers or strings."""
+    vocab_size: int
+    pad_token: int
+    tokenizer: Path
+    """Folder that ``AutoTokenizer`` reads."""
+
+
+def prepare_text(config: RunConfig) -> TextDatasets:
+    """Return the data sets of a run, from the cache if any process has prepared the same before.
+
+    A hit reads the files once, to name their content, and neither parses nor tokenises. Raises DataError,
+    ModelError or ConfigError.
+    """
+    if not from_scratch(config):
+        check_length(config, model_folder(config.model))
+    folder = cached_folder("tokens", _key(config), lambda folder: _build(folder, config))
+    return _open(folder, config)
+
+
+def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
+    """Return what a model and its tokenizer need of the data that they were made for."""
+    loaded = load_tokenizer(str(tokenizer), tokenizer)
+    pad = _pad_token(loaded)
+    rows = no_tokens(pad)
+    return TextDatasets(
+        train=rows,
+        evaluation=rows,
+        test=rows,
+        classes=tuple(map(str, labels)),
+        labels=labels,
+        vocab_size=len(loaded),
+        pad_token=pad,
+        tokenizer=tokenizer,
+    )
+
+
+def _key(config: RunConfig) -> str:
+    """Name everything that the entry depends on."""
+    facts = [
+        FORMAT,
+        [_source_digest(source) for source in (config.data, config.eval_data, config.test_data)],
+        config.columns.model_dump(),
+        None if config.eval_data else [config.seed, config.eval_fraction],
+        config.max_seq_len,
+        _tokenizer_digest(config),
+        version("tokenizers"),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def _source_digest(source: str | None) -> str | None:
+    if source is None:
+        return None
+    return embedded.fingerprint(source) if source in embedded.EMBEDDED else digest(_file(source))
+
+
+def _file(source: str) -> Path:
+    path = Path(source).expanduser()
+    if not path.exists() and not path.suffix and path.name == source:
+        known = ", ".join(embedded.EMBEDDED)
+        hint = nearest(source, embedded.EMBEDDED)
+        raise DataError(f"data {source!r}: neither a file nor an embedded data set{hint} (embedded: {known})")
+    return path
+
+
+def _tokenizer_digest(config: RunConfig) -> list[Any]:
+    if from_scratch(config):
+        return ["wordpiece", config.tokenizer.vocab_size]
+    folder = model_folder(config.model)
+    files = [folder / "config.json", *tokenizer_files(folder)]
+    return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
+
+
+def _rows(source: str, config: RunConfig) -> Rows:
+    reader = embedded.EMBEDDED.get(source)
+    return reader() if reader else read_rows(_file(source), config.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one data set: texts, class numbers, and row numbers in the file they came from."""
+
+    texts: list[str]
+    labels: np.ndarray
+    source_rows: np.ndarray
+
+
+def _build(folder: Path, config: RunConfig) -> None:
+    """Fill a new entry of the cache: one folder a data set, the tokenizer, and the facts of both."""
+    rows = _rows(config.data, config)
+    labels = distinct_labels(rows)
+    parts = _parts(rows, [str(label) for label in labels], config)
+    tokenizer = _tokenizer(config, parts["train"].texts)
+    facts = {name: _write_part(folder / name, part, tokenizer, config) for name, part in parts.items()}
+    tokenizer.save_pretrained(folder / "tokenizer")
+    entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}
+    (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
+
+
+def _write_part(folder: Path, part: _Part, tokenizer: Any, config: RunConfig) -> dict[str, object]:
+    """Tokenise and write one data set; return what the report says of it."""
+    tokens, lengths = tokenize(tokenizer, part.texts, config.max_seq_len)
+    _check_vocabulary(config, tokens)
+    write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
+    return {
+        "rows": len(lengths),
+        "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
+        "mean_tokens": round(float(lengths.mean()), 1),
+        "rows_at_max_seq_len": int((lengths == config.max_seq_len).sum()),
+    }
+
+
+def _pad_token(tokenizer: Any) -> int:
+    """Decoder models have no padding token; any will do, as padding is masked."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(token) for token in candidates if token is not None)
+
+
+def _parts(rows: Rows, classes: list[str], config: RunConfig) -> dict[str, _Part]:
+    """Return the data sets by name; without a file of its own, ``test`` is left out."""
+    labels = encode_labels(rows, classes)
+    if config.eval_data is None:
+        train, kept = split_rows(rows.name, labels, config.eval_fraction, config.seed)
+        parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, kept)}
+    else:
+        parts = {"train": _take(rows, labels, np.arange(len(rows)))}
+    for name, source in (("evaluation", config.eval_data), ("test", config.test_data)):
+        if source is not None:
+            own = _rows(source, config)
+            parts[name] = _take(own, encode_labels(own, classes), np.arange(len(own)))
+    return parts
+
+
+def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
+    return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers)
+
+
+def _tokenizer(config: RunConfig, texts: list[str]) -> Any:
+    if not from_scratch(config):
+        return load_tokenizer(config.model, model_folder(config.model))
+    from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+
+    return as_transformers(train_wordpiece(texts, config.tokenizer.vocab_size))
+
+
+def _check_vocabulary(config: RunConfig, tokens: np.ndarray) -> None:
+    """A tokenizer that belongs to another model would index past the embedding."""
+    if from_scratch(config):
+        return
+    size = read_config(config.model, model_folder(config.model)).get("vocab_size")
+    if isinstance(size, int) and tokens.max(initial=0) >= size:
+        problem = f"its tokenizer gives token {tokens.max()}, but config.json has a vocabulary of {size}"
+        raise ModelError(f"model {config.model}: {problem}: tokenizer and weights do not belong together")
+
+
+def _open(folder: Path, config: RunConfig) -> TextDatasets:
+    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+    labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
+    sets = {name: open_tokens(folder / name, pad) for name in entry["facts"]}
+    classes = tuple(str(label) for label in labels)
+    return TextDatasets(
+        train=sets["train"],
+        evaluation=sets["evaluation"],
+        test=sets.get("test", sets["evaluation"]),
+        facts={"data": config.data, "classes": list(classes), **entry["facts"]},
+        classes=classes,
+        labels=labels,
+        vocab_size=entry["vocab_size"],
+        pad_token=pad,
+        tokenizer=folder / "tokenizer",
+    )

@@ -1,0 +1,124 @@
+"""Tokenised rows on disk and in memory: one flat array of tokens, mapped rather than read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONTENT = "content.sha256"
+CHUNK = 4096
+"""Rows tokenised in one call: enough to feed every core, few enough to hold in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class TokenDataset:
+    """Rows of tokens with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
+
+    tokens: np.ndarray
+    """All rows one after the other, int32, shape ``(sum of lengths,)``."""
+    starts: np.ndarray
+    """Where each row starts in ``tokens``, int64, shape ``(rows,)``."""
+    lengths: np.ndarray
+    """Tokens of each row, int64, shape ``(rows,)``."""
+    labels: np.ndarray
+    """Class of each row, int64, shape ``(rows,)``."""
+    source_rows: np.ndarray
+    """The row's number in the file that it came from, from 0, int64, shape ``(rows,)``."""
+    items: np.ndarray
+    """Ones: each row is one sample of the mean loss."""
+    pad: int
+    """Token that fills up shorter rows of a batch."""
+    content: str
+    """SHA-256 over tokens, lengths and labels, in hexadecimal."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return ``input_ids`` and ``attention_mask``, int64 ``(n, longest)``, and ``labels``, int64 ``(n,)``."""
+        import torch
+
+        lengths = self.lengths[indices]
+        columns = np.arange(lengths.max(initial=0))
+        mask = columns < lengths[:, None]
+        # Positions behind a row's end read a neighbour's token, which the mask then takes out again.
+        tokens = self.tokens.take(self.starts[indices][:, None] + columns, mode="clip")
+        return {
+            "input_ids": torch.from_numpy(np.where(mask, tokens, np.int64(self.pad))),
+            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+            "labels": torch.from_numpy(self.labels[indices]),
+        }
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokenise all texts with a transformers tokenizer; return tokens (int32, flat) and lengths (int64)."""
+    parts: list[np.ndarray] = []
+    lengths: list[int] = []
+    for start in range(0, len(texts), CHUNK):
+        rows = tokenizer(
+            list(texts[start : start + CHUNK]),
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+        lengths += map(len, rows)
+        parts.append(np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]))
+    tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    return tokens, np.asarray(lengths, dtype=np.int64)
+
+
+def write_tokens(
+    folder: Path, tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, source_rows: np.ndarray
+) -> None:
+    """Write one data set's arrays into a new folder."""
+    folder.mkdir()
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    np.save(folder / "labels.npy", labels)
+    np.save(folder / "source_rows.npy", source_rows)
+    (folder / CONTENT).write_text(_digest(tokens, lengths, labels), encoding="ascii")
+
+
+def open_tokens(folder: Path, pad: int) -> TokenDataset:
+    """Map the arrays of ``write_tokens`` into memory."""
+    offsets = _map(folder / "offsets.npy")
+    lengths = np.diff(offsets)
+    return TokenDataset(
+        tokens=_map(folder / "tokens.npy"),
+        starts=offsets[:-1],
+        lengths=lengths,
+        labels=_map(folder / "labels.npy"),
+        source_rows=_map(folder / "source_rows.npy"),
+        items=np.ones(len(lengths), np.int64),
+        pad=pad,
+        content=(folder / CONTENT).read_text(encoding="ascii"),
+    )
+
+
+def no_tokens(pad: int) -> TokenDataset:
+    """Return a data set without rows."""
+    tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
+    return TokenDataset(
+        tokens=tokens, starts=none, lengths=none, labels=none, source_rows=none, items=none, pad=pad, content=""
+    )
+
+
+def _digest(*columns: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for column in columns:
+        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def _map(path: Path) -> np.ndarray:
+    # A plain view: numpy's memmap class makes every indexing several times slower.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,0 +1,128 @@
+"""Text classification with a transformers model: one label a text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distcore.config import RunConfig
+from distcore.plugin.task import Datasets
+from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
+from distcore.tasks.text_classification.models import (
+    build_classifier,
+    from_scratch,
+    model_folder,
+    tokenizer_files,
+    usual_lr,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+LABELS = "labels.json"
+
+
+class TextClassification:
+    """Implements ``distcore.plugin.task.Task``; it keeps no state."""
+
+    def suggest(self, config: RunConfig) -> dict[str, object]:
+        """Return ``lr``, the peak learning rate that suits the model."""
+        return {"lr": usual_lr(config.model)}
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache wherever they were prepared before."""
+        return prepare_text(config)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a classifier with one output a class of ``data``."""
+        data = _text(data)
+        return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the model's folder; ``None`` for a preset."""
+        return None if from_scratch(config) else model_folder(config.model)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the rows."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``loss`` (fp32), ``prediction`` and ``label`` (int64) of each row, shape ``(n,)``."""
+        from torch.nn.functional import cross_entropy
+
+        logits = _logits(model, batch)
+        loss = cross_entropy(logits, batch["labels"], reduction="none")
+        return {"loss": loss, "prediction": logits.argmax(dim=-1), "label": batch["labels"]}
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and scikit-learn's ``classification_report``.
+
+        ``majority_accuracy`` is what always answering the commonest label of these rows would reach. All four are
+        ``None`` if there are no rows.
+        """
+        rows = len(outputs.get("label", ()))
+        if not rows:
+            return dict.fromkeys(("loss", "accuracy", "majority_accuracy", "classification_report"))
+        label, prediction = outputs["label"], outputs["prediction"]
+        return {
+            "loss": outputs["loss"].double().mean().item(),
+            "accuracy": (label == prediction).sum().item() / rows,
+            "majority_accuracy": label.bincount().max().item() / rows,
+            "classification_report": _classification_report(label, prediction, _text(data).classes),
+        }
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index``, ``label`` and ``prediction`` of each row; labels as the data file writes them."""
+        labels = _text(data).labels
+        if outputs:
+            pairs = zip(outputs["label"].tolist(), outputs["prediction"].tolist(), strict=True)
+            for index, (label, prediction) in enumerate(pairs):
+                yield {"index": index, "label": labels[label], "prediction": labels[prediction]}
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write what predictions need beside the weights: the tokenizer's files and ``labels.json``."""
+        data = _text(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in tokenizer_files(data.tokenizer):
+            shutil.copy(file, folder)
+        names = json.dumps(list(data.labels), ensure_ascii=False, indent=2)
+        (folder / LABELS).write_text(names + "\n", encoding="utf-8")
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return the classes and the tokenizer that ``save`` wrote, with no rows."""
+        if not (folder / LABELS).is_file():
+            return None
+        return without_rows(tuple(json.loads((folder / LABELS).read_text(encoding="utf-8"))), folder)
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """fp32, so that the loss is summed exactly under autocast too."""
+    answer = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    logits: Tensor = answer.logits.float()
+    return logits
+
+
+def _classification_report(label: Tensor, prediction: Tensor, classes: tuple[str, ...]) -> str:
+    from sklearn.metrics import classification_report
+
+    text: str = classification_report(
+        label.cpu().numpy(),
+        prediction.cpu().numpy(),
+        labels=range(len(classes)),
+        target_names=list(classes),
+        digits=4,
+        zero_division=0,
+    )
+    return text
+
+
+def _text(data: Datasets) -> TextDatasets:
+    if not isinstance(data, TextDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data
