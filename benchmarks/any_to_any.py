@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from distcore import BatchPlan, Micro, Run, Sampler, checkpoint, hookimpl
+from distcore import BatchPlan, MicroBatch, Run, Sampler, checkpoint, hookimpl
 from distcore.config import RunConfig
 from distcore.engine.loop import steps
 from distcore.engine.resolve import build_strategy, resolve
@@ -38,7 +38,7 @@ from distcore.engine.trainer import build_run
 from distcore.errors import DistcoreError
 from distcore.launchers import export, join, launch
 from distcore.plugin import registry
-from distcore.plugin.contract import Place, Progress, World
+from distcore.plugin.contract import Progress, RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
@@ -114,9 +114,9 @@ class Dealt:
     def build_sampler(self, run: Run, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
         sampler = yield
 
-        def noting(epoch: int, step: int) -> list[Micro]:
+        def noting(epoch: int, step: int) -> list[MicroBatch]:
             micros = list(sampler(epoch, step))
-            rows = [int(row) for micro in micros if not micro.blank for row in micro.indices]
+            rows = [int(row) for micro in micros if not micro.is_padding for row in micro.indices]
             self.rows += [(epoch * plan.steps + step, epoch, row) for row in rows]
             return micros
 
@@ -125,14 +125,14 @@ class Dealt:
 
 def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None:
     """In each rank: train from each source (``None``: from the start), and save after step 15, and 7 on the way."""
-    place = join(os.environ) or Place()
-    if place.size > 1:
-        export(place)
+    rank_info = join(os.environ) or RankInfo()
+    if rank_info.size > 1:
+        export(rank_info)
     given = {"strategy": setting.strategy, "strategy_options": setting.options, "nproc": setting.nproc}
-    config = resolve(RunConfig.model_validate(JOB | given), place.size, place.launcher)
+    config = resolve(RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher)
     dealt = Dealt()
     hooks = Hooks(config.strategy, build_strategy(config), {"dealt": dealt})
-    world = hooks.setup(config, place)
+    world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)
         continue_from(path, out, config, hooks, world, replace(PROBLEM, dropout=0.1 if NOISY in source else 0.0))

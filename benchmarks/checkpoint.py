@@ -30,7 +30,7 @@ from distcore import RunConfig
 from distcore.checkpoint.saver import Saver
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
-from distcore.plugin.contract import Place, Progress, Run
+from distcore.plugin.contract import Progress, RankInfo, Run
 from distcore.plugin.defaults import save_checkpoint
 from distcore.plugin.hooks import Hooks
 from distcore.testing.problem import Problem
@@ -118,7 +118,7 @@ MEGABYTES = 1200
 def prepared(folder: Path) -> tuple[Run, Hooks]:
     checkpoints = {"best": None}
     config = resolve(RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
-    hooks, world = set_up(config, Place())
+    hooks, world = set_up(config, RankInfo())
     run = build_run(config, hooks, world, Big(), Big().prepare(config))
     assert run.optimizer is not None
     for parameter in run.module.parameters():

@@ -48,13 +48,13 @@ def in_a_process(*arguments: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def save(folder: str, preset: str) -> int:
-    """Save the preset with random weights as a Hugging Face folder; return the bytes of its parameters."""
+def save(folder: str, model: str) -> int:
+    """Save the built-in model with random weights as a Hugging Face folder; return the bytes of its parameters."""
     from distcore import load_config
     from distcore.engine.resolve import load_task
     from distcore.jobs.train import check
 
-    config, data = check(load_config(None, {"model": preset}))
+    config, data = check(load_config(None, {"model": model}))
     task = load_task(config)
     model = task.build_model(config, data)
     model.save_pretrained(folder)  # type: ignore[operator]
@@ -84,10 +84,10 @@ def rank(config: object, stage: str) -> int:
     from distcore.plugin.hooks import Hooks
 
     assert isinstance(config, RunConfig)
-    place = join(os.environ)
-    assert place is not None
+    rank_info = join(os.environ)
+    assert rank_info is not None
     hooks, task = Hooks(config.strategy, build_strategy(config)), load_task(config)
-    world, data = hooks.setup(config, place), task.prepare(config)
+    world, data = hooks.setup(config, rank_info), task.prepare(config)
     if stage != "joined":
         run = build_run(config, hooks, world, task, data)
     if stage == "trained":

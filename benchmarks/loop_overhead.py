@@ -31,12 +31,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import distcore.plugin.extensions
 from distcore import Datasets, RunConfig
 from distcore.engine.loop import steps as loop_steps
 from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
-from distcore.plugin.contract import Place, Progress
+from distcore.plugin.contract import Progress, RankInfo
+from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan
 
@@ -132,9 +132,10 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
         device="cpu",
     )
     config = resolve(config, 1)
-    hooks = Hooks("single", build_strategy(config), distcore.plugin.extensions.load_extensions(config))
+    hooks = Hooks("single", build_strategy(config), load_extensions(config))
     job = Job()
-    run = build_run(config, hooks, hooks.setup(config, Place()), job, Datasets(train=data, evaluation=data, test=data))
+    world = hooks.setup(config, RankInfo())
+    run = build_run(config, hooks, world, job, Datasets(train=data, evaluation=data, test=data))
     with timed():
         for _ in loop_steps(run, hooks, job, data, Progress()):
             pass

@@ -87,11 +87,11 @@ def ours(config: RunConfig) -> Timing:
 
 
 def native(config: RunConfig, row: str) -> Timing:
-    place = join()
-    assert place is not None  # launch has placed this rank
-    config = resolve(config, place.size)
+    rank_info = join()
+    assert rank_info is not None  # launch has placed this rank
+    config = resolve(config, rank_info.size)
     task = load_task(config)
-    job = Job(config=config, data=task.prepare(config), task=task, rank=place.rank, size=place.size)
+    job = Job(config=config, data=task.prepare(config), task=task, rank=rank_info.rank, size=rank_info.size)
     script = importlib.import_module(f"native.{row.partition(':')[0]}_script")
     timing: Timing = script.train(job)
     gc.collect()  # a wrapped model must go before its process group, or the group's end may wait for it for ever

@@ -4,8 +4,9 @@
 
 The first 10,000 rows shuffled with seed 123, 92 % to train on, 32 rows a rank, AdamW 3e-5, weight decay 0.01 but not on
 biases and norms, one epoch, at most 128 tokens; a pretrained BERT with a new head for each seed. ``--model`` is a local
-folder or a hub name; a preset is pretrained here first, two epochs on the rows of the file that are left over. From
-random weights there would be nothing to compare: at the published 5e-4 a BERT 512 wide stays at the majority class.
+folder or a hub name; a built-in model is pretrained here first, two epochs on the rows of the file that are left
+over. From random weights there would be nothing to compare: at the published 5e-4 a BERT 512 wide stays at the
+majority class.
 
 For each number of ranks and seed, three runs from the same weights, in an order that rotates: the script
 (benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32; padding to the longest row of a
@@ -70,7 +71,7 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
-    parser.add_argument("--model", default="bert-small", help="a preset, a folder or a hub name")
+    parser.add_argument("--model", default="bert-small", help="a built-in model, a folder or a hub name")
     parser.add_argument("--nproc", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=3e-5)
@@ -111,10 +112,10 @@ def split(data: Path, folder: Path) -> None:
 
 
 def pretrained(folder: Path, model: str, steps: int | None) -> Path:
-    """A Hugging Face folder to fine-tune: ``model`` itself, or a preset trained on the rows that are left over."""
-    from distcore.tasks.text_classification.models import PRESETS, model_folder
+    """A Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the rows left over."""
+    from distcore.tasks.text_classification.models import BUILT_IN_MODELS, model_folder
 
-    if model not in PRESETS:
+    if model not in BUILT_IN_MODELS:
         return model_folder(model)
     run = folder / "pretraining"
     job = ["--model", model, "--data", str(folder / "others.json"), "--eval-fraction", "0.05", "--out", str(run)]

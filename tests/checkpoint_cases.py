@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from distcore.checkpoint import Checkpoint, Files
-from distcore.checkpoint.commit import aside_of, begin, commit, hand_in
+from distcore.checkpoint.commit import begin, commit, publish_share, staging_of
 from distcore.checkpoint.writer import blocks_of, write_share
 from distcore.plugin.contract import State
 from distcore.testing.lab import Unsynced
@@ -26,7 +26,7 @@ def write(folder: Path, states: list[State], step: int = 1, files: Files | None 
     begin(files, final)
     for rank, held in enumerate(states):
         blocks = blocks_of(held, rank, len(states), limit)
-        hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
+        publish_share(files, final, rank, write_share(files, staging_of(final), blocks, rank, limit))
     commit(files, final, len(states), {"progress": {}})
     return final
 

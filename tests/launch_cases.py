@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from distcore.errors import DataError, DistcoreError
 from distcore.launchers import export, join, launch, one_line_errors, run_as_rank
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 
 
 def meet() -> int:
@@ -89,18 +89,18 @@ def wait() -> None:
 
 
 def joined(case: str) -> None:
-    place = join()
-    assert isinstance(place, Place)
-    export(place)
+    rank_info = join()
+    assert isinstance(rank_info, RankInfo)
+    export(rank_info)
 
     def work() -> None:
         if case == "works":
-            os.write(1, f"joined {place.rank} of {meet()}\n".encode())
+            os.write(1, f"joined {rank_info.rank} of {meet()}\n".encode())
             dist.destroy_process_group()
         else:
             fail(case)
 
-    run_as_rank(work, Path(sys.argv[3]), place.rank, place.size)
+    run_as_rank(work, Path(sys.argv[3]), rank_info.rank, rank_info.size)
 
 
 mode, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""

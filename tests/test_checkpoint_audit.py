@@ -21,7 +21,7 @@ from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
 from distcore.launchers import join
 from distcore.plugin import registry
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 from distcore.testing.problem import Problem
 
 NOTHING_TO_NAME = pickle.dumps({"weights": [1, 2, 3]})
@@ -77,12 +77,13 @@ def test_the_watch_sees_a_pickle_in_the_place_of_the_small_state(saved: Path, mo
 def loads(strategy: str, path: Path) -> list[str]:
     """In each rank: load as a resume does, twice; what happened the second time, when all code is imported."""
     given = {"strategy": strategy, "strategy_options": WAYS[strategy], "global_batch_size": 12, "lr": 0.01}
-    place = join() or Place()
+    rank_info = join() or RankInfo()
     config = RunConfig.model_validate(
-        given | {"nproc": place.size, "epochs": 3, "device": "cpu", "schedule": {"name": "linear", "warmup_steps": 2}}
+        given
+        | {"nproc": rank_info.size, "epochs": 3, "device": "cpu", "schedule": {"name": "linear", "warmup_steps": 2}}
     )
-    config, task = resolve(config, place.size, place.launcher), Problem()
-    hooks, world = set_up(config, place)
+    config, task = resolve(config, rank_info.size, rank_info.launcher), Problem()
+    hooks, world = set_up(config, rank_info)
     run = build_run(config, hooks, world, task, task.prepare(config))
     checkpoint.load(run, hooks, path)
     with watched() as seen:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from distcore import Capabilities, Place, RunConfig, World, hookimpl
+from distcore import Capabilities, RankInfo, RunConfig, World, hookimpl
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
 from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks, build
@@ -20,7 +20,7 @@ class Minimal:
     capabilities: ClassVar = Capabilities(spec_version=1)
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         return World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
@@ -37,7 +37,7 @@ def test_every_hook_is_documented(name: str) -> None:
 
 
 def test_a_strategy_may_leave_out_every_hook_but_setup() -> None:
-    assert Hooks("minimal", Minimal()).setup(RunConfig(), Place()).size == 1
+    assert Hooks("minimal", Minimal()).setup(RunConfig(), RankInfo()).size == 1
 
 
 def test_a_hook_without_the_mark_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_none_is_an_error_that_names_strategy_and_hook_and_no_default_runs() -> 
 
     hooks = Hooks("mine", Forgets())
     with pytest.raises(StrategyError, match=r"strategy 'mine', hook teardown\(\): returned NoneType, not bool"):
-        hooks.teardown(hooks.setup(RunConfig(), Place()))
+        hooks.teardown(hooks.setup(RunConfig(), RankInfo()))
 
 
 def test_a_strategy_must_declare_capabilities() -> None:
@@ -96,7 +96,8 @@ def test_an_extension_may_wrap_an_operation() -> None:
             world = yield
             return World(rank=world.rank, size=2, local_rank=0, device=world.device)
 
-    assert Hooks("single", SingleStrategy(), {"doubles": Doubles()}).setup(RunConfig(device="cpu"), Place()).size == 2
+    hooks = Hooks("single", SingleStrategy(), {"doubles": Doubles()})
+    assert hooks.setup(RunConfig(device="cpu"), RankInfo()).size == 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +135,4 @@ def test_an_extension_may_be_called_like_the_strategy() -> None:
         @hookimpl
         def on_run_start(self, run: object) -> None: ...
 
-    assert Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), Place()).size == 1
+    assert Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), RankInfo()).size == 1

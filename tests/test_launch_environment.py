@@ -9,7 +9,7 @@ import pytest
 from distcore.errors import ConfigError
 from distcore.launchers import export, join
 from distcore.launchers.hostlist import expand_counts, first_host
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 
 TORCHRUN = {
     "RANK": "3",
@@ -40,44 +40,44 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def test_torchrun_is_joined_with_its_master() -> None:
-    assert join(TORCHRUN) == Place(
+    assert join(TORCHRUN) == RankInfo(
         rank=3, size=4, local_rank=1, local_size=2, launcher="torchrun", master_addr="host1", master_port=29500
     )
 
 
 def test_a_pod_without_local_rank_is_alone_on_its_machine() -> None:
-    place = join({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"})
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (1, 2, 0, 1)
+    rank_info = join({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1"})
+    assert rank_info is not None
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (1, 2, 0, 1)
 
 
 def test_srun_is_joined_with_the_first_host_as_master() -> None:
-    place = join(SRUN)
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (3, 5, 1, 2)
-    assert (place.launcher, place.master_addr) == ("slurm", "gpu09")
+    rank_info = join(SRUN)
+    assert rank_info is not None
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (3, 5, 1, 2)
+    assert (rank_info.launcher, rank_info.master_addr) == ("slurm", "gpu09")
 
 
 @pytest.mark.parametrize("environ", [SRUN, OPEN_MPI, HYDRA], ids=["slurm", "open mpi", "hydra"])
 def test_all_ranks_of_a_job_derive_one_port(environ: dict[str, str]) -> None:
     rank_name = next(name for name in environ if name.endswith(("PROCID", "_RANK")))
     places = [join({**environ, rank_name: str(rank)}) for rank in range(2)]
-    ports = {place.master_port for place in places if place}
+    ports = {rank_info.master_port for rank_info in places if rank_info}
     assert len(ports) == 1
     assert 10_000 <= (ports.pop() or 0) < 30_000
 
 
 def test_steps_of_one_slurm_job_get_their_own_ports() -> None:
-    ports = {place.master_port for step in "01" if (place := join({**SRUN, "SLURM_STEP_ID": step}))}
+    ports = {rank_info.master_port for step in "01" if (rank_info := join({**SRUN, "SLURM_STEP_ID": step}))}
     assert len(ports) == 2
 
 
 @pytest.mark.parametrize("environ", [OPEN_MPI, HYDRA], ids=["open mpi", "hydra"])
 def test_mpi_on_one_machine_meets_on_loopback(environ: dict[str, str]) -> None:
-    place = join(environ)
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (1, 2, 1, 2)
-    assert (place.launcher, place.master_addr) == ("mpi", "127.0.0.1")
+    rank_info = join(environ)
+    assert rank_info is not None
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (1, 2, 1, 2)
+    assert (rank_info.launcher, rank_info.master_addr) == ("mpi", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_mpi_on_one_machine_meets_on_loopback(environ: dict[str, str]) -> None:
     ids=["torchrun in srun", "torchrun in mpirun", "mpirun in srun", "srun --mpi=pmi2", "started by distcore"],
 )
 def test_the_innermost_launcher_is_joined(environ: dict[str, str], launcher: str) -> None:
-    place = join(environ)
-    assert place is not None
-    assert place.launcher == launcher
+    rank_info = join(environ)
+    assert rank_info is not None
+    assert rank_info.launcher == launcher
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_an_impossible_environment_is_one_line(environ: dict[str, str], message:
 
 @pytest.mark.parametrize("environ", [SRUN, OPEN_MPI, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}])
 def test_an_exported_master_is_used(environ: dict[str, str]) -> None:
-    place = join({**environ, "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4242"})
-    assert place is not None
-    assert (place.master_addr, place.master_port) == ("10.0.0.7", 4242)
+    rank_info = join({**environ, "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4242"})
+    assert rank_info is not None
+    assert (rank_info.master_addr, rank_info.master_port) == ("10.0.0.7", 4242)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_a_broken_list_of_counts_is_refused() -> None:
 def test_export_writes_what_every_backend_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
         monkeypatch.setenv(name, "unset")
-    export(Place(rank=3, size=4, local_rank=1, local_size=2), "host1", 29500)
+    export(RankInfo(rank=3, size=4, local_rank=1, local_size=2), "host1", 29500)
     assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
 
 
 def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
         monkeypatch.setenv(name, "unset")
-    export(Place())
+    export(RankInfo())
     assert os.environ["MASTER_ADDR"] == "127.0.0.1"
     assert int(os.environ["MASTER_PORT"]) > 1023
 
@@ -181,7 +181,7 @@ def test_a_world_of_one_gets_a_free_port_on_loopback(monkeypatch: pytest.MonkeyP
 def test_an_exported_place_is_joined_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHRUN, "DISTCORE_LAUNCHER"):
         monkeypatch.setenv(name, "unset")
-    place = join(SRUN)
-    assert place is not None
-    export(place)
-    assert join({**SRUN, **os.environ}) == place
+    rank_info = join(SRUN)
+    assert rank_info is not None
+    export(rank_info)
+    assert join({**SRUN, **os.environ}) == rank_info

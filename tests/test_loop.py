@@ -18,7 +18,7 @@ from distcore.engine.loop import steps
 from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import rank_sampler
 from distcore.testing.problem import Problem
@@ -66,7 +66,7 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
 def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     config = config_of(tmp_path, data_guard_steps=0, schedule={"name": "constant"}, **changes)
     hooks, problem = Hooks("single", build_strategy(config)), Problem()
-    return build_run(config, hooks, hooks.setup(config, Place()), problem, problem.prepare(config)), hooks, problem
+    return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
 
 
 def test_a_step_takes_at_most_80_python_calls_of_ours_and_pluggy(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
 
 
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.engine.trainer.join", lambda _environ: Place(rank=0, size=2, launcher="local"))
+    monkeypatch.setattr("distcore.engine.trainer.join", lambda _environ: RankInfo(rank=0, size=2, launcher="local"))
     monkeypatch.setattr("distcore.engine.trainer.resolve", lambda config, *_, **__: config)
     monkeypatch.setattr("distcore.engine.trainer.export", lambda _place: None)  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):

@@ -8,7 +8,7 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.models import (
-    PRESETS,
+    BUILT_IN_MODELS,
     build_classifier,
     check_length,
     from_scratch,
@@ -41,21 +41,21 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"bert-medium", "bert-base"}))
-def test_a_preset_has_its_layers_and_width(name):
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN_MODELS) - {"bert-medium", "bert-base"}))
+def test_a_built_in_model_has_its_layers_and_width(name):
     shape = build(model=name).config
-    assert (shape.num_hidden_layers, shape.hidden_size) == (PRESETS[name].layers, PRESETS[name].hidden)
+    assert (shape.num_hidden_layers, shape.hidden_size) == (BUILT_IN_MODELS[name].layers, BUILT_IN_MODELS[name].hidden)
     assert (shape.num_attention_heads, shape.intermediate_size) == (shape.hidden_size // 64, shape.hidden_size * 4)
 
 
-def test_a_preset_names_its_classes_and_attends_with_sdpa():
+def test_a_built_in_model_names_its_classes_and_attends_with_sdpa():
     shape = build().config
     assert shape.id2label == {0: "sad", 1: "glad", 2: "mad"}
     assert shape.label2id["mad"] == 2
     assert shape._attn_implementation == "sdpa"
 
 
-def test_a_preset_has_positions_for_long_rows():
+def test_a_built_in_model_has_positions_for_long_rows():
     assert build().config.max_position_embeddings == 512
     assert build(max_seq_len=700).config.max_position_embeddings == 700
 
@@ -74,7 +74,7 @@ def test_dropout_overrides_every_dropout_of_the_model():
     assert {module.p for module in build().modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
 
 
-def test_only_presets_start_from_scratch():
+def test_only_built_in_models_start_from_scratch():
     assert from_scratch(RunConfig(model="bert-base"))
     assert not from_scratch(RunConfig(model="bert-base-chinese"))
 
@@ -159,13 +159,13 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
         model_folder("./nowhere")
 
 
-def test_a_misspelt_preset_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
+def test_a_misspelt_built_in_model_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"model 'bert-tny': no preset .*\(did you mean 'bert-tiny'\?\)") as caught:
+    with pytest.raises(ModelError, match=r"model 'bert-tny': not built in .*\(did you mean 'bert-tiny'\?\)") as caught:
         model_folder("bert-tny")
     assert "\n" not in str(caught.value)
 
 
 def test_an_impossible_hub_name_is_one_line():
-    with pytest.raises(ModelError, match=r"no preset .* no hub name"):
+    with pytest.raises(ModelError, match=r"not built in .* no hub name"):
         model_folder("not a name!")

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from distcore import (
     BatchPlan,
     Clip,
-    Micro,
+    MicroBatch,
     OptimizerFactory,
+    PreparedModel,
     Run,
     Sampler,
     State,
     StepResult,
-    Wrapped,
     defaults,
     gather_rows,
     hookimpl,
@@ -93,7 +93,7 @@ class Plain(DDPStrategy):
     """Every rank trains by itself: what a subclass does about that is its own."""
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         return defaults.wrap_model(run, model, make_optimizer)
 
     @hookimpl
@@ -167,8 +167,8 @@ class IgnoresClippingByValue(DDPStrategy):
 class CountsStandInRows(DDPStrategy):
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
-        deal = rank_sampler(plan, run.world.rank, run.world.size)
-        return lambda epoch, step: [replace(micro, blank=False) for micro in deal(epoch, step)]
+        split = rank_sampler(plan, run.world.rank, run.world.size)
+        return lambda epoch, step: [replace(micro, is_padding=False) for micro in split(epoch, step)]
 
 
 @mutant("evaluation", "every-size", "evaluation returned 2 rows, 1 of them different")
@@ -180,11 +180,11 @@ class EvaluatesStandInRows(CountsStandInRows):
 class DropsRaggedTail(DDPStrategy):
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
-        deal = rank_sampler(plan, run.world.rank, run.world.size)
+        split = rank_sampler(plan, run.world.rank, run.world.size)
 
-        def sampler(epoch: int, step: int) -> list[Micro]:
+        def sampler(epoch: int, step: int) -> list[MicroBatch]:
             ragged = len(plan.rows(epoch, step)) < plan.global_batch
-            return [replace(micro, blank=micro.blank or ragged) for micro in deal(epoch, step)]
+            return [replace(micro, is_padding=micro.is_padding or ragged) for micro in split(epoch, step)]
 
         return sampler
 
@@ -207,11 +207,11 @@ class DoesNotRestoreMoments(DDPStrategy):
 class SamplerStartsOver(DDPStrategy):
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
-        deal, first = rank_sampler(plan, run.world.rank, run.world.size), []
+        split, first = rank_sampler(plan, run.world.rank, run.world.size), []
 
         def sampler(epoch: int, step: int) -> Any:
             first.append(step)
-            return deal(epoch, step - first[0])
+            return split(epoch, step - first[0])
 
         return sampler
 
@@ -275,7 +275,7 @@ class FallsBackToOneProcess(DDPStrategy):
 @mutant("gradient", "parameter-groups")
 class DecaysEverything(DDPStrategy):
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         wrapped = super().wrap_model(run, model, make_optimizer)
         for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
             group["weight_decay"] = run.config.optimizer.weight_decay

@@ -8,12 +8,22 @@ from typing import ClassVar
 import pytest
 from torch.optim import Optimizer
 
-from distcore import Capabilities, Clip, OptimizerFactory, Run, StepResult, Wrapped, defaults, hookimpl, load_config
+from distcore import (
+    Capabilities,
+    Clip,
+    OptimizerFactory,
+    PreparedModel,
+    Run,
+    StepResult,
+    defaults,
+    hookimpl,
+    load_config,
+)
 from distcore.checkpoint import load, save
 from distcore.distributed.single import SingleStrategy
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run
-from distcore.plugin.contract import Place, Progress, SavedState
+from distcore.plugin.contract import Progress, RankInfo, SavedState
 from distcore.plugin.hooks import Hooks
 from distcore.testing.cases import Finding, all_cases
 from distcore.testing.lab import Unsynced
@@ -31,7 +41,7 @@ class Decays(SingleStrategy):
     capabilities: ClassVar = Capabilities(spec_version=1, processes="one", owns=frozenset({"schedule"}))
 
     @hookimpl
-    def wrap_model(self, run: Run, model: object, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: object, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         wrapped = defaults.wrap_model(run, model, make_optimizer)
         if wrapped.optimizer is not None:
             self.at(wrapped.optimizer, 0)
@@ -88,4 +98,4 @@ def test_the_core_leaves_its_learning_rate_alone_whoever_saved(tmp_path: Path, s
 
 def built(strategy: type[SingleStrategy]) -> tuple[Run, Hooks]:
     config, hooks, task = resolve(CONFIG), Hooks("single", strategy()), Problem()
-    return build_run(config, hooks, hooks.setup(config, Place()), task, task.prepare(config)), hooks
+    return build_run(config, hooks, hooks.setup(config, RankInfo()), task, task.prepare(config)), hooks

@@ -25,8 +25,8 @@ def test_an_epoch_holds_every_row_once(order: str) -> None:
 def test_a_global_batch_is_dealt_exactly_with_as_many_micro_batches_for_every_shard(rows: int, shards: int) -> None:
     plan = plan_of(rows)
     for step in range(plan.steps):
-        hands = [plan.deal(0, step, shard, shards) for shard in range(shards)]
-        dealt = [micro.indices for hand in hands for micro in hand if not micro.blank]
+        hands = [plan.split(0, step, shard, shards) for shard in range(shards)]
+        dealt = [micro.indices for hand in hands for micro in hand if not micro.is_padding]
         assert sorted(np.concatenate(dealt)) == sorted(plan.rows(0, step))
         assert len({len(hand) for hand in hands}) == 1
         assert all(1 <= len(micro.indices) <= plan.micro_batch for hand in hands for micro in hand)
@@ -41,14 +41,14 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 
 def test_rows_of_like_length_share_a_micro_batch() -> None:
     plan = plan_of(64, global_batch=64, micro_batch=8)
-    dealt = sum(plan.lengths[micro.indices].max() * 8 for shard in (0, 1) for micro in plan.deal(0, 0, shard, 2))
+    dealt = sum(plan.lengths[micro.indices].max() * 8 for shard in (0, 1) for micro in plan.split(0, 0, shard, 2))
     as_they_come = sum(plan.lengths[rows].max() * 8 for rows in plan.rows(0, 0).reshape(8, 8))
     assert dealt < 0.75 * as_they_come
 
 
 def test_ranks_get_like_work() -> None:
     plan = plan_of(64, global_batch=64, micro_batch=8)
-    work = [sum(plan.lengths[micro.indices].sum() for micro in plan.deal(0, 0, shard, 2)) for shard in (0, 1)]
+    work = [sum(plan.lengths[micro.indices].sum() for micro in plan.split(0, 0, shard, 2)) for shard in (0, 1)]
     assert max(work) < 1.1 * min(work)
 
 

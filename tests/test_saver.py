@@ -19,7 +19,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Place, Progress
+from distcore.plugin.contract import Progress, RankInfo
 from distcore.testing.problem import Problem
 
 FULL = "checkpoint .*step-00000002 could not be written: .*No space left on device"
@@ -43,7 +43,7 @@ class Disk(Unsynced):
 def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
     checkpoints = {"asynchronous": asynchronous, "keep_last": 2, "best": None}
     config = resolve(RunConfig(out=str(out), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
-    hooks, world = set_up(config, Place())
+    hooks, world = set_up(config, RankInfo())
     run = build_run(config, hooks, world, Problem(), Problem().prepare(config))
     return Saver(run, hooks, "rows", disk), run
 

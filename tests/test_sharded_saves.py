@@ -17,7 +17,7 @@ from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
 from distcore.launchers import export, join
 from distcore.plugin import registry
-from distcore.plugin.contract import Place, Progress
+from distcore.plugin.contract import Progress, RankInfo
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Datasets
 from distcore.testing.lab import Unsynced
@@ -65,13 +65,13 @@ def peak() -> int:
 
 def saved(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
     """In each rank: train a step and save; how many bytes more than before that took."""
-    place = join() or Place()
-    export(place)
+    rank_info = join() or RankInfo()
+    export(rank_info)
     given: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4, "lr": 0.01, "device": "cpu", "timeout": 60}
     config = RunConfig(strategy=strategy, strategy_options=SHARDED[strategy], nproc=2, **given)
-    config, task = resolve(config, place.size, place.launcher), Wide()
+    config, task = resolve(config, rank_info.size, rank_info.launcher), Wide()
     hooks = Hooks(strategy, build_strategy(config), extensions)
-    world = hooks.setup(config, place)
+    world = hooks.setup(config, rank_info)
     run = build_run(config, hooks, world, task, data := task.prepare(config))
     list(steps(run, hooks, task, data.train, Progress()))
     ctypes.CDLL(None).malloc_trim(0)

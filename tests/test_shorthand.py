@@ -8,7 +8,7 @@ import pytest
 
 from distcore import ConfigError, StrategyError, load_config
 from distcore.engine.resolve import resolve
-from distcore.plugin.shorthand import shorthand_of, spelled_out
+from distcore.plugin.shorthand import expand_shorthand, shorthand_of
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ def test_the_value_is_that_of_the_option_which_the_strategy_declares(
     short: str, name: str, options: dict[str, object]
 ) -> None:
     pytest.importorskip(f"distcore_{name}")
-    config = spelled_out(load_config(None, {"strategy": short}))
+    config = expand_shorthand(load_config(None, {"strategy": short}))
     assert (config.strategy, config.strategy_options) == (name, options)
-    assert spelled_out(config) is config
+    assert expand_shorthand(config) is config
 
 
 def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
@@ -48,7 +48,7 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
 )
 def test_what_means_nothing_is_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises((ConfigError, StrategyError), match=message):
-        spelled_out(load_config(None, changes))
+        expand_shorthand(load_config(None, changes))
 
 
 def test_a_shorthand_must_be_an_option() -> None:

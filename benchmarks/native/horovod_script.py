@@ -7,7 +7,7 @@ import torch
 from native.job import Clock, Job, Timing
 from torch.nn.functional import cross_entropy
 
-from distcore import Place
+from distcore import RankInfo
 from distcore_horovod.rendezvous import connect
 
 
@@ -45,4 +45,4 @@ def train(job: Job) -> Timing:
 
 def init(job: Job) -> None:
     """What horovodrun would do for these ranks, which distcore has started: tell them their place, let them meet."""
-    connect(Place(rank=job.rank, size=job.size, local_rank=job.rank, local_size=job.size), timeout=60)
+    connect(RankInfo(rank=job.rank, size=job.size, local_rank=job.rank, local_size=job.size), timeout=60)

@@ -68,7 +68,7 @@ class Job:
         """This rank's micro-batches of every optimizer step, collated when they are asked for."""
         plan: BatchPlan = training_plan(self.config, self.data.train)
         for step in range(self.total_steps):
-            micros = plan.deal(step // plan.steps, step % plan.steps, self.rank, self.size)
+            micros = plan.split(step // plan.steps, step % plan.steps, self.rank, self.size)
             yield [self.data.train.batch(micro.indices) for micro in micros]
 
 

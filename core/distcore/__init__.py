@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import SPEC_VERSION as SPEC_VERSION
     from distcore.plugin.contract import Capabilities as Capabilities
     from distcore.plugin.contract import Evaluation as Evaluation
-    from distcore.plugin.contract import Micro as Micro
+    from distcore.plugin.contract import MicroBatch as MicroBatch
     from distcore.plugin.contract import ModelSource as ModelSource
     from distcore.plugin.contract import OptimizerFactory as OptimizerFactory
     from distcore.plugin.contract import Piece as Piece
-    from distcore.plugin.contract import Place as Place
+    from distcore.plugin.contract import PreparedModel as PreparedModel
     from distcore.plugin.contract import Progress as Progress
+    from distcore.plugin.contract import RankInfo as RankInfo
     from distcore.plugin.contract import Run as Run
     from distcore.plugin.contract import Sampler as Sampler
     from distcore.plugin.contract import SavedState as SavedState
     from distcore.plugin.contract import State as State
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import World as World
-    from distcore.plugin.contract import Wrapped as Wrapped
     from distcore.plugin.hookspecs import hookimpl as hookimpl
     from distcore.plugin.sampling import BatchPlan as BatchPlan
     from distcore.plugin.sampling import rank_sampler as rank_sampler
@@ -65,11 +65,11 @@ _HOME = {
     "Clip": "distcore.config",
     "Dataset": "distcore.plugin.task",
     "Datasets": "distcore.plugin.task",
-    "Micro": "distcore.plugin.contract",
+    "MicroBatch": "distcore.plugin.contract",
     "ModelSource": "distcore.plugin.contract",
     "OptimizerFactory": "distcore.plugin.contract",
     "Piece": "distcore.plugin.contract",
-    "Place": "distcore.plugin.contract",
+    "RankInfo": "distcore.plugin.contract",
     "Progress": "distcore.plugin.contract",
     "Run": "distcore.plugin.contract",
     "Sampler": "distcore.plugin.contract",
@@ -78,7 +78,7 @@ _HOME = {
     "StepResult": "distcore.plugin.contract",
     "Task": "distcore.plugin.task",
     "World": "distcore.plugin.contract",
-    "Wrapped": "distcore.plugin.contract",
+    "PreparedModel": "distcore.plugin.contract",
     "cached_folder": "distcore.data.cache",
     "device_of": "distcore.distributed.devices",
     "ConfigError": "distcore.errors",

@@ -65,7 +65,7 @@ class Loader(_Tree):
 
 
 class Tokenizer(_Tree):
-    """The tokenizer that a preset without a vocabulary trains on the training rows."""
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
 
     vocab_size: int = Field(8000, ge=64)
 
@@ -83,7 +83,7 @@ EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": 
 
 
 PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
-"""Values by the name of ``--preset``; what the user says himself goes before them."""
+"""Values by the name of ``--preset``; what the user sets goes before them."""
 
 
 class RunConfig(_Tree):
@@ -96,7 +96,7 @@ class RunConfig(_Tree):
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     task: str = Field("text-classification", description="what is trained")
-    model: str = Field("bert-mini", description="preset, local Hugging Face folder, or hub name")
+    model: str = Field("bert-mini", description="built-in name, local Hugging Face folder, or hub name")
     data: str = Field("stdlib-docs", description="data file, or the name of an embedded data set")
     eval_data: str | None = Field(None, description="file to evaluate on, instead of a part of --data")
     test_data: str | None = Field(None, description="file for the final test; default: the evaluation rows")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distcore.checkpoint.commit import aside_of, begin, clean_up, commit, give_up, hand_in
+from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_share, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import check_job, progress_in, restore, small_state
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
@@ -54,7 +54,7 @@ def save(
     what = f"checkpoint {final} could not be written"
 
     def write() -> None:
-        hand_in(files, final, rank, write_share(files, aside_of(final), blocks, rank, limit))
+        publish_share(files, final, rank, write_share(files, staging_of(final), blocks, rank, limit))
 
     try:
         on_all_ranks(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
@@ -62,7 +62,7 @@ def save(
         on_all_ranks(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
     except CheckpointError:
         if run.world.is_main:
-            give_up(files, final)
+            discard(files, final)
         raise
     return final
 

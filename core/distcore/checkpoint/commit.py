@@ -22,34 +22,34 @@ from distcore.checkpoint.manifest import (
 )
 from distcore.checkpoint.tensors import write_hashed
 
-ASIDE, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
+STAGING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
 """What folders are called that are not, or no longer, checkpoints."""
 
 
 def begin(files: Files, final: Path) -> None:
     """Make the folder aside, empty; on the main rank, before any rank writes."""
-    aside = aside_of(final)
-    if aside.exists():
-        files.remove(aside)
-    for folder in [above for above in reversed(aside.parents) if not above.exists()]:
+    staging = staging_of(final)
+    if staging.exists():
+        files.remove(staging)
+    for folder in [above for above in reversed(staging.parents) if not above.exists()]:
         files.make_folder(folder)
         files.sync(folder.parent)
-    files.make_folder(aside)
+    files.make_folder(staging)
 
 
-def aside_of(final: Path) -> Path:
+def staging_of(final: Path) -> Path:
     """Where ``final`` is written until it is whole."""
-    return final.with_name(ASIDE + final.name)
+    return final.with_name(STAGING + final.name)
 
 
-def hand_in(files: Files, final: Path, rank: int, share: Share) -> None:
+def publish_share(files: Files, final: Path, rank: int, share: Share) -> None:
     """Tell the main rank, by a file aside, what this rank wrote."""
     draft, done = _share_files(final, rank)
     files.write(draft, iter([share.model_dump_json().encode()]))
     files.rename(draft, done)
 
 
-def handed_in(final: Path, rank: int) -> bool:
+def is_published(final: Path, rank: int) -> bool:
     """Whether ``rank`` has written its share."""
     return _share_files(final, rank)[1].exists()
 
@@ -59,26 +59,26 @@ def commit(files: Files, final: Path, size: int, small: dict[str, Any]) -> None:
 
     Raises CheckpointError if their pieces do not make whole tensors.
     """
-    aside = aside_of(final)
-    shares = [_take(files, final, rank) for rank in range(size)]
+    staging = staging_of(final)
+    shares = [_collect(files, final, rank) for rank in range(size)]
     entries = {name: entry for share in shares for name, entry in share.files.items()}
-    entries[STATE] = write_hashed(files, aside / STATE, _json(small))
+    entries[STATE] = write_hashed(files, staging / STATE, _json(small))
     text = Share(files=entries, tensors=joined(shares)).model_dump(mode="json")
     manifest = b"".join(_json({"format": FORMAT, **text}))
-    parse(manifest, aside / MANIFEST)
-    write_hashed(files, aside / MANIFEST, iter([manifest]))
-    write_hashed(files, aside / CHECKSUM, iter([checksum_line(manifest)]))
-    files.sync(aside)
-    _put_in_place(files, aside, final)
+    parse(manifest, staging / MANIFEST)
+    write_hashed(files, staging / MANIFEST, iter([manifest]))
+    write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))
+    files.sync(staging)
+    _put_in_place(files, staging, final)
 
 
-def _put_in_place(files: Files, aside: Path, final: Path) -> None:
+def _put_in_place(files: Files, staging: Path, final: Path) -> None:
     """Rename; a checkpoint of that step, from before the run went back to an earlier one, makes room first."""
     old = final.with_name(REPLACED + final.name)
     if final.exists():
         files.rename(final, old)
         files.sync(final.parent)
-    files.rename(aside, final)
+    files.rename(staging, final)
     files.sync(final.parent)
     if old.exists():
         files.remove(old)
@@ -93,18 +93,18 @@ def clean_up(files: Files, folder: Path) -> None:
         if not final.exists():
             files.rename(old, final)
     files.sync(folder)
-    for pattern in (ASIDE, REPLACED, REMOVING):
+    for pattern in (STAGING, REPLACED, REMOVING):
         for leftover in sorted(folder.glob(f"{pattern}*")):
             files.remove(leftover)
 
 
-def give_up(files: Files, final: Path) -> None:
+def discard(files: Files, final: Path) -> None:
     """Remove what is aside, as far as that goes: the disk may be full of it."""
     with contextlib.suppress(OSError):
-        files.remove(aside_of(final))
+        files.remove(staging_of(final))
 
 
-def _take(files: Files, final: Path, rank: int) -> Share:
+def _collect(files: Files, final: Path, rank: int) -> Share:
     """Read what ``rank`` handed in, and remove the file, which does not belong to the checkpoint."""
     _, done = _share_files(final, rank)
     share = Share.model_validate_json(read_json(done))
@@ -114,7 +114,7 @@ def _take(files: Files, final: Path, rank: int) -> Share:
 
 def _share_files(final: Path, rank: int) -> tuple[Path, Path]:
     name = f"rank-{rank:05d}.json"
-    return aside_of(final) / f".{name}", aside_of(final) / name
+    return staging_of(final) / f".{name}", staging_of(final) / name
 
 
 def _json(value: dict[str, Any]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from distcore import checkpoint
-from distcore.checkpoint.commit import aside_of, begin, commit, give_up, hand_in, handed_in
+from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_share, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import small_state
 from distcore.checkpoint.writer import Block, blocks_of, in_memory, write_share
@@ -76,24 +76,24 @@ class Saver:
     def _write(self, final: Path, blocks: list[Block], small: dict[str, Any]) -> Path:
         world, files = self._run.world, self._files
         try:
-            hand_in(files, final, world.rank, write_share(files, aside_of(final), blocks, world.rank))
+            publish_share(files, final, world.rank, write_share(files, staging_of(final), blocks, world.rank))
             if world.is_main:
-                self._await(lambda: all(handed_in(final, rank) for rank in range(world.size)), final)
+                self._await(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
                 commit(files, final, world.size, small)
                 self._retain(small["best"])
             else:
-                self._await(lambda: not aside_of(final).exists(), final)
+                self._await(lambda: not staging_of(final).exists(), final)
                 if not final.exists():
                     raise CheckpointError("another rank gave it up")
         except (OSError, CheckpointError) as error:
-            give_up(files, final)  # the other ranks see that it is gone
+            discard(files, final)  # the other ranks see that it is gone
             raise CheckpointError(f"checkpoint {final} could not be written: {error}") from error
         return final
 
     def _await(self, condition: Callable[[], bool], final: Path) -> None:
         deadline = time.monotonic() + self._run.config.timeout
         while not condition():
-            if not aside_of(final).exists() and not final.exists():
+            if not staging_of(final).exists() and not final.exists():
                 raise CheckpointError("another rank gave it up")
             if time.monotonic() > deadline:
                 raise CheckpointError(f"other ranks did not write their share in {self._run.config.timeout} s")

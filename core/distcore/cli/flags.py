@@ -28,7 +28,7 @@ LEVELS = "debug|info|warning|error"
 GROUPS: dict[str, list[Flag]] = {
     "what is trained": [
         Flag("--task", "NAME", "text-classification", "what is trained"),
-        Flag("--model", "NAME", "bert-mini", "preset, local Hugging Face folder, or hub name"),
+        Flag("--model", "NAME", "bert-mini", "built-in name, local Hugging Face folder, or hub name"),
         Flag("--dropout", "P", "the model's own", "overrides the model's own"),
         Flag("--max-seq-len", "TOKENS", "128", "longer rows are cut, in tokens"),
     ],

@@ -17,7 +17,7 @@ from distcore.jobs.train import check
 from distcore.launchers import join
 from distcore.plugin.contract import Capabilities
 from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.shorthand import spelled_out
+from distcore.plugin.shorthand import expand_shorthand
 
 FREE = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "preset", "loader.workers", "timeout", "max_restarts",
@@ -77,9 +77,9 @@ class Row:
 
 def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     """Return the rows and the name of the reference; raises DistcoreError, one line, before anything has started."""
-    if place := join(os.environ):
+    if rank_info := join(os.environ):
         raise ConfigError(
-            f"compare: {place.launcher} started this process as a rank; compare starts its own, run it alone"
+            f"compare: {rank_info.launcher} started this process as a rank; compare starts its own, run it alone"
         )
     asked = asked_for(request.strategies, request.row)
     reference = request.reference or next(iter(asked))
@@ -181,7 +181,7 @@ def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _ready(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:
     """Resolve a row's config as ``distcore train`` will, with its data in the cache."""
-    config = spelled_out(config.model_copy(update={"out": str(folder)}))
+    config = expand_shorthand(config.model_copy(update={"out": str(folder)}))
     declared = capabilities_of(config.strategy, build_strategy(config))
     if declared.processes == "one" and "nproc" not in settings:
         config = config.model_copy(update={"nproc": 1})

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
-from distcore.plugin.contract import Micro, Sampler
+from distcore.plugin.contract import MicroBatch, Sampler
 from distcore.plugin.task import Batch, Dataset
 
 
@@ -21,10 +21,10 @@ class MicroBatches:
         self.sampler = sampler
         self.workers = config.loader.workers
 
-    def __getitem__(self, micro: Micro) -> tuple[Micro, Batch]:
+    def __getitem__(self, micro: MicroBatch) -> tuple[MicroBatch, Batch]:
         return micro, self.dataset.batch(micro.indices)
 
-    def stream(self, epoch: int, steps: range) -> Iterator[tuple[Micro, Batch]]:
+    def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
         """The micro-batches of these steps, in order, each with its rows beside it."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
@@ -33,7 +33,7 @@ class MicroBatches:
         return iter(DataLoader(self, sampler=micros, batch_size=None, num_workers=self.workers, pin_memory=pin))  # type: ignore[arg-type]
 
 
-def one_step(stream: Iterator[tuple[Micro, Batch]]) -> list[tuple[Micro, Batch]]:
+def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
     """Take the micro-batches of one optimizer step from ``stream``."""
     taken = []
     for micro, batch in stream:

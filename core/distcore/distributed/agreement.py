@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from distcore.errors import AgreementError, CheckpointError, DamagedError
-from distcore.plugin.contract import Micro, Place, Run
+from distcore.plugin.contract import MicroBatch, RankInfo, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Batch
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check_world(run: Run, hooks: Hooks, place: Place) -> None:
+def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
     """Raise AgreementError if the backend fell back to another world than the launcher started."""
     seen = hooks.gather_outputs(run, {"rank": torch.tensor([run.world.rank], device=run.world.device)})["rank"].tolist()
-    wanted = place.size
+    wanted = rank_info.size
     if run.world.size != wanted or seen != list(range(wanted)):
         raise AgreementError(
             f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {run.world.size} "
@@ -46,9 +46,9 @@ def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
             raise AgreementError(f"ranks disagree on {name}: rank {', '.join(map(str, odd))} differs from rank 0{mine}")
 
 
-def check_rows(run: Run, hooks: Hooks, batches: list[tuple[Micro, Batch]], planned: np.ndarray) -> None:
+def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], planned: np.ndarray) -> None:
     """Raise AgreementError unless the ranks together train on exactly the planned rows, each once."""
-    mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.blank]
+    mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.is_padding]
     mine = mine or [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
     seen, counts = torch.unique(rows, return_counts=True)

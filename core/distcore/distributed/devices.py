@@ -8,7 +8,7 @@ import torch
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 
 
 def resolve_device(config: RunConfig) -> str:
@@ -36,11 +36,11 @@ def has_fast_bf16() -> bool:
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
-def device_of(config: RunConfig, place: Place) -> torch.device:
+def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     """Return this rank's own device: GPU number ``local_rank``, or the CPU; makes that GPU the current one."""
     if resolve_device(config) == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", rank_info.local_rank)
     torch.cuda.set_device(device)
     if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)  # asked here: it takes a CUDA context, which no fork survives

@@ -14,10 +14,10 @@ from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ig
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
-from distcore.plugin.contract import LOOPBACK, Place, World
+from distcore.plugin.contract import LOOPBACK, RankInfo, World
 
 
-def join_process_group(config: RunConfig, place: Place, *, main_memory: bool = False) -> World:
+def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
     """Join the default process group (gloo on the CPU, nccl on GPUs) and return the world that it reports.
 
     ``main_memory``: ranks on GPUs send tensors that are in main memory, too, over gloo. Reads the addresses that the
@@ -25,25 +25,25 @@ def join_process_group(config: RunConfig, place: Place, *, main_memory: bool = F
     """
     if dist.is_initialized():  # left by a run in this process that failed
         dist.destroy_process_group()
-    device = device_of(config, place)
+    device = device_of(config, rank_info)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if main_memory and backend == "nccl" else backend,
-        rank=place.rank,
-        world_size=place.size,
-        store=_store(place),
+        rank=rank_info.rank,
+        world_size=rank_info.size,
+        store=_store(rank_info),
         timeout=timedelta(seconds=config.timeout),
         device_id=device if backend == "nccl" else None,
     )
-    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=place.local_rank, device=device)
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=rank_info.local_rank, device=device)
 
 
-def open_store(place: Place) -> Store:
+def open_store(rank_info: RankInfo) -> Store:
     """Return the store that the launcher gave the ranks, or that rank 0 hosts here while it holds the answer.
 
     For backends that meet without a process group; reads the addresses that the launcher exported.
     """
-    return _store(place) or next(rendezvous("env://", place.rank, place.size))[0]
+    return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
@@ -55,20 +55,20 @@ def has_state_in_buffers(model: nn.Module) -> bool:
     return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
 
 
-def _store(place: Place) -> Store | None:
+def _store(rank_info: RankInfo) -> Store | None:
     """The store to meet at; ``None``: the launcher's own, or rank 0's by MASTER_ADDR and MASTER_PORT.
 
     torch's own server listens on all interfaces, so on one machine rank 0 hands it a loopback socket.
     """
-    if place.size == 1 and "MASTER_ADDR" not in os.environ:
+    if rank_info.size == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
     if os.environ.get("MASTER_ADDR") != LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         return None
     port = int(os.environ["MASTER_PORT"])
-    if place.rank:
-        return TCPStore(LOOPBACK, port, place.size, is_master=False)
+    if rank_info.rank:
+        return TCPStore(LOOPBACK, port, rank_info.size, is_master=False)
     listener = socket.create_server((LOOPBACK, port))
-    return TCPStore(LOOPBACK, port, place.size, is_master=True, master_listen_fd=listener.detach())
+    return TCPStore(LOOPBACK, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
 
 
 def lay_out_gradients(wrapped: nn.Module, module: nn.Module) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
-from distcore.plugin.contract import Capabilities, Place, World
+from distcore.plugin.contract import Capabilities, RankInfo, World
 from distcore.plugin.hookspecs import hookimpl
 
 
@@ -16,5 +16,5 @@ class SingleStrategy:
     capabilities: ClassVar = Capabilities(spec_version=1, processes="one", collectives_per_step=0)
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        return World(rank=0, size=1, local_rank=0, device=device_of(config, place))
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        return World(rank=0, size=1, local_rank=0, device=device_of(config, rank_info))

@@ -52,6 +52,6 @@ def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> dict[st
             outputs = task.outputs(run.model, batch)
         index = torch.from_numpy(micro.indices).to(run.world.device)
         for name, tensor in (outputs | {"index": index}).items():
-            parts.setdefault(name, []).append(tensor[:0] if micro.blank else tensor)
+            parts.setdefault(name, []).append(tensor[:0] if micro.is_padding else tensor)
     run.model.train()
     return {name: torch.cat(tensors) for name, tensors in parts.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from distcore.data.loader import MicroBatches, one_step, to_device
 from distcore.distributed.agreement import check_rows
 from distcore.engine.precision import autocast_for
-from distcore.plugin.contract import Micro, Progress, Run, StepResult
+from distcore.plugin.contract import MicroBatch, Progress, Run, StepResult
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan, training_plan
 from distcore.plugin.task import Batch, Dataset, Task
@@ -25,7 +25,7 @@ def steps(
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
     """Train from ``progress`` to ``run.total_steps``; after each optimizer step give what was done.
 
-    The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_shares`` times the mean.
+    The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_multiplier`` times the mean.
     """
     plan = training_plan(run.config, dataset)
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
@@ -45,7 +45,7 @@ def steps(
             seed_step(run, progress.step)
             # The divisor, once and for all: the items of the whole global batch, which every rank can count.
             items = len(rows) if uniform else int(dataset.items[rows].sum())
-            scale = loss_shares(run) / items
+            scale = loss_multiplier(run) / items
             loss = train_step(run, hooks, task, micros, scale, autocast)
             result = hooks.step(run, run.config.clip)
             if run.scheduler is not None:
@@ -59,7 +59,7 @@ def train_step(
     run: Run,
     hooks: Hooks,
     task: Task,
-    micros: list[tuple[Micro, Batch]],
+    micros: list[tuple[MicroBatch, Batch]],
     scale: float,
     autocast: AbstractContextManager[object],
 ) -> Tensor:
@@ -69,13 +69,13 @@ def train_step(
         with hooks.accumulate(run, micro.last):
             with autocast:
                 loss = task.loss(run.model, to_device(batch, run.world.device))
-            part = hooks.backward(run, loss * (0.0 if micro.blank else scale))
+            part = hooks.backward(run, loss * (0.0 if micro.is_padding else scale))
         total = part if total is None else total + part
     assert total is not None  # a step has at least one micro-batch
     return total
 
 
-def loss_shares(run: Run) -> int:
+def loss_multiplier(run: Run) -> int:
     """What one rank's loss is multiplied by, so that the backend's own mean over ranks is the mean over items."""
     return run.world.size if run.capabilities.gradients == "mean" else 1
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from distcore.engine.loop import loss_shares
+from distcore.engine.loop import loss_multiplier
 from distcore.plugin.contract import Progress, Run, StepResult
 from distcore.plugin.hooks import Hooks
 
@@ -46,7 +46,7 @@ class Meter:
             "step": progress.step,
             "epoch": round(progress.epoch + progress.step_in_epoch / run.steps_per_epoch, 4),
             "samples": progress.samples,
-            "loss": total / (loss_shares(run) * steps),
+            "loss": total / (loss_multiplier(run) * steps),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
         }

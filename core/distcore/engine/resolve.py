@@ -14,7 +14,7 @@ from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.plugin import registry
 from distcore.plugin.contract import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.hooks import build, capabilities_of
-from distcore.plugin.shorthand import spelled_out
+from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task
 
 LARGEST_AUTO_MICRO_BATCH = 32
@@ -35,7 +35,7 @@ def resolve(
     """
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
-    config = spelled_out(config)
+    config = expand_shorthand(config)
     strategy = build_strategy(config)
     config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)

@@ -29,7 +29,7 @@ from distcore.engine.stopping import on_sigterm
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
-from distcore.plugin.contract import Evaluation, ModelSource, Place, Progress, Run, World
+from distcore.plugin.contract import Evaluation, ModelSource, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Datasets, Task
@@ -52,14 +52,14 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
     Raises DistcoreError, one line, for whatever the user can mend.
     """
-    place = join(os.environ) or Place()
-    config = resolve(config, place.size, place.launcher, task=task)
+    rank_info = join(os.environ) or RankInfo()
+    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
     check_out(config)
     task = task or load_task(config)
-    hooks, world = set_up(config, place)
+    hooks, world = set_up(config, rank_info)
     stopped = None
     try:
-        report = train_in(world, config, hooks, task, place)
+        report = train_in(world, config, hooks, task, rank_info)
     except StoppedError as error:
         stopped = str(error)
     # The run is gone by now, with its traceback: a wrapped model that outlives the process group takes it along when
@@ -70,25 +70,25 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     return report
 
 
-def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place) -> Report:
+def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
     """What ``train`` does among ranks that have joined; nothing of the run outlives it."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
-    check_world(run, hooks, place)
+    check_world(run, hooks, rank_info)
     run = replace(run, config=run.config.model_copy(update={"out": from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
-    progress, best = start(run, hooks, task, data)
+    progress, best = resume_or_start(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, progress, best, meter)
     return finish(run, hooks, task, data, progress, best, last, meter)
 
 
-def set_up(config: RunConfig, place: Place) -> tuple[Hooks, World]:
+def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:
     """Bind the strategy and the extensions of a resolved config, and join the other ranks."""
-    if place.size > 1:
-        export(place)  # ranks of every launcher look alike to a backend
+    if rank_info.size > 1:
+        export(rank_info)  # ranks of every launcher look alike to a backend
     hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
-    return hooks, hooks.setup(config, place)
+    return hooks, hooks.setup(config, rank_info)
 
 
 def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:
@@ -146,7 +146,7 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
-def start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
+def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
     """Write what the run folder holds from the first moment on, and go to where ``--resume`` says."""
     progress, best = Progress(), None
     if found := checkpoint.resume(run, hooks, fingerprint(data.train)):

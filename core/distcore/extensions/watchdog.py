@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 from distcore.engine.evaluation import forward_all
 from distcore.engine.loop import train_step
-from distcore.plugin.contract import Micro, Place, Progress, World
+from distcore.plugin.contract import MicroBatch, Progress, RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.hookspecs import hookimpl
 
@@ -34,8 +34,8 @@ class Watchdog:
         self._rank = 0
 
     @hookimpl(wrapper=True, tryfirst=True)
-    def setup(self, place: Place) -> Generator[None, World, World]:
-        self._rank = place.rank
+    def setup(self, rank_info: RankInfo) -> Generator[None, World, World]:
+        self._rank = rank_info.rank
         if self.limit > 0:
             watched = threading.get_ident()
             threading.Thread(target=self._watch, args=(watched,), name="distcore-watchdog", daemon=True).start()
@@ -89,4 +89,4 @@ def _rows(frame: FrameType | None) -> list[int]:
     while frame is not None and frame.f_code not in _PASSES:
         frame = frame.f_back
     micro = frame.f_locals.get("micro") if frame is not None else None
-    return micro.indices.tolist() if isinstance(micro, Micro) else []
+    return micro.indices.tolist() if isinstance(micro, MicroBatch) else []

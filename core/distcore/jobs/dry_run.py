@@ -30,8 +30,8 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
 
 
 def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
-    micros = plan.deal(0, 0, rank, ranks)
-    rows = ", ".join("0" if micro.blank else str(len(micro.indices)) for micro in micros)
+    micros = plan.split(0, 0, rank, ranks)
+    rows = ", ".join("0" if micro.is_padding else str(len(micro.indices)) for micro in micros)
     return f"micro-batches of its first step: {len(micros)}, of {rows} rows"
 
 

@@ -19,7 +19,7 @@ from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, show_evaluation
 from distcore.launchers import join, launch, run_as_rank
-from distcore.plugin.contract import Place, World
+from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Task
 
@@ -30,12 +30,12 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
     ``target``: a run folder or a checkpoint. ``changes``: values by dotted key over the config that trained it. Raises
     DistcoreError.
     """
-    place = join(os.environ)
+    rank_info = join(os.environ)
     path = find(target)
-    config = config_for(path, place.size if place else nproc, changes)
+    config = config_for(path, rank_info.size if rank_info else nproc, changes)
     rank = partial(evaluate_rank, config, path, as_json)
-    if place is not None:
-        run_as_rank(rank, errors_of_job(), place.rank, place.size)
+    if rank_info is not None:
+        run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
     load_task(config).prepare(resolve(config, training=False))  # what is wrong is said before ranks start
     if nproc == 1:
@@ -46,7 +46,7 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
 
 def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
     """What each rank does; the main one prints."""
-    rank = (join(os.environ) or Place()).rank
+    rank = (join(os.environ) or RankInfo()).rank
     set_up_logging(config, rank)
     report = evaluate_checkpoint(config, path)
     if rank:
@@ -62,20 +62,22 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
 
     Runs in the ranks that a launcher started, or alone. Raises DistcoreError, one line.
     """
-    place = join(os.environ) or Place()
-    config = resolve(config, place.size, place.launcher, training=False)
+    rank_info = join(os.environ) or RankInfo()
+    config = resolve(config, rank_info.size, rank_info.launcher, training=False)
     task = task or load_task(config)
-    hooks, world = set_up(config, place)
-    report = _evaluate_in(world, config, hooks, task, place, path)
+    hooks, world = set_up(config, rank_info)
+    report = _evaluate_in(world, config, hooks, task, rank_info, path)
     hooks.teardown(world)
     return report
 
 
-def _evaluate_in(world: World, config: RunConfig, hooks: Hooks, task: Task, place: Place, path: Path) -> dict[str, Any]:
+def _evaluate_in(
+    world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo, path: Path
+) -> dict[str, Any]:
     """What is done among ranks that have joined; nothing of the run outlives it."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data, training=False)
-    check_world(run, hooks, place)
+    check_world(run, hooks, rank_info)
     checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
     return {

@@ -16,7 +16,7 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, RankError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import join, launch, run_as_rank
-from distcore.plugin.contract import Place
+from distcore.plugin.contract import RankInfo
 from distcore.plugin.task import Datasets
 
 log = logging.getLogger("distcore")
@@ -28,12 +28,12 @@ def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
     ``read_config`` is called here, so that of many joined ranks only one says what is wrong with the config.
     ``dry_run``: print the resolved config and what each rank would do, and start nothing.
     """
-    place = join(os.environ)
-    if place is None:
+    rank_info = join(os.environ)
+    if rank_info is None:
         _start(read_config(), dry_run)
         return
     errors = errors_of_job()
-    run_as_rank(partial(_join, read_config, dry_run, place), errors, place.rank, place.size)
+    run_as_rank(partial(_join, read_config, dry_run, rank_info), errors, rank_info.rank, rank_info.size)
     with contextlib.suppress(OSError):  # the last rank of this machine finds it empty
         errors.rmdir()
 
@@ -42,7 +42,7 @@ def train_rank(config: RunConfig) -> None:
     """What each rank does: train, and on the main rank say how it went. A function that ranks can be sent."""
     from distcore.engine.trainer import train
 
-    rank = (join(os.environ) or Place()).rank
+    rank = (join(os.environ) or RankInfo()).rank
     set_up_logging(config, rank)
     report = train(config)
     if rank == 0:
@@ -64,14 +64,15 @@ def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
         print(table, flush=True)
 
 
-def _join(read_config: Callable[[], RunConfig], dry_run: bool, place: Place) -> None:
+def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
     config = read_config()
     if config.max_restarts:
-        raise ConfigError(f"max_restarts = {config.max_restarts}: {place.launcher} started the ranks: its to restart")
+        starter = rank_info.launcher
+        raise ConfigError(f"max_restarts = {config.max_restarts}: {starter} started the ranks; have it restart them")
     if not dry_run:
         train_rank(config)
-    elif place.rank == 0:
-        print(_plan(*check(config, place)))
+    elif rank_info.rank == 0:
+        print(_plan(*check(config, rank_info)))
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
@@ -126,14 +127,14 @@ def _plan(config: RunConfig, data: Datasets) -> str:
     return describe(config, data)
 
 
-def check(config: RunConfig, place: Place | None = None) -> tuple[RunConfig, Datasets]:
+def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConfig, Datasets]:
     """Resolve the config and prepare the data, as every rank will; raises DistcoreError, and writes no run folder."""
     from distcore import checkpoint
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks
 
-    config = resolve(config, place.size, place.launcher) if place else resolve(config)
+    config = resolve(config, rank_info.size, rank_info.launcher) if rank_info else resolve(config)
     Hooks(config.strategy, build_strategy(config), load_extensions(config))
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None

@@ -37,6 +37,6 @@ def launch(
     KeyboardInterrupt; SIGTERM ends them and raises SystemExit(143). With ``patience`` SIGTERM is passed on to the
     ranks, which have so many seconds to end by themselves.
     """
-    from distcore.launchers.local import start  # imports torch
+    from distcore.launchers.local import run_ranks  # imports torch
 
-    return start(fn, args, nproc, errors, timeout, patience)
+    return run_ranks(fn, args, nproc, errors, timeout, patience)

@@ -1,6 +1,6 @@
 """Joining ranks that another launcher has started, by what it left in the environment.
 
-Each launcher is a function of the environment that returns this process's Place, or ``None`` where it did not start
+Each launcher is a function of the environment that returns this process's RankInfo, or ``None`` where it did not start
 it. The three here never answer together: ranks of torchrun may live inside an ``srun`` step and ranks of MPI may be
 started through one, so the outer launcher stands back.
 """
@@ -17,7 +17,7 @@ from zlib import crc32
 from distcore.errors import ConfigError, StrategyError
 from distcore.launchers.hostlist import expand_counts, first_host
 from distcore.plugin import registry
-from distcore.plugin.contract import LOOPBACK, Place
+from distcore.plugin.contract import LOOPBACK, RankInfo
 
 log = logging.getLogger("distcore")
 LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
@@ -32,7 +32,7 @@ MPI_RANKS = (
 MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
-def join(environ: Mapping[str, str] = os.environ) -> Place | None:
+def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """Return the place that a launcher gave this process, or ``None`` where none did: start ranks yourself then."""
     for name in registry.entries("launchers"):
         try:
@@ -40,29 +40,29 @@ def join(environ: Mapping[str, str] = os.environ) -> Place | None:
         except StrategyError as error:  # a broken plugin stops nobody else
             log.warning("%s", error)
             continue
-        place: Place | None = launcher(environ)
-        if place is not None:
-            return _checked(place)
+        rank_info: RankInfo | None = launcher(environ)
+        if rank_info is not None:
+            return _checked(rank_info)
     return None
 
 
-def export(place: Place, master_addr: str | None = None, master_port: int | None = None) -> None:
-    """Put ``place`` into ``os.environ`` by the names that every backend reads; ``join`` finds the same place again.
+def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int | None = None) -> None:
+    """Put ``rank_info`` into ``os.environ`` by the names that every backend reads; ``join`` finds the same place again.
 
     The master is the argument, else the place's own, else this machine with a free port (a world of one).
     """
     os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.size),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.local_size),
-        MASTER_ADDR=master_addr or place.master_addr or LOOPBACK,
-        MASTER_PORT=str(master_port or place.master_port or _free_port()),
-        **{LAUNCHER_VARIABLE: place.launcher},
+        RANK=str(rank_info.rank),
+        WORLD_SIZE=str(rank_info.size),
+        LOCAL_RANK=str(rank_info.local_rank),
+        LOCAL_WORLD_SIZE=str(rank_info.local_size),
+        MASTER_ADDR=master_addr or rank_info.master_addr or LOOPBACK,
+        MASTER_PORT=str(master_port or rank_info.master_port or _free_port()),
+        **{LAUNCHER_VARIABLE: rank_info.launcher},
     )
 
 
-def torchrun(environ: Mapping[str, str]) -> Place | None:
+def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
     """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most cluster operators set them.
 
     Without LOCAL_RANK there is one rank a machine, as in a pod of a Kubernetes job.
@@ -73,7 +73,7 @@ def torchrun(environ: Mapping[str, str]) -> Place | None:
     if size > 1 and not environ.get("MASTER_ADDR"):
         raise ConfigError(f"WORLD_SIZE={size} but MASTER_ADDR is not set: export it, the address of rank 0's machine")
     local_size = size if "LOCAL_RANK" in environ else 1
-    return Place(
+    return RankInfo(
         rank=_number(environ, "RANK"),
         size=size,
         local_rank=_number(environ, "LOCAL_RANK", 0),
@@ -84,7 +84,7 @@ def torchrun(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def slurm(environ: Mapping[str, str]) -> Place | None:
+def slurm(environ: Mapping[str, str]) -> RankInfo | None:
     """Read the variables of an ``srun`` step of several tasks. A batch script or a lone task is no rank."""
     step = _number(environ, "SLURM_STEP_ID", FIRST_SPECIAL_STEP)
     if step >= FIRST_SPECIAL_STEP or _has_rank(environ) or _mpi_names(environ):
@@ -95,7 +95,7 @@ def slurm(environ: Mapping[str, str]) -> Place | None:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
     local_size = _slurm_local_size(environ)
     job = f"{environ.get('SLURM_JOB_ID')}.{step}"
-    return Place(
+    return RankInfo(
         rank=_number(environ, "SLURM_PROCID"),
         size=size,
         local_rank=_number(environ, "SLURM_LOCALID"),
@@ -106,7 +106,7 @@ def slurm(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def mpi(environ: Mapping[str, str]) -> Place | None:
+def mpi(environ: Mapping[str, str]) -> RankInfo | None:
     """Read the variables of ``mpirun``: Open MPI, MVAPICH, and Hydra (MPICH, Intel MPI).
 
     Raises ConfigError for several machines without MASTER_ADDR: MPI's variables do not name the first one.
@@ -123,7 +123,7 @@ def mpi(environ: Mapping[str, str]) -> Place | None:
     # Hydra names no job, but one proxy on each machine starts its ranks.
     job = next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), f"parent {os.getppid()}")
     port = _port_of(job if size == local_size else "several machines")
-    return Place(
+    return RankInfo(
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -167,14 +167,15 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     return int(value)
 
 
-def _checked(place: Place) -> Place:
-    """Refuse a place that cannot be: it would hang at the first collective, or index a device that is not there."""
-    if place.size < 1 or place.rank >= place.size:
-        raise ConfigError(f"{place.launcher}: rank {place.rank} of {place.size}: ranks count from 0 to size - 1")
-    local_size = min(place.local_size, place.size)
-    if place.local_rank >= local_size:
-        raise ConfigError(f"{place.launcher}: local rank {place.local_rank} of {local_size} on this machine")
-    return replace(place, local_size=local_size)
+def _checked(rank_info: RankInfo) -> RankInfo:
+    """Refuse ranks that cannot be: one would hang at the first collective, or index a device that is not there."""
+    if rank_info.size < 1 or rank_info.rank >= rank_info.size:
+        impossible = f"rank {rank_info.rank} of {rank_info.size}"
+        raise ConfigError(f"{rank_info.launcher}: {impossible}: ranks count from 0 to size - 1")
+    local_size = min(rank_info.local_size, rank_info.size)
+    if rank_info.local_rank >= local_size:
+        raise ConfigError(f"{rank_info.launcher}: local rank {rank_info.local_rank} of {local_size} on this machine")
+    return replace(rank_info, local_size=local_size)
 
 
 def _port_of(job: str) -> int:

@@ -67,7 +67,7 @@ class _Job:
     patience: float
 
 
-def start(
+def run_ranks(
     fn: Callable[..., T],
     args: tuple[Any, ...],
     nproc: int,

@@ -89,7 +89,7 @@ class FillsConfig(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankInfo:
     """Where a launcher put this process: ranks count from 0, sizes are numbers of processes."""
 
     rank: int = 0
@@ -148,7 +148,7 @@ class LossScale(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wrapped:
+class PreparedModel:
     """A model made ready by a strategy: what the loop calls, and the optimizer that ``step`` steps."""
 
     model: nn.Module
@@ -158,19 +158,19 @@ class Wrapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
+class MicroBatch:
     """One micro-batch of one rank: rows of the dataset, shape ``(n,)``, n >= 1.
 
-    ``blank`` marks a rank that got no rows here: it runs the same forward and backward on a stand-in row, so
+    ``is_padding`` marks a rank that got no rows here: it runs the same forward and backward on a stand-in row, so
     that collectives match, and the core gives the row no weight. ``last`` marks the last one of its step.
     """
 
     indices: np.ndarray
-    blank: bool = False
+    is_padding: bool = False
     last: bool = True
 
 
-Sampler = Callable[[int, int], Sequence[Micro]]
+Sampler = Callable[[int, int], Sequence[MicroBatch]]
 """``sampler(epoch, step)`` gives this rank's micro-batches of that step: as many on every rank (law 1)."""
 
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
@@ -263,4 +263,4 @@ class Run:
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
     accumulation: int = 1
-    """Micro-batches a rank runs in a full step."""
+    """MicroBatch-batches a rank runs in a full step."""

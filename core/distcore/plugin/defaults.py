@@ -16,13 +16,13 @@ from distcore.errors import CheckpointError
 from distcore.plugin.contract import (
     ModelSource,
     OptimizerFactory,
+    PreparedModel,
     Run,
     Sampler,
     SavedState,
     State,
     StepResult,
     World,
-    Wrapped,
 )
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import BatchPlan, rank_sampler
@@ -36,9 +36,9 @@ def build_model(source: ModelSource) -> nn.Module:
 
 
 @hookimpl
-def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
     model = model.to(run.world.device)
-    return Wrapped(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+    return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
 
 @hookimpl

@@ -22,15 +22,15 @@ from distcore.plugin.contract import (
     Evaluation,
     ModelSource,
     OptimizerFactory,
-    Place,
+    PreparedModel,
     Progress,
+    RankInfo,
     Run,
     Sampler,
     SavedState,
     State,
     StepResult,
     World,
-    Wrapped,
 )
 from distcore.plugin.hookspecs import Events, Operations, hookimpl
 from distcore.plugin.sampling import BatchPlan
@@ -62,17 +62,17 @@ class Hooks:
         self._call = self._manager.hook
         self._hears_steps = bool(self._call.on_step_end.get_hookimpls())
 
-    def setup(self, config: RunConfig, place: Place) -> World:
-        return self._checked("setup", World, self._call.setup(config=config, place=place))
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
 
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
         return self._checked(
             "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
         )
 
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
-        return self._checked("wrap_model", Wrapped, answer)
+        return self._checked("wrap_model", PreparedModel, answer)
 
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         answer = self._call.build_sampler(run=run, plan=plan)

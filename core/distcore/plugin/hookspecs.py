@@ -23,15 +23,15 @@ if TYPE_CHECKING:
         Evaluation,
         ModelSource,
         OptimizerFactory,
-        Place,
+        PreparedModel,
         Progress,
+        RankInfo,
         Run,
         Sampler,
         SavedState,
         State,
         StepResult,
         World,
-        Wrapped,
     )
     from distcore.plugin.sampling import BatchPlan
 
@@ -43,11 +43,11 @@ class Operations:
     """Called on every rank, in the same order, the same number of times."""
 
     @hookspec(firstresult=True)
-    def setup(self, config: RunConfig, place: Place) -> World:
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join the other ranks; once, first of all. Return the world *as the backend sees it*.
 
         The launcher has put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the
-        environment. A backend that cannot give ``place.size`` ranks must say so by its answer: the core compares
+        environment. A backend that cannot give ``rank_info.size`` ranks must say so by its answer: the core compares
         and ends the run. Touch no device but your own. Serves law 8.
         """
 
@@ -61,7 +61,7 @@ class Operations:
         """
 
     @hookspec(firstresult=True)
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once.
 
         ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
@@ -72,7 +72,7 @@ class Operations:
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         """Say which rows of each global batch this rank takes; once for training, once per evaluation.
 
-        ``plan.deal(epoch, step, shard, shards)`` does the dealing; most strategies need not implement this.
+        ``plan.split(epoch, step, shard, shards)`` does the dealing; most strategies need not implement this.
         Over all ranks each row of ``plan.rows(epoch, step)`` is dealt exactly once. Serves laws 1 and 4.
         """
 

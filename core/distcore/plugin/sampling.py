@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from distcore.config import RunConfig
-from distcore.plugin.contract import Micro, Run, Sampler
+from distcore.plugin.contract import MicroBatch, Run, Sampler
 from distcore.plugin.task import Dataset
 
 
@@ -41,8 +41,8 @@ class BatchPlan:
         start = step * self.global_batch
         return _epoch_order(self, epoch)[start : start + self.global_batch]
 
-    def deal(self, epoch: int, step: int, shard: int, shards: int) -> list[Micro]:
-        """Micro-batches of ``shard`` out of ``shards``: as many for every shard, each row in exactly one.
+    def split(self, epoch: int, step: int, shard: int, shards: int) -> list[MicroBatch]:
+        """MicroBatch-batches of ``shard`` out of ``shards``: as many for every shard, each row in exactly one.
 
         Rows are sorted by length and cut into neighbours, so that a micro-batch needs little padding; the pieces
         that run at the same time on all shards are neighbours too, so that no rank waits for another.
@@ -51,19 +51,19 @@ class BatchPlan:
         turns = -(-len(rows) // (self.micro_batch * shards))
         count = turns * shards
         if count == 1:
-            return [Micro(rows)]
+            return [MicroBatch(rows)]
         rows = rows[np.argsort(self.lengths[rows], kind="stable")]
         micros = []
         for turn in range(turns):
             piece = turn * shards + _seat(turn, shard, shards)
             mine = rows[piece * len(rows) // count : (piece + 1) * len(rows) // count]
-            micros.append(Micro(mine if len(mine) else rows[:1], blank=not len(mine), last=turn == turns - 1))
+            micros.append(MicroBatch(mine if len(mine) else rows[:1], is_padding=not len(mine), last=turn == turns - 1))
         return micros
 
 
 def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
     """Return the sampler of one shard; a strategy with model-parallel ranks passes its data-parallel shard."""
-    return lambda epoch, step: plan.deal(epoch, step, shard, shards)
+    return lambda epoch, step: plan.split(epoch, step, shard, shards)
 
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:

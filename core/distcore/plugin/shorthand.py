@@ -9,7 +9,7 @@ from distcore.errors import ConfigError, StrategyError
 from distcore.plugin import registry
 
 
-def spelled_out(config: RunConfig) -> RunConfig:
+def expand_shorthand(config: RunConfig) -> RunConfig:
     """Return the config with ``NAME:VALUE`` as name and option; raises DistcoreError, one line.
 
     A config without a colon comes back as it is.

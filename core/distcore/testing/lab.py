@@ -19,10 +19,10 @@ from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
 from distcore.data.loader import MicroBatches, one_step
 from distcore.engine.evaluation import evaluate
-from distcore.engine.loop import loss_shares, steps
+from distcore.engine.loop import loss_multiplier, steps
 from distcore.engine.trainer import build_run
 from distcore.files import write_whole
-from distcore.plugin.contract import Evaluation, Micro, Place, Progress, Run, StepResult, World
+from distcore.plugin.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import training_plan
 from distcore.plugin.task import Datasets
@@ -92,7 +92,7 @@ class Job:
         """Evaluate on all ranks."""
         return evaluate(self.run, self.hooks, self.task, self.data.evaluation, self.data)
 
-    def rows(self, epoch: int, step: int) -> list[Micro]:
+    def rows(self, epoch: int, step: int) -> list[MicroBatch]:
         """This rank's micro-batches of one step, as they come out of the loader."""
         sampler = self.hooks.build_sampler(self.run, training_plan(self.run.config, self.data.train))
         stream = MicroBatches(self.data.train, sampler, self.run.config).stream(epoch, range(step, step + 1))
@@ -100,7 +100,7 @@ class Job:
 
     def _mean(self, loss: Tensor) -> float:
         total = self.hooks.reduce_loss(self.run, loss.double().reshape(1))
-        return float(total) / loss_shares(self.run)
+        return float(total) / loss_multiplier(self.run)
 
     def _rate(self) -> float:
         assert self.run.optimizer is not None  # jobs train
@@ -114,7 +114,7 @@ class Lab:
     hooks: Hooks
     base: RunConfig
     world: World
-    place: Place
+    rank_info: RankInfo
     folder: Path
     """Of this case alone."""
     _numbers: Iterator[int] = field(default_factory=count)

@@ -17,7 +17,7 @@ from distcore.errors import DistcoreError
 from distcore.files import write_whole
 from distcore.launchers.environment import join
 from distcore.launchers.failures import one_line
-from distcore.plugin.contract import Place, World
+from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
@@ -52,17 +52,17 @@ class Assignment:
 
 def serve(assignment: Assignment) -> None:
     """Run the cases in this rank; what was found lies in the folder, one file a case and rank."""
-    place = join(os.environ) or Place()
-    trace = Trace(assignment.folder, place.rank)
+    rank_info = join(os.environ) or RankInfo()
+    trace = Trace(assignment.folder, rank_info.rank)
     first = assignment.subjects[assignment.todo[0][0]]
     hooks = _hooks(first, trace)
     trace.start("setup")
-    with _Deadline(assignment, place.rank) as deadline:
-        world = hooks.setup(_on_device(first.config), place)
+    with _Deadline(assignment, rank_info.rank) as deadline:
+        world = hooks.setup(_on_device(first.config), rank_info)
         for number, case in assignment.todo:
             deadline.restart()
             trace.start(name_of(number, case))
-            _serve_case(assignment, number, case, trace, place, world)
+            _serve_case(assignment, number, case, trace, rank_info, world)
         deadline.restart(SETUP)
         trace.start("teardown")
         hooks.teardown(world)
@@ -71,10 +71,10 @@ def serve(assignment: Assignment) -> None:
 @contextmanager
 def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
     """A world of its own for one measurement, left at the end."""
-    place, config = join(os.environ) or Place(), _on_device(subject.config)
+    rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
     hooks = Hooks(config.strategy, subject.make(config), extensions)
-    world = hooks.setup(config, place)
-    yield Lab(hooks=hooks, base=config, world=world, place=place, folder=folder)
+    world = hooks.setup(config, rank_info)
+    yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder)
     hooks.teardown(world)
 
 
@@ -88,20 +88,22 @@ def finding_file(folder: Path, name: str, rank: int) -> Path:
     return folder / f"finding-{name}-{rank}.json"
 
 
-def _serve_case(assignment: Assignment, number: int, index: int, trace: Trace, place: Place, world: World) -> None:
+def _serve_case(
+    assignment: Assignment, number: int, index: int, trace: Trace, rank_info: RankInfo, world: World
+) -> None:
     subject, name = assignment.subjects[number], name_of(number, index)
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
-    finding = _measure(subject, subject.cases[index], trace, place, world, scratch)
-    write_whole(finding_file(assignment.folder, name, place.rank), json.dumps(asdict(finding)))
+    finding = _measure(subject, subject.cases[index], trace, rank_info, world, scratch)
+    write_whole(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
     if finding.held is False:
         _await_others(assignment.folder, name, world)
 
 
-def _measure(subject: Subject, case: Case, trace: Trace, place: Place, world: World, scratch: Path) -> Finding:
+def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, world: World, scratch: Path) -> Finding:
     try:
         hooks, config = _hooks(subject, trace), _on_device(subject.config)
-        return case.found(case.measure(Lab(hooks=hooks, base=config, world=world, place=place, folder=scratch)))
+        return case.found(case.measure(Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch)))
     except Skip as reason:
         return case.skipped(str(reason))
     except DistcoreError as error:

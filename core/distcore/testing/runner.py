@@ -16,7 +16,7 @@ from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
 from distcore.launchers.failures import one_line
 from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.shorthand import spelled_out
+from distcore.plugin.shorthand import expand_shorthand
 from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
 from distcore.testing.trace import positions, who_is_stuck
@@ -39,7 +39,7 @@ def check(
     Raises DistcoreError where the strategy cannot even be built or its ranks cannot be set up.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
-    config = spelled_out(load_config(None, changes | dict(settings or {})))
+    config = expand_shorthand(load_config(None, changes | dict(settings or {})))
     subject = Subject(config=config, cases=tuple(_chosen(only)))
     if capabilities_of(config.strategy, subject.make(config)).processes == "one":
         nproc = 1

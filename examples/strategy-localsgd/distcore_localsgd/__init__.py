@@ -15,13 +15,13 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     State,
     StepResult,
     World,
-    Wrapped,
     defaults,
     gather_rows,
     hookimpl,
@@ -54,13 +54,13 @@ class LocalSGD:
         )
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        return join_process_group(config, place)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        return join_process_group(config, rank_info)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         model = model.to(run.world.device)
-        return Wrapped(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:

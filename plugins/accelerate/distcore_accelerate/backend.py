@@ -19,6 +19,7 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
+    PreparedModel,
     Run,
     RunConfig,
     SavedState,
@@ -26,7 +27,6 @@ from distcore import (
     StepResult,
     StrategyError,
     World,
-    Wrapped,
 )
 from distcore_accelerate.settings import Settings
 
@@ -50,7 +50,7 @@ class Backend(Protocol):
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
-    ) -> Wrapped: ...
+    ) -> PreparedModel: ...
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module: ...
 

@@ -13,6 +13,7 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
+    PreparedModel,
     Run,
     RunConfig,
     SavedState,
@@ -20,7 +21,6 @@ from distcore import (
     StepResult,
     StrategyError,
     World,
-    Wrapped,
     defaults,
     has_state_in_buffers,
     lay_out_gradients,
@@ -55,7 +55,7 @@ class Replicated:
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
-    ) -> Wrapped:
+    ) -> PreparedModel:
         """The optimizer is not prepared: what Accelerate's wrapper adds to it, the core does."""
         prepared = accelerator.prepare_model(model)
         if not isinstance(prepared, DistributedDataParallel):
@@ -63,7 +63,7 @@ class Replicated:
         prepared.broadcast_buffers = has_state_in_buffers(model)
         if not prepared.find_unused_parameters:  # with it nothing moves
             lay_out_gradients(prepared, prepared.module)
-        return Wrapped(model=prepared, optimizer=make_optimizer(model))
+        return PreparedModel(model=prepared, optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         return model.to(run.world.device)

@@ -15,6 +15,7 @@ from distcore import (
     Clip,
     ConfigError,
     OptimizerFactory,
+    PreparedModel,
     Run,
     RunConfig,
     SavedState,
@@ -22,7 +23,6 @@ from distcore import (
     StepResult,
     StrategyError,
     World,
-    Wrapped,
     defaults,
     nearest,
 )
@@ -101,13 +101,13 @@ class Sharded:
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
-    ) -> Wrapped:
+    ) -> PreparedModel:
         """Shard the model in place. Accelerate wants an optimizer to come along; ours is built over the shards."""
         model = model.to(run.world.device)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
-        return Wrapped(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
+        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         return whole(run, model)

@@ -15,14 +15,14 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     SavedState,
     State,
     StepResult,
     World,
-    Wrapped,
     gather_rows,
     hookimpl,
     join_process_group,
@@ -102,17 +102,17 @@ class AccelerateStrategy:
         check_evaluation(self, config)
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        world = join_process_group(config, place)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        world = join_process_group(config, rank_info)
         with surroundings(world):
             reported = world_of(new_accelerator(self.settings, world, self._arguments(config, world)))
         forget()  # until the model is wrapped: transformers would build it in pieces that we do not know
         return reported
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         if make_optimizer is None:
-            return Wrapped(model=self.way.for_evaluation(run, model), optimizer=None)
+            return PreparedModel(model=self.way.for_evaluation(run, model), optimizer=None)
         with surroundings(run.world):
             arguments = self._arguments(run.config, run.world, run.total_steps)
             accelerator = new_accelerator(self.settings, run.world, arguments)

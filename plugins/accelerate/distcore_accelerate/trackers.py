@@ -38,8 +38,8 @@ class AccelerateTrackers:
         folder = Path(str(run.config.out), self.folder)
         for name in self._names:
             kind = LOGGER_TYPE_TO_CLASS[name]
-            place = [str(folder)] if kind.requires_logging_directory else []
-            tracker = kind(self.project, *place, **self.init.get(name, {}))
+            rank_info = [str(folder)] if kind.requires_logging_directory else []
+            tracker = kind(self.project, *rank_info, **self.init.get(name, {}))
             tracker.main_process_only = False  # there is none on any other rank
             tracker.start()
             leaves = flatten(run.config.model_dump(mode="json"))

@@ -18,6 +18,7 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
+    PreparedModel,
     Run,
     RunConfig,
     SavedState,
@@ -25,7 +26,6 @@ from distcore import (
     StepResult,
     StrategyError,
     World,
-    Wrapped,
     defaults,
     flat,
 )
@@ -74,14 +74,14 @@ class ZeRO:
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
-    ) -> Wrapped:
+    ) -> PreparedModel:
         """The engine, and the optimizer that it steps on this rank's shards."""
         tree: Tree = accelerator.state.deepspeed_plugin.deepspeed_config
         exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = _engine_of(accelerator, model, _optimizer(tree, run, make_optimizer(model)))
-        wrapped = Wrapped(
+        wrapped = PreparedModel(
             model=results_in_fp32(run, engine),
             optimizer=engine.basic_optimizer,
             loss_scale=dynamic_scale(engine.optimizer),

@@ -35,8 +35,8 @@ def accelerate_launch(*arguments: str, out: Path) -> subprocess.CompletedProcess
 
 
 def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> None:
-    place = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
-    ended = accelerate_launch(*place, out=tmp_path / "run")
+    rank_info = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
+    ended = accelerate_launch(*rank_info, out=tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["world_size"] == 2
 

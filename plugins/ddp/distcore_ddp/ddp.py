@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from distcore import (
     Capabilities,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     World,
-    Wrapped,
     gather_rows,
     has_state_in_buffers,
     hookimpl,
@@ -71,14 +71,14 @@ class DDPStrategy:
         return exempt
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        return join_process_group(config, place)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        return join_process_group(config, rank_info)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         model = model.to(run.world.device)
         if make_optimizer is None:  # evaluation sends no gradients, and DDP would need rows on every rank
-            return Wrapped(model=model, optimizer=None)
+            return PreparedModel(model=model, optimizer=None)
         replicated = _Replicated(
             model,
             device_ids=[run.world.device] if run.world.device.type == "cuda" else None,
@@ -92,7 +92,7 @@ class DDPStrategy:
             replicated.register_comm_hook(None, compression_hook(self.compression))
         if not (self.static_graph or self.find_unused):  # there a graph must stay the same, here nothing moves
             lay_out_gradients(replicated, model)
-        return Wrapped(model=replicated, optimizer=make_optimizer(model))
+        return PreparedModel(model=replicated, optimizer=make_optimizer(model))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from distcore import Capabilities, OptimizerFactory, Place, Run, RunConfig, World, Wrapped, device_of, hookimpl
+from distcore import Capabilities, OptimizerFactory, PreparedModel, RankInfo, Run, RunConfig, World, device_of, hookimpl
 
 
 class DataParallelStrategy:
@@ -21,12 +21,12 @@ class DataParallelStrategy:
     )
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        return World(rank=0, size=1, local_rank=0, device=device_of(config, place))
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        return World(rank=0, size=1, local_rank=0, device=device_of(config, rank_info))
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         model = model.to(run.world.device)
         gpus = list(range(torch.cuda.device_count())) if run.world.device.type == "cuda" else None
         optimizer = make_optimizer(model) if make_optimizer else None
-        return Wrapped(model=nn.DataParallel(model, device_ids=gpus), optimizer=optimizer)
+        return PreparedModel(model=nn.DataParallel(model, device_ids=gpus), optimizer=optimizer)

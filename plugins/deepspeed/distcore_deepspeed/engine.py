@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from distcore import DistcoreError, OptimizerFactory, Run, Wrapped, defaults, flat
+from distcore import DistcoreError, OptimizerFactory, PreparedModel, Run, defaults, flat
 from distcore_deepspeed import backend, ops, shards
 from distcore_deepspeed.claims import model_dtype, offloaded, resolve
 from distcore_deepspeed.loss_scale import dynamic_scale
@@ -33,7 +33,7 @@ class LossScaleError(DistcoreError):
 
 def build_engine(
     options: DeepSpeedStrategy, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
-) -> Wrapped:
+) -> PreparedModel:
     """Return the engine, and the optimizer that it steps on this rank's shards."""
     tree = resolve(options, run, model, training=make_optimizer is not None)
     if options.activation_checkpointing:
@@ -42,12 +42,12 @@ def build_engine(
         for builder in ops.nvme():
             ops.build(builder)
     if make_optimizer is None:
-        return Wrapped(model=_for_evaluation(options, run, model, tree), optimizer=None)
+        return PreparedModel(model=_for_evaluation(options, run, model, tree), optimizer=None)
     exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with _quiet():
         engine = backend.initialize(model=model, config=tree, **_optimizer(options, run, model, make_optimizer, tree))
     backend.limit_waiting(run.config.timeout)
-    wrapped = Wrapped(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
+    wrapped = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
     if exact:
         # DeepSpeed took its master copies from a model that was already rounded to 16 bits.
         flat.copy_weights(shards.parts(replace(run, model=engine, optimizer=wrapped.optimizer)), exact)

@@ -17,14 +17,14 @@ from distcore import (
     Capabilities,
     Clip,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     SavedState,
     State,
     StepResult,
     World,
-    Wrapped,
     defaults,
     gather_rows,
     hookimpl,
@@ -146,15 +146,15 @@ class DeepSpeedStrategy:
         check_evaluation(self, config)
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        os.environ.setdefault("LOCAL_RANK", str(place.local_rank))  # DeepSpeed's engine reads it, also when alone
-        world = join_process_group(config, place)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # DeepSpeed's engine reads it, also when alone
+        world = join_process_group(config, rank_info)
         backend.prepare(world.device, config.log_level == "debug")
         rank, size = backend.join_comm()
-        return World(rank=rank, size=size, local_rank=place.local_rank, device=world.device)
+        return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         return build_engine(self, run, model, make_optimizer)
 
     @hookimpl

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import BartConfig, BartForSequenceClassification
 
-from distcore import Place, launch, load_config
+from distcore import RankInfo, launch, load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import build_run, set_up
@@ -27,9 +27,9 @@ QUIET = "--set device=cpu --set extensions.progress=false"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows, and a tiny BART, whose encoder and decoder share one embedding."""
-    place = tmp_path_factory.mktemp("commands")
+    rank_info = tmp_path_factory.mktemp("commands")
     rows = [{"text": f"{word} text {number}", "label": word} for number in range(30) for word in ("good", "bad")]
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (rank_info / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = as_transformers(train_wordpiece([str(row["text"]) for row in rows], 64))
     shape = BartConfig(
         vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id, decoder_start_token_id=tokenizer.sep_token_id,
     )  # fmt: skip
-    BartForSequenceClassification(shape).save_pretrained(place / "bart")
-    tokenizer.save_pretrained(place / "bart")
-    return place
+    BartForSequenceClassification(shape).save_pretrained(rank_info / "bart")
+    tokenizer.save_pretrained(rank_info / "bart")
+    return rank_info
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def parts_held(options: dict[str, Any]) -> tuple[int, int, int]:
     """Elements of parameters that this rank keeps, holds whole, and that there are, in a run that only evaluates."""
     settings = {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "nproc": 2, "out": "unused"}
     config = load_config(None, settings | {"global_batch_size": 4, "micro_batch_size": 2, "lr": 0.01})
-    hooks, world = set_up(config, join(os.environ) or Place())
+    hooks, world = set_up(config, join(os.environ) or RankInfo())
     task = Problem()
     run = build_run(config, hooks, world, task, task.prepare(config), training=False)
     parameters = [cast(Any, parameter) for parameter in run.module.parameters()]

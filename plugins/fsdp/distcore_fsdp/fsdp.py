@@ -22,13 +22,13 @@ from distcore import (
     ConfigError,
     ModelSource,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     SavedState,
     State,
     World,
-    Wrapped,
     gather_rows,
     hookimpl,
     join_process_group,
@@ -104,8 +104,9 @@ class FSDPStrategy:
             raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        world = join_process_group(config, place, main_memory=self.cpu_offload)  # where norms of gradients are summed
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        # With offload gradients lie in main memory, and so do the norms that ranks sum.
+        world = join_process_group(config, rank_info, main_memory=self.cpu_offload)
         if self.cpu_offload or world.device.type == "cpu":
             return_large_blocks()
         return world
@@ -123,7 +124,7 @@ class FSDPStrategy:
         return _remember(skeleton, weights)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         weights = _remembered(model)
         units = blocks(model, self.wrap)
         log.info("fsdp: %s", describe(model, units))
@@ -136,7 +137,7 @@ class FSDPStrategy:
             _recompute(units.values())
         in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
         _prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
-        return Wrapped(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distcore import Clip, ModelSource, Place, Run, RunConfig, defaults, launch
+from distcore import Clip, ModelSource, RankInfo, Run, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
 from distcore_fsdp.fsdp import FSDPStrategy
@@ -20,8 +20,8 @@ CONFIG = RunConfig(device="cpu", lr=0.1)
 def a_run(strategy, accumulation=1):
     """A run of a small model over all ranks; the strategy has joined them."""
     torch.manual_seed(0)
-    place = Place(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
-    world = strategy.setup(CONFIG, place)
+    rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    world = strategy.setup(CONFIG, rank_info)
     source = ModelSource(build=small, skeleton=small)
     model = strategy.build_model(CONFIG, world, source)
     run = Run(

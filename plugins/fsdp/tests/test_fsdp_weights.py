@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from distcore import ModelSource, Place, Run, RunConfig, launch
+from distcore import ModelSource, RankInfo, Run, RunConfig, launch
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
 
@@ -62,9 +62,9 @@ def sharded(strategy, config, world, origin):
 
 def differences(folder, cases):
     """For each case, in a rank: whether the model was built whole, and the tensors that a whole load has otherwise."""
-    place = Place(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
-    world = strategy.setup(config, place)
+    world = strategy.setup(config, rank_info)
     found = {}
     for name, (_, auto, labels) in cases.items():
         origin = source(folder / name, auto, labels)

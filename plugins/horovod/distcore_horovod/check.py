@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import torch
 
-from distcore import DistcoreError, Place, launch
+from distcore import DistcoreError, RankInfo, launch
 
 PROCESSES = 2
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -39,10 +39,10 @@ def add_ranks() -> float:
     return float(result)
 
 
-def here() -> Place:
+def here() -> RankInfo:
     """The place of a rank that ``distcore.launchers`` has started."""
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in NAMES)
-    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    return RankInfo(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from distcore import (
     Clip,
     ConfigError,
     OptimizerFactory,
-    Place,
+    PreparedModel,
+    RankInfo,
     Run,
     RunConfig,
     SavedState,
     StepResult,
     World,
-    Wrapped,
     available_cores,
     defaults,
     device_of,
@@ -96,28 +96,29 @@ class HorovodStrategy:
             raise ConfigError("strategy_options.op = 'adasum': combines steps, not gradients: no clipping, no fp16")
 
     @hookimpl
-    def setup(self, config: RunConfig, place: Place) -> World:
-        device = device_of(config, place)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        device = device_of(config, rank_info)
         over_mpi = self.op == "adasum"
-        if over_mpi and place.launcher != "mpi":
-            raise ConfigError(f"strategy_options.op = 'adasum': goes over MPI; start with mpirun, not {place.launcher}")
+        if over_mpi and rank_info.launcher != "mpi":
+            how = f"start with mpirun, not {rank_info.launcher}"
+            raise ConfigError(f"strategy_options.op = 'adasum': goes over MPI; {how}")
         os.environ.update(self._variables(config))
-        if place.launcher == launcher.NAME and "OMP_NUM_THREADS" not in os.environ:
-            share_cores(place)
-        connect(place, config.timeout, over_mpi=over_mpi)
-        return World(rank=hvd.rank(), size=hvd.size(), local_rank=place.local_rank, device=device)
+        if rank_info.launcher == launcher.NAME and "OMP_NUM_THREADS" not in os.environ:
+            share_cores(rank_info)
+        connect(rank_info, config.timeout, over_mpi=over_mpi)
+        return World(rank=hvd.rank(), size=hvd.size(), local_rank=rank_info.local_rank, device=device)
 
     @hookimpl
-    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> Wrapped:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         model = model.to(run.world.device)
         for parameter in model.parameters():
             parameter.data = parameter.data.contiguous()  # Horovod refuses gradients of another layout
         broadcast(defaults.model_state(run))
         if make_optimizer is None:
-            return Wrapped(model=model, optimizer=None)
+            return PreparedModel(model=model, optimizer=None)
         share_buffers(run)
         optimizer = distribute(model, make_optimizer(model), self.op, self.compression, self.groups)
-        return Wrapped(model=model, optimizer=optimizer)
+        return PreparedModel(model=model, optimizer=optimizer)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -182,9 +183,9 @@ class HorovodStrategy:
         return variables
 
 
-def share_cores(place: Place) -> None:
+def share_cores(rank_info: RankInfo) -> None:
     """Give each rank its share of this machine's cores: ``horovodrun`` leaves all of them to every rank."""
-    torch.set_num_threads(max(1, available_cores() // place.local_size))
+    torch.set_num_threads(max(1, available_cores() // rank_info.local_size))
 
 
 def _horovod(run: Run) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distcore import ConfigError, Place
+from distcore import ConfigError, RankInfo
 from distcore_horovod.launcher import horovodrun
 
 STARTED = {
@@ -17,7 +17,7 @@ STARTED = {
 
 
 def test_a_rank_of_horovodrun_has_its_place() -> None:
-    assert horovodrun(STARTED) == Place(rank=3, size=4, local_rank=1, local_size=2, launcher="horovodrun")
+    assert horovodrun(STARTED) == RankInfo(rank=3, size=4, local_rank=1, local_size=2, launcher="horovodrun")
 
 
 @pytest.mark.parametrize("environ", [{}, {"HOROVOD_RANK": "0"}, STARTED | {"RANK": "0", "WORLD_SIZE": "2"}])

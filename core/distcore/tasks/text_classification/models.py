@@ -1,4 +1,4 @@
-"""Models for classification: built-in presets with random weights, local Hugging Face folders, hub names."""
+"""Models for classification: built-in ones with random weights, local Hugging Face folders, hub names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class BertShape:
     """A BERT by its size; heads are 64 wide and the inner layer is four times the hidden size."""
 
     layers: int
@@ -26,12 +26,12 @@ class Preset:
     """Peak learning rate from random weights. At 5e-4 bert-small learns nothing; larger ones have its rate."""
 
 
-PRESETS = {
-    "bert-tiny": Preset(2, 128, 5e-4),
-    "bert-mini": Preset(4, 256, 5e-4),
-    "bert-small": Preset(4, 512, 1e-4),
-    "bert-medium": Preset(8, 512, 1e-4),
-    "bert-base": Preset(12, 768, 1e-4),
+BUILT_IN_MODELS = {
+    "bert-tiny": BertShape(2, 128, 5e-4),
+    "bert-mini": BertShape(4, 256, 5e-4),
+    "bert-small": BertShape(4, 512, 1e-4),
+    "bert-medium": BertShape(8, 512, 1e-4),
+    "bert-base": BertShape(12, 768, 1e-4),
 }
 PRETRAINED_LR = 3e-5
 
@@ -42,17 +42,17 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "s
 
 def from_scratch(config: RunConfig) -> bool:
     """True if the model starts from random weights."""
-    return config.model in PRESETS
+    return config.model in BUILT_IN_MODELS
 
 
 def usual_lr(name: str) -> float:
     """Return the peak learning rate that suits the model."""
-    preset = PRESETS.get(name)
-    return preset.lr if preset else PRETRAINED_LR
+    built_in = BUILT_IN_MODELS.get(name)
+    return built_in.lr if built_in else PRETRAINED_LR
 
 
 def model_folder(name: str) -> Path:
-    """Return the local folder of a model that is no preset, downloading a hub model that is not here yet.
+    """Return the local folder of a model that is not built in, downloading a hub model that is not here yet.
 
     The folder has config, weights and tokenizer. Raises ModelError in one line, at once if there is no network.
     """
@@ -114,21 +114,21 @@ def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: i
         "label2id": {name: number for number, name in enumerate(classes)},
         "pad_token_id": pad_token,
     }
-    preset = PRESETS.get(config.model)
-    if preset is not None:
-        return _build_preset(preset, config, vocab_size, labels)
+    built_in = BUILT_IN_MODELS.get(config.model)
+    if built_in is not None:
+        return _build_from_scratch(built_in, config, vocab_size, labels)
     return _load_pretrained(config, labels)
 
 
-def _build_preset(preset: Preset, config: RunConfig, vocab_size: int, labels: dict[str, Any]) -> nn.Module:
+def _build_from_scratch(built_in: BertShape, config: RunConfig, vocab_size: int, labels: dict[str, Any]) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     shape = BertConfig(
         vocab_size=vocab_size,
-        hidden_size=preset.hidden,
-        num_hidden_layers=preset.layers,
-        num_attention_heads=preset.hidden // 64,
-        intermediate_size=4 * preset.hidden,
+        hidden_size=built_in.hidden,
+        num_hidden_layers=built_in.layers,
+        num_attention_heads=built_in.hidden // 64,
+        intermediate_size=4 * built_in.hidden,
         max_position_embeddings=max(512, config.max_seq_len),
         **labels,
     )
@@ -183,17 +183,17 @@ def _hub_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    hint = nearest(name, PRESETS)
+    hint, known = nearest(name, BUILT_IN_MODELS), ", ".join(BUILT_IN_MODELS)
     wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
         folder = _complete(snapshot_download, name, local_files_only=True)
         for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
             folder = folder or _complete(snapshot_download, name, allow_patterns=patterns)
     except HFValidationError:
-        raise ModelError(f"model {name!r}: no preset ({', '.join(PRESETS)}), no folder, no hub name{hint}") from None
+        raise ModelError(f"model {name!r}: not built in ({known}), no folder, no hub name{hint}") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = _first_line(error)
-        where = f"no preset ({', '.join(PRESETS)}), no local folder, and not to be had from the hub"
+        where = f"not built in ({known}), no local folder, and not to be had from the hub"
         raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
     if folder is None:
         raise ModelError(f"model {name!r}: the hub has no config, weights or tokenizer of it in a known format")

@@ -43,7 +43,7 @@ class TextClassification:
         return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the model's folder; ``None`` for a preset."""
+        """Return the model's folder; ``None`` for a built-in one."""
         return None if from_scratch(config) else model_folder(config.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ SECONDS = 5.0
 @law("agreement")
 def true_world(lab: Lab) -> Measured:
     """The backend's world is the one that was started, and every rank answers in its place."""
-    check_world(lab.job(Problem()).run, lab.hooks, lab.place)
+    check_world(lab.job(Problem()).run, lab.hooks, lab.rank_info)
     return Measured(error=0, bound=EXACT, note=f"{lab.world.size} ranks answer")
 
 

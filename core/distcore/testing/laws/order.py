@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore.plugin.contract import Micro
+from distcore.plugin.contract import MicroBatch
 from distcore.plugin.sampling import training_plan
 from distcore.testing.cases import EXACT, Measured, law
 from distcore.testing.lab import Job, Lab
@@ -57,5 +57,5 @@ def _misdealt(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None
     return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {dealt} rows dealt twice, not at all or elsewhere")
 
 
-def _rows(micros: list[Micro]) -> list[int]:
-    return [row for micro in micros if not micro.blank for row in micro.indices.tolist()]
+def _rows(micros: list[MicroBatch]) -> list[int]:
+    return [row for micro in micros if not micro.is_padding for row in micro.indices.tolist()]
