@@ -92,6 +92,21 @@ def test_versions_that_differ_are_refused(copied: Path) -> None:
     ]
 
 
+def test_metadata_without_addresses_is_refused(copied: Path) -> None:
+    rewrite(copied, lambda _, content: content.replace(b"\nProject-URL: ", b"\nKeywords: "))
+    assert check(copied).stdout == f"{CORE}-py3-none-any.whl: no project URLs\n"
+
+
+def test_a_changelog_without_the_version_is_refused(copied: Path, tmp_path: Path) -> None:
+    with tarfile.open(copied / f"{CORE}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / CORE / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
+    with tarfile.open(copied / f"{CORE}.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / CORE, CORE)
+    expected = f"{CORE}.tar.gz: CHANGELOG.md: no section '## [{distcore.__version__}] - YYYY-MM-DD'\n"
+    assert check(copied).stdout == expected
+
+
 def test_an_sdist_without_its_wheel_is_refused(copied: Path) -> None:
     next(copied.glob("*.whl")).unlink()
     expected = f"distcore: expected one sdist and one wheel of one version, found sdist {distcore.__version__}\n"
