@@ -1,12 +1,13 @@
 # make demo: set up, and train a BERT text classifier on two processes.   make test: set up, and run the tests.
-# make slow: the tests that take many minutes.
+# make slow: the tests that take many minutes.   make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test slow check install wheels clean
+.PHONY: demo test slow check install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -34,8 +35,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")
 	touch $@
 
-wheels: install
-	for source in . $(PLUGINS); do $(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist $$source || exit 1; done
+# Each wheel is built from its sdist, so that the sdist is known to hold what a build needs.
+dist: install
+	rm -f $(DIST)/*.tar.gz $(DIST)/*.whl
+	for source in . $(PLUGINS); do $(BIN)/python -m build --quiet --no-isolation --outdir $(DIST) $$source || exit 1; done
+	$(BIN)/python -m twine check --strict $(DIST)/*.tar.gz $(DIST)/*.whl
+
+release-check: dist
+	$(BIN)/python tools/release_check.py $(DIST)
 
 clean:
 	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache

@@ -15,7 +15,13 @@ def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pyte
     written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     assert set(written) == {
         f"distcore-my-own/{name}"
-        for name in ("pyproject.toml", "README.md", "distcore_my_own/__init__.py", "tests/test_distcore_my_own.py")
+        for name in (
+            "pyproject.toml",
+            "README.md",
+            "distcore_my_own/__init__.py",
+            "distcore_my_own/py.typed",
+            "tests/test_distcore_my_own.py",
+        )
     }
     assert 'my-own = "distcore_my_own:Strategy"' in written["distcore-my-own/pyproject.toml"]
     assert not any("$" in text for text in written.values())

@@ -1,1 +1,3 @@
 """Hugging Face Accelerate as a distcore strategy."""
+
+__version__ = "0.1.0"

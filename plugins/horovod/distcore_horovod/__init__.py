@@ -1,0 +1,3 @@
+"""Horovod as a distcore strategy."""
+
+__version__ = "0.1.0"

@@ -40,6 +40,7 @@ def write_strategy(name: str, into: Path) -> Path:
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",
         "strategy.py.txt": f"{package}/__init__.py",
+        "py.typed.txt": f"{package}/py.typed",
         "test.py.txt": f"tests/test_{package}.py",
     }.items():
         text = Template((templates / template).read_text(encoding="utf-8")).substitute(name=name, package=package)

@@ -1,0 +1,22 @@
+"""What ``make dist`` builds, once for all tests of this folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that ``make dist`` fills: an sdist and a wheel of each distribution, passed by ``twine check``."""
+    folder = tmp_path_factory.mktemp("dist")
+    # The environment of the tests builds: make need not bring one up to date.
+    command = ["make", "--old-file=install", "dist", f"DIST={folder}", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder

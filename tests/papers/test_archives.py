@@ -1,0 +1,65 @@
+"""What stands in the sdists and wheels of all distributions."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LICENSE = (ROOT / "LICENSE").read_bytes()
+PLUGINS = sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))
+PACKAGES = ["distcore", *(f"distcore_{plugin.name}" for plugin in PLUGINS)]
+
+
+def sdist(folder: Path, package: str) -> dict[str, bytes]:
+    """Content of an sdist's files, by their path below its top folder."""
+    top = f"{package}-{version(package)}"
+    with tarfile.open(folder / f"{top}.tar.gz") as archive:
+        opened = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
+        return {name.removeprefix(f"{top}/"): file.read() for name, file in opened.items() if file is not None}
+
+
+def wheel(folder: Path, package: str) -> dict[str, bytes]:
+    """Content of a wheel's files, by their path."""
+    with zipfile.ZipFile(folder / f"{package}-{version(package)}-py3-none-any.whl") as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_make_dist_builds_an_sdist_and_a_wheel_of_every_distribution(distributions: Path) -> None:
+    expected = {
+        f"{package}-{version(package)}{end}" for package in PACKAGES for end in (".tar.gz", "-py3-none-any.whl")
+    }
+    assert {file.name for file in distributions.iterdir()} == expected
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_license_reaches_sdist_and_wheel(distributions: Path, package: str) -> None:
+    assert sdist(distributions, package)["LICENSE"] == LICENSE
+    assert wheel(distributions, package)[f"{package}-{version(package)}.dist-info/licenses/LICENSE"] == LICENSE
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_wheel_is_typed_and_holds_every_file_of_the_package(distributions: Path, package: str) -> None:
+    source = ROOT / "core" if package == "distcore" else ROOT / "plugins" / package.removeprefix("distcore_")
+    files = {str(file.relative_to(source)) for file in (source / package).rglob("*") if file.is_file()}
+    expected = {name for name in files if "__pycache__" not in name}
+    assert f"{package}/py.typed" in expected
+    assert {name for name in wheel(distributions, package) if ".dist-info/" not in name} == expected
+
+
+def test_the_core_sdist_holds_sources_and_papers_and_nothing_else(distributions: Path) -> None:
+    papers = {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {name for name in sdist(distributions, "distcore") if not name.startswith("core/distcore/")} == papers
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_sdist_holds_sources_tests_and_papers_and_nothing_else(distributions: Path, plugin: Path) -> None:
+    package = f"distcore_{plugin.name}"
+    names = sdist(distributions, package)
+    papers = {"README.md", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {name for name in names if not name.startswith((f"{package}/", "tests/"))} == papers
+    assert any(name.startswith("tests/") for name in names)
