@@ -34,7 +34,7 @@ def write_strategy(name: str, into: Path) -> Path:
         raise ConfigError(f"new strategy {name!r}: expected small letters, digits and hyphens, a letter first")
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
     if folder.exists():
-        raise ConfigError(f"new strategy {name!r}: {folder} is there already; choose another name or --into")
+        raise ConfigError(f"new strategy {name!r}: {folder} already exists; choose another name or --into")
     templates = files("distcore.cli") / "skeleton"
     for template, target in {
         "pyproject.toml.txt": "pyproject.toml",
