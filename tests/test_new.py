@@ -31,7 +31,10 @@ def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pyte
     ("arguments", "message"),
     [
         (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy)"),
-        (["strategy", "Mine!"], "new strategy 'Mine!': expected small letters, digits and hyphens, a letter first"),
+        (
+            ["strategy", "Mine!"],
+            "new strategy 'Mine!': expected lower-case letters, digits and hyphens, a letter first",
+        ),
     ],
 )
 def test_wrong_words_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

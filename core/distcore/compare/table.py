@@ -111,8 +111,8 @@ def explanations(facts: Facts) -> Iterator[str]:
     yield f"Warm-up: the extra time of the first {warm} steps over median steps (compilation, allocation, connecting)."
     yield f"Speed and step times: without those {warm} steps, evaluations and checkpoints; medians over rounds."
     yield (
-        "Communication: the time per step in which rank 0 was in a collective, waiting for other ranks included, whether "
-        "it computed at the same time or not; from a short traced run that is not timed. "
+        "Communication: the time per step in which rank 0 was in a collective, waiting for other ranks included, while "
+        "computing or not; from a short traced run that is not timed. "
         f"{NOT_AVAILABLE}: not measured, or the backend communicates outside of torch.distributed."
     )
     yield "Memory: the largest over all ranks; on a GPU that of the tensors, on a CPU the resident set of the process."
