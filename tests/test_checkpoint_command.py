@@ -99,9 +99,9 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
         ("ls nowhere", "nowhere: no checkpoints there"),
         ("verify nowhere", "nowhere: no checkpoints there"),
         ("diff nowhere", "checkpoint diff: expected 2 path(s), found 1"),
-        ("export nowhere", "--to DIR belongs to export, and export needs it"),
+        ("export nowhere", "export needs --to DIR, and no other action takes it"),
         ("export nowhere --to x", "nowhere: no checkpoint there"),
-        ("export run --to .", "--to .: is there already and not empty"),
+        ("export run --to .", "--to .: already exists and is not empty"),
     ],
 )
 def test_bad_input_is_one_line(

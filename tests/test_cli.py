@@ -117,7 +117,7 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     )
     assert "auto" not in yaml.safe_load(out).values()
     assert "# rows: 36 to train on, 4 to evaluate, 4 to test" in out
-    assert "# steps: 3 an epoch, 3 in all, of 16 rows each" in out
+    assert "# steps: 3 per epoch, 3 in all, of 16 rows each" in out
     assert "# rank 1 on" in out
     assert "micro-batches of its first step: 2, of 4, 4 rows" in out
 

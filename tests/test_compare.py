@@ -97,7 +97,7 @@ def test_the_page_needs_nothing_else(compared: Path) -> None:
     assert not re.search(r"<script|<link|<img|@import|url\(|https?:|\b(src|href)=", page)
 
 
-def test_the_markdown_has_a_line_a_row(compared: Path) -> None:
+def test_the_markdown_has_one_line_per_row(compared: Path) -> None:
     lines = (compared / "compare.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| ")]
     assert len(table) == 2 + 3
@@ -160,8 +160,8 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
     ("arguments", "message"),
     [
         ("--strategies single,dpp", "row 'dpp': no strategy named 'dpp' .* \\(did you mean 'd"),
-        ("--strategies ddp,single,ddp", "row 'ddp' is asked for twice"),
-        ("--strategies single,,ddp", "expected names with commas between them"),
+        ("--strategies ddp,single,ddp", "row 'ddp' is given twice"),
+        ("--strategies single,,ddp", "expected names separated by commas"),
         ("--strategies single --reference ddp", "--reference ddp: no such row .*rows: single"),
         ("--strategies single --rounds 0", "--rounds 0: must be at least 1"),
         ("--strategies single --strategy ddp", "unknown flag '--strategy' .did you mean '--strategies'"),
@@ -188,7 +188,7 @@ def test_what_cannot_be_compared_is_one_line(
          "'single' has 32; .*--allow-different global_batch_size"),
         ("ddp seed=3 optimizer.eps=1e-6", "optimizer.eps = 1e-06, 'single' has 1e-08; seed = 3, 'single' has 0"),
         ("ddp precision", "--row 'ddp precision': expected KEY=VALUE, found 'precision'"),
-        ("ddp out=x", "--row 'ddp out=x': out is not a row's to set"),
+        ("ddp out=x", "--row 'ddp out=x': a row cannot set out"),
     ],
 )  # fmt: skip
 def test_a_row_of_another_job_is_refused(

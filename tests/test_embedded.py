@@ -12,7 +12,7 @@ from distcore.tasks.text_classification.data import embedded
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """One cache for the module: the harvest takes seconds."""
+    """One cache for the module: collecting takes seconds."""
     folder = tmp_path_factory.getbasetemp() / "embedded-cache"
     monkeypatch.setenv("DISTCORE_CACHE", str(folder))
     return folder
@@ -42,17 +42,17 @@ def test_a_text_under_two_subjects_is_left_out(tmp_path):
     shared, own = "This sentence stands in both of the modules.", "This sentence stands in one module, and only there."
     (tmp_path / "queue.py").write_text(f'"""{shared}\n\n{own}\n"""')
     (tmp_path / "glob.py").write_text(f'"""{shared.upper()[:4]}{shared[4:]}"""')
-    assert embedded.harvest(tmp_path) == [(own, "concurrency")]
+    assert embedded.collect(tmp_path) == [(own, "concurrency")]
 
 
 def test_code_examples_and_tests_are_left_out(tmp_path):
     (tmp_path / "http" / "tests").mkdir(parents=True)
     (tmp_path / "http" / "tests" / "a.py").write_text('"""A sentence about networks that is long enough."""')
     (tmp_path / "http" / "b.py").write_text('"""\n>>> print("code that is long enough, but code it is")\n"""')
-    assert embedded.harvest(tmp_path) == []
+    assert embedded.collect(tmp_path) == []
 
 
-def test_harvest_is_the_same_whatever_the_hash_seed(cache):
+def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
     rows = embedded.stdlib_docs()
     expected = hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest()
     code = (

@@ -14,7 +14,7 @@ from distcore.tasks.text_classification.models import (
     from_scratch,
     load_tokenizer,
     model_folder,
-    usual_lr,
+    suggested_lr,
 )
 
 CLASSES = ["sad", "glad", "mad"]
@@ -83,7 +83,7 @@ def test_only_built_in_models_start_from_scratch():
     ("model", "lr"), [("bert-tiny", 5e-4), ("bert-mini", 5e-4), ("bert-small", 1e-4), ("bert-base-chinese", 3e-5)]
 )
 def test_a_model_has_the_rate_that_it_learns_at(model, lr):
-    assert usual_lr(model) == lr
+    assert suggested_lr(model) == lr
 
 
 def test_a_folder_keeps_its_encoder_and_gets_a_head_for_the_classes(folder):
@@ -167,5 +167,5 @@ def test_a_misspelt_built_in_model_is_one_line_that_names_the_nearest(monkeypatc
 
 
 def test_an_impossible_hub_name_is_one_line():
-    with pytest.raises(ModelError, match=r"not built in .* no hub name"):
+    with pytest.raises(ModelError, match=r"not built in .* not a valid hub name"):
         model_folder("not a name!")

@@ -31,7 +31,10 @@ def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pyte
     ("arguments", "message"),
     [
         (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy)"),
-        (["strategy", "Mine!"], "new strategy 'Mine!': expected small letters, digits and hyphens, a letter first"),
+        (
+            ["strategy", "Mine!"],
+            "new strategy 'Mine!': expected lower-case letters, digits and hyphens, a letter first",
+        ),
     ],
 )
 def test_wrong_words_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,5 +45,5 @@ def test_wrong_words_are_one_line(arguments: list[str], message: str, capsys: py
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "distcore-mine").mkdir()
     assert main(["new", "strategy", "mine", "--into", str(tmp_path)]) == 2
-    assert "is there already; choose another name or --into" in capsys.readouterr().err
+    assert "already exists; choose another name or --into" in capsys.readouterr().err
     assert not list((tmp_path / "distcore-mine").iterdir())

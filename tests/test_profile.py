@@ -58,7 +58,7 @@ def test_two_ranks_show_the_all_reduce_in_the_backward_pass(rows: str, tmp_path:
 def test_a_run_shorter_than_its_profile_says_so(rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(None, CHANGES | {"data": rows, "max_steps": 3, "out": str(tmp_path / "run")})
     train(config)
-    assert "profile: the run has 3 steps, fewer than the 8 it looks at" in caplog.text
+    assert "profile: the run has 3 steps, fewer than the 8 that the profile needs" in caplog.text
     assert not (tmp_path / "run/profile.json").exists()
 
 

@@ -1,7 +1,7 @@
 """Measure the laws and write the tables of the READMEs: python tools/law_tables.py [ddp fsdp …]
 
-A table stands between ``<!-- laws -->`` and ``<!-- /laws -->``: a row a case, a column a set of options, in it the
-measured error. What a strategy is exempt from is a dash, with the reason below the table.
+A table stands between ``<!-- laws -->`` and ``<!-- /laws -->``: one row per case, one column per set of options, with
+the measured error. A dash is a case from which the strategy is exempt; the reason is below the table.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ COLUMNS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     ],
     "examples/strategy-localsgd": [("every=1", "localsgd", 2, {}), ("every=4", "localsgd", 2, {"every": 4})],
 }
+"""Folder of the README to its columns: heading, strategy, number of ranks, options."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 
 def table(columns: dict[str, list[Finding]]) -> str:
-    """Return the findings as Markdown; raises SystemExit if a law is broken."""
+    """Return the findings as a Markdown table, ``columns`` by heading; raises SystemExit if a law is broken."""
     first = next(iter(columns.values()))
     lines = [f"| law | case | bound | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
     for row, finding in enumerate(first):
@@ -60,6 +61,7 @@ def _cell(finding: Finding) -> str:
 
 
 def main(chosen: list[str]) -> None:
+    """Measure and write the tables of the ``chosen`` strategies, by default of all."""
     for folder, settings in COLUMNS.items():
         if chosen and Path(folder).name not in chosen and Path(folder).name.removeprefix("strategy-") not in chosen:
             continue

@@ -1,4 +1,4 @@
-"""How far a build is, by the percentages of make: one live line on a terminal, a line every tenth elsewhere."""
+"""Progress of a build, read from make's percentages: one live line on a terminal, a line per 10 % elsewhere."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 
 
 class Progress:
-    """Reads the lines of a build and says on stderr how far it is."""
+    """Read the output of a build line by line, and print its progress to stderr."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.live = sys.stderr.isatty()
-        self.said = -1
+        self.percent = -1
         self.started = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._say("started; it takes some minutes")
+        self._print("started; it takes some minutes")
         return self
 
     def read(self, line: str) -> None:
-        """Take in one line of the build's output."""
+        """Process one line of the build's output."""
         match = PERCENT.match(line)
-        percent = int(match[1]) if match else self.said
-        if percent > self.said and (self.live or percent // 10 > self.said // 10):
-            self.said = percent
-            self._say(f"{percent:3d} %")
+        percent = int(match[1]) if match else self.percent
+        if percent > self.percent and (self.live or percent // 10 > self.percent // 10):
+            self.percent = percent
+            self._print(f"{percent:3d} %")
 
     def __exit__(self, *raised: object) -> None:
         if self.live:
             print(file=sys.stderr)
 
-    def _say(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
         line = f"{self.title}: {what} ({minutes}:{seconds:02d})"
         print(f"\r{line:<79}" if self.live else line, end="" if self.live else "\n", file=sys.stderr, flush=True)
