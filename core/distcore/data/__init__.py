@@ -1,1 +1,1 @@
-"""Reading, splitting and tokenising text, once, into a cache that every rank maps into memory."""
+"""Prepared data in a cache on disk, and micro-batches on the device; nothing here is about text."""
