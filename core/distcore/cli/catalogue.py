@@ -13,7 +13,7 @@ from distcore.plugin import registry
 from distcore.plugin.hooks import build, capabilities_of
 from distcore.plugin.options import options_of
 from distcore.plugin.shorthand import shorthand_of
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
 Description = dict[str, Any]
 WIDTH_OF_A_FILE = 120
@@ -50,7 +50,7 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
 
 def show(found: list[Description]) -> None:
     """Print one table of strategies, then one of options for each that has any."""
-    console = console_for(WIDTH_OF_A_FILE)
+    console = stdout_console(WIDTH_OF_A_FILE)
     console.print(_overview([facts for facts in found if facts["importable"]]))
     for facts in found:
         if not facts["importable"]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from distcore.compare.facts import Facts
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
 WIDTH_OF_A_FILE = 200
 """Columns where stdout is not a terminal, which knows its own."""
@@ -23,7 +23,7 @@ Cell = Callable[[Facts], str]
 
 def show(facts: Facts) -> None:
     """Print the table, on a narrow screen its chief columns, and below it what must be known of rows."""
-    console = console_for(WIDTH_OF_A_FILE)
+    console = stdout_console(WIDTH_OF_A_FILE)
     whole = _table(facts, headings(facts))
     fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
     console.print(whole if fits else _table(facts, CHIEF))

@@ -104,7 +104,7 @@ def launch_and_restart(config: RunConfig) -> None:
     out = Path(str(config.out))
     for restarts in range(config.max_restarts + 1):
         try:
-            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", patience=config.timeout)
+            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout)
             return
         except RankError as error:
             if restarts == config.max_restarts:
