@@ -139,7 +139,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
-        checkpoint.read_small_state(found)
+        checkpoint.read_job_state(found)
     return config, load_task(config).prepare(config)
 
 

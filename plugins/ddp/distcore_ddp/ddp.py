@@ -21,8 +21,8 @@ from distcore import (
     has_state_in_buffers,
     hookimpl,
     join_process_group,
-    lay_out_gradients,
     leave_process_group,
+    rebuild_gradient_buckets,
     sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
@@ -91,7 +91,7 @@ class DDPStrategy:
         if self.compression != "none":
             replicated.register_comm_hook(None, compression_hook(self.compression))
         if not (self.static_graph or self.find_unused):  # there a graph must stay the same, here nothing moves
-            lay_out_gradients(replicated, model)
+            rebuild_gradient_buckets(replicated, model)
         return PreparedModel(model=replicated, optimizer=make_optimizer(model))
 
     @hookimpl
