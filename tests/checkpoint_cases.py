@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from distcore.checkpoint import Checkpoint, Files
-from distcore.checkpoint.commit import begin, commit, publish_share, staging_of
-from distcore.checkpoint.writer import blocks_of, write_share
+from distcore.checkpoint.commit import begin, commit, publish_rank_manifest, staging_of
+from distcore.checkpoint.writer import blocks_to_write, write_rank_files
 from distcore.plugin.contract import State
 from distcore.testing.lab import Unsynced
 
@@ -25,8 +25,8 @@ def write(folder: Path, states: list[State], step: int = 1, files: Files | None 
     files, final = files or Unsynced(), folder / f"step-{step:08d}"
     begin(files, final)
     for rank, held in enumerate(states):
-        blocks = blocks_of(held, rank, len(states), limit)
-        publish_share(files, final, rank, write_share(files, staging_of(final), blocks, rank, limit))
+        blocks = blocks_to_write(held, rank, len(states), limit)
+        publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
     commit(files, final, len(states), {"progress": {}})
     return final
 
@@ -35,7 +35,7 @@ def value_in(path: Path) -> float:
     """Load everything, as a resume does, and return the value that all of it agrees on."""
     checkpoint = Checkpoint(path)
     checkpoint.verify()
-    checkpoint.small_state()
+    checkpoint.job_state()
     values = set(checkpoint["model/weight"].tolist()) | set((-checkpoint["optimizer/weight/exp_avg"]).tolist())
     assert len(values) == 1
     return float(values.pop())

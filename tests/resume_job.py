@@ -49,7 +49,7 @@ def run(out: Path, seconds: float = 0.0, rows: int = 50, tied: bool = False, **c
     if config.nproc == "auto":
         train(config, task)
     else:
-        launch(partial(_train, config, task), nproc=config.nproc, errors=out / "errors", patience=30)
+        launch(partial(_train, config, task), nproc=config.nproc, errors=out / "errors", grace_period=30)
 
 
 def _train(config: RunConfig, task: Slow) -> None:

@@ -94,7 +94,7 @@ VALUES = {
     "--nproc two": r"command line: nproc = 'two': .*valid integer",
     "--nproc 0": r"nproc = 0: must be at least 1",
     "--nproc -3": r"nproc = -3: must be at least 1",
-    "--nproc 2": r"nproc = 2: strategy 'single' is one process; .*ddp.* can use several",
+    "--nproc 2": r"nproc = 2: strategy 'single' runs in one process; .*ddp.* can use several",
     "--epochs 0": r"epochs = '0': .*greater than or equal to 1",
     "--epochs 1.5": r"epochs = '1.5': .*integer",
     "--max-steps 0": r"max_steps = '0': .*greater than or equal to 1",
@@ -214,7 +214,7 @@ MODELS = {
 
 FOLDERS = {
     "--out good.json": r"out = 'good.json': is a file, not a folder",
-    "--out good.json/run": r"out = 'good.json/run': cannot be made: good.json is not a folder",
+    "--out good.json/run": r"out = 'good.json/run': cannot be created: good.json is not a folder",
     "--out taken": r"out = 'taken': holds another run; choose another, or go on with --resume auto",
     "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
     "--resume good.json": r"resume = 'good.json': no checkpoint there",

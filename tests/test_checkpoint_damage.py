@@ -191,7 +191,7 @@ def load_all(path: Path) -> None:
     """What a resume reads."""
     checkpoint = Checkpoint(path)
     checkpoint.verify()
-    checkpoint.small_state()
+    checkpoint.job_state()
     for name in checkpoint:
         checkpoint[name]
 

@@ -99,7 +99,7 @@ def test_missing_pieces_are_not_committed(tmp_path: Path) -> None:
 
 def test_ranks_that_disagree_are_not_committed(tmp_path: Path) -> None:
     ranks: list[State] = [{"model/w": Piece(torch.ones(5), 5 * rank, (10 + rank,))} for rank in range(2)]
-    with pytest.raises(CheckpointError, match=r"tensor 'model/w': ranks disagree on what it is: F32 \[10\] and"):
+    with pytest.raises(CheckpointError, match=r"tensor 'model/w': ranks disagree on dtype or shape: F32 \[10\] and"):
         write(tmp_path, ranks)
 
 

@@ -159,7 +159,7 @@ def test_counts_a_node(counts: str, numbers: list[int]) -> None:
 
 
 def test_a_broken_list_of_counts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'2\(y3\)' is no list of counts"):
+    with pytest.raises(ValueError, match=r"'2\(y3\)' is not a list of counts"):
         expand_counts("2(y3)")
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from distcore.checkpoint import read_small_state, read_tensors
+from distcore.checkpoint import read_job_state, read_tensors
 
 SCRIPT = str(Path(__file__).with_name("resume_job.py"))
 RANKS = ("nproc=2", "strategy=ddp")
@@ -75,7 +75,7 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     _, told = process.communicate(timeout=100)
     assert process.returncode == 143, told
     newest = max(tmp_path.glob("checkpoints/*"))
-    step = read_small_state(newest)["progress"]["step"]
+    step = read_job_state(newest)["progress"]["step"]
     assert told.strip() == f"stopped after step {step} of 15; go on with --resume auto"
     _, told = start(tmp_path, "resume=auto").communicate(timeout=100)
     found, expected = read_tensors(tmp_path / LAST), read_tensors(undisturbed / LAST)

@@ -44,7 +44,7 @@ def apart(one: Path, other: Path) -> float:
     """The largest difference between the last checkpoints of two runs, in any tensor."""
     first, second = (Checkpoint(out / "checkpoints" / LAST) for out in (one, other))
     assert set(first) == set(second)
-    assert first.small_state()["progress"] == second.small_state()["progress"]
+    assert first.job_state()["progress"] == second.job_state()["progress"]
     return max(difference(first[name], second[name]).largest for name in first)
 
 
@@ -127,7 +127,7 @@ def test_another_model_is_refused_by_the_shape_that_differs(undisturbed: Path, t
 def test_an_accepted_change_goes_on(undisturbed: Path, tmp_path: Path) -> None:
     run(at_step(12, undisturbed, tmp_path), resume="auto", epochs=4, resume_changed="total_steps")
     assert (tmp_path / "checkpoints/step-00000020").exists()
-    state = Checkpoint(tmp_path / "checkpoints/step-00000016").small_state()
+    state = Checkpoint(tmp_path / "checkpoints/step-00000016").job_state()
     assert state["learning_rates"] == pytest.approx([0.01 * 4 / 18] * 2)
 
 

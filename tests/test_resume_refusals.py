@@ -1,4 +1,4 @@
-"""What would not go on exactly is refused in one line that names the difference, and the flag where there is one."""
+"""A changed job is refused in one line that names the difference, and the flag where there is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distcore import Run, World, load_config
-from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, small_state
+from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_job_state
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import CheckpointError
 from distcore.plugin.contract import Progress
@@ -39,7 +39,7 @@ def run(**changes: Any) -> Run:
     )
 
 
-SAVED = small_state(run(), Progress(step=7)) | {"data": "rows"}
+SAVED = collect_job_state(run(), Progress(step=7)) | {"data": "rows"}
 PATH = Path("runs/a/checkpoints/step-00000007")
 
 
@@ -50,7 +50,8 @@ def test_every_key_has_a_case() -> None:
 @pytest.mark.parametrize("key", OTHERS)
 def test_another_value_is_refused_by_name(key: str) -> None:
     then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
-    line = rf"^resume = '{PATH}': {re.escape(key)} was .+ and is .+: the run would not go on exactly; {then}$"
+    reason = "the resumed run would differ from an uninterrupted one"
+    line = rf"^resume = '{PATH}': {re.escape(key)} was .+ and is .+: {reason}; {then}$"
     with pytest.raises(CheckpointError, match=line):
         check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows")
 
@@ -62,7 +63,7 @@ def test_what_can_be_accepted_is_accepted(key: str) -> None:
 
 @pytest.mark.parametrize("key", [*FIXED, "epochs", "lrr"])
 def test_nothing_else_can_be_accepted(key: str) -> None:
-    line = f"^--resume-changed {re.escape(key)}: nothing that a resumed run may change"
+    line = f"^--resume-changed {re.escape(key)}: not a key that a resumed run may change"
     with pytest.raises(CheckpointError, match=line):
         check_job(run(resume_changed=key), SAVED, PATH, "rows")
 

@@ -10,7 +10,7 @@ import pytest
 
 from distcore import Evaluation, Progress, RunConfig, train
 from distcore.engine.resolve import check_out
-from distcore.engine.trainer import Best, best_in, better
+from distcore.engine.trainer import Best, saved_best, update_best
 from distcore.errors import CheckpointError, ConfigError
 from distcore.files import strict_json
 from distcore.testing.problem import Problem
@@ -27,7 +27,7 @@ class Started:
 @pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
 def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
     before = Best(step=1, metric="loss", value=0.5)
-    best, improved = better(Started(), Progress(step=2), before, evaluation(loss=loss))  # type: ignore[arg-type]
+    best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss))  # type: ignore[arg-type]
     assert improved is improves
     assert best == (Best(step=2, metric="loss", value=loss) if improves else before)
 
@@ -36,8 +36,8 @@ def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: boo
     "saved", [None, {}, {"metric": "loss", "step": "1", "value": 2.0}, [1], {"metric": "accuracy"}]
 )
 def test_what_was_judged_otherwise_is_no_best_to_beat(saved: object) -> None:
-    assert best_in(saved, "loss") is None
-    assert best_in({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(step=1, metric="loss", value=0.5)
+    assert saved_best(saved, "loss") is None
+    assert saved_best({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(step=1, metric="loss", value=0.5)
 
 
 def test_json_has_null_for_what_is_not_a_number() -> None:

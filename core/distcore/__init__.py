@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
     from distcore.distributed.process_group import join_process_group as join_process_group
-    from distcore.distributed.process_group import lay_out_gradients as lay_out_gradients
     from distcore.distributed.process_group import leave_process_group as leave_process_group
     from distcore.distributed.process_group import open_store as open_store
+    from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
     from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
@@ -90,7 +90,7 @@ _HOME = {
     "gather_rows": "distcore.distributed.process_group",
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
-    "lay_out_gradients": "distcore.distributed.process_group",
+    "rebuild_gradient_buckets": "distcore.distributed.process_group",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
     "sum_over_ranks": "distcore.distributed.process_group",

@@ -13,7 +13,7 @@ from distcore.plugin import registry
 from distcore.plugin.hooks import build, capabilities_of
 from distcore.plugin.options import options_of
 from distcore.plugin.shorthand import shorthand_of
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
 Description = dict[str, Any]
 """A strategy as JSON values."""
@@ -51,7 +51,7 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
 
 def show(found: list[Description]) -> None:
     """Print a table of the strategies, then one table of options per strategy that has any."""
-    console = console_for(FILE_WIDTH)
+    console = stdout_console(FILE_WIDTH)
     console.print(_overview([facts for facts in found if facts["importable"]]))
     for facts in found:
         if not facts["importable"]:

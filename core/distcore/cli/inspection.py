@@ -69,8 +69,8 @@ def diff(first: Path, second: Path) -> int:
 
 def _line(checkpoint: Checkpoint) -> str:
     """Describe a checkpoint in one line: name, epoch, samples, size, and its metric if it is the best one."""
-    small, files = checkpoint.small_state(), checkpoint.manifest.files.values()
-    progress, best = small.get("progress", {}), small.get("best")
+    job_state, files = checkpoint.job_state(), checkpoint.manifest.files.values()
+    progress, best = job_state.get("progress", {}), job_state.get("best")
     mark = f"  best {best['metric']} {best['value']:.4f}" if best and best["step"] == progress.get("step") else ""
     size = sum(file.size for file in files) / 2**20
     return (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import RunConfig, dump_config
-from distcore.launchers.surroundings import sigterm_raises
+from distcore.launchers.contexts import sigterm_raises
 
 PROFILED_STEPS = 20
 """Optimizer steps of a run in which communication is measured; the profile extension needs 18."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from distcore.compare.facts import Facts
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
 FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""
@@ -25,7 +25,7 @@ Cell = Callable[[Facts], str]
 
 def show(facts: Facts) -> None:
     """Print the table, only its main columns on a narrow screen, and below it the remarks on single rows."""
-    console = console_for(FILE_WIDTH)
+    console = stdout_console(FILE_WIDTH)
     whole = _table(facts, headings(facts))
     fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
     console.print(whole if fits else _table(facts, MAIN_COLUMNS))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import checkpoint
-from distcore.checkpoint.job_state import config_in
+from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.engine.evaluation import evaluate
@@ -102,7 +102,7 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
 
     The global batch size follows from the number of ranks, so that every number is possible.
     """
-    trained = config_in(checkpoint.read_small_state(path), path).model_dump(mode="json")
+    trained = saved_config(checkpoint.read_job_state(path), path).model_dump(mode="json")
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:
         elsewhere["strategy_options"] = {}

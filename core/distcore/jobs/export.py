@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from distcore.checkpoint.job_state import config_in
+from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.reader import Checkpoint
 from distcore.engine.resolve import load_task
 from distcore.engine.trainer import model_source
@@ -27,7 +27,7 @@ def export(path: Path, to: Path) -> None:
         raise CheckpointError(f"--to {to}: already exists and is not empty")
     checkpoint = Checkpoint(path)
     checkpoint.verify()
-    config = config_in(checkpoint.small_state(), path)
+    config = saved_config(checkpoint.job_state(), path)
     task = load_task(config)
     saved = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
     data = saved or task.prepare(config)  # nothing saved: the checkpoint was moved out of its run folder

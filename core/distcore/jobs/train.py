@@ -108,7 +108,7 @@ def launch_and_restart(config: RunConfig) -> None:
     out = Path(str(config.out))
     for restarts in range(config.max_restarts + 1):
         try:
-            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", patience=config.timeout)
+            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout)
             return
         except RankError as error:
             if restarts == config.max_restarts:
@@ -146,7 +146,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
-        checkpoint.read_small_state(found)
+        checkpoint.read_job_state(found)
     return config, load_task(config).prepare(config)
 
 

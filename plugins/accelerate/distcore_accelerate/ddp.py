@@ -23,7 +23,7 @@ from distcore import (
     World,
     defaults,
     has_state_in_buffers,
-    lay_out_gradients,
+    rebuild_gradient_buckets,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Replicated:
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
         prepared.broadcast_buffers = has_state_in_buffers(model)
         if not prepared.find_unused_parameters:  # with it nothing moves
-            lay_out_gradients(prepared, prepared.module)
+            rebuild_gradient_buckets(prepared, prepared.module)
         return PreparedModel(model=prepared, optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:

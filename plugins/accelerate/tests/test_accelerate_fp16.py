@@ -34,7 +34,7 @@ def half(out: Path, **changes: Any) -> list[float]:
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:
-    return dict(Checkpoint(out / f"checkpoints/step-{step:08d}").small_state()["scaler"])
+    return dict(Checkpoint(out / f"checkpoints/step-{step:08d}").job_state()["scaler"])
 
 
 def test_a_scale_that_is_falling_goes_on_falling_after_a_resume(

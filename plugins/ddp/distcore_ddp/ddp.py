@@ -21,8 +21,8 @@ from distcore import (
     has_state_in_buffers,
     hookimpl,
     join_process_group,
-    lay_out_gradients,
     leave_process_group,
+    rebuild_gradient_buckets,
     sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
@@ -94,7 +94,7 @@ class DDPStrategy:
             replicated.register_comm_hook(None, compression_hook(self.compression))
         # A static graph must not see a dummy backward, and with find_unused torch does not regroup its buckets.
         if not (self.static_graph or self.find_unused):
-            lay_out_gradients(replicated, model)
+            rebuild_gradient_buckets(replicated, model)
         return PreparedModel(model=replicated, optimizer=make_optimizer(model))
 
     @hookimpl

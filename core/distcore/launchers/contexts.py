@@ -1,4 +1,4 @@
-"""What is around the ranks of this machine while they live: environment, signals, logs, the folder for tracebacks."""
+"""Context managers for the time in which ranks run: traceback folder, signals, logs and environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from distcore.plugin.contract import LOOPBACK
 
 @contextmanager
 def errors_folder(given: Path | None) -> Iterator[Path]:
-    """A folder for tracebacks, free of those of an earlier job; it goes again if it is ours and stays empty."""
+    """Provide the folder for tracebacks, ``given`` or a temporary one, without files of an earlier job.
+
+    A temporary folder is removed if it stays empty. Raises ConfigError if the folder cannot be used.
+    """
     folder = given.absolute() if given else Path(tempfile.mkdtemp(prefix="distcore-errors-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,18 +36,18 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
         yield folder
     finally:
         for file in folder.glob("rank-*.txt"):
-            if not file.stat().st_size:  # of a rank that was ended with the others
+            if not file.stat().st_size:  # the rank had no error of its own, it was ended with the others
                 file.unlink()
         if given is None:
-            with contextlib.suppress(OSError):  # not empty: somebody will want to read it
+            with contextlib.suppress(OSError):  # not empty: it has a traceback to read
                 folder.rmdir()
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind this process, unless the program handles them itself."""
+    """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has handlers of its own."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; a killed parent takes its ranks along all the same
+        yield  # only the main thread may set handlers; without one, Linux kills the ranks with this process
         return
 
     def unwind(number: int, frame: object) -> None:
@@ -61,12 +64,12 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_sets(told: threading.Event) -> Iterator[None]:
-    """Let SIGTERM, however often it comes, set ``told``; the program's own handler is back afterwards."""
+def sigterm_sets(event: threading.Event) -> Iterator[None]:
+    """Have SIGTERM set ``event`` and do nothing else; restore the program's own handler afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.set())
+    before = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
     try:
         yield
     finally:
@@ -74,8 +77,8 @@ def sigterm_sets(told: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_torchelastic() -> Iterator[None]:
-    """Keep torchelastic from the screen: it has no news that the one line does not tell."""
+def without_torchelastic_logs() -> Iterator[None]:
+    """Silence torchelastic's logger: distcore reports a failure itself, in one line."""
     logger = logging.getLogger("torch.distributed.elastic")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -87,7 +90,10 @@ def quiet_torchelastic() -> Iterator[None]:
 
 @contextmanager
 def environment(defaults: dict[str, str]) -> Iterator[None]:
-    """Set what the user has not, while ranks are alive: a forked library and a spawned torch read it at birth."""
+    """Set those of ``defaults`` that the user has not set, and remove them afterwards.
+
+    Libraries read them while they are loaded, so they must be set before a rank starts.
+    """
     new = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(new)
     try:
@@ -98,15 +104,17 @@ def environment(defaults: dict[str, str]) -> Iterator[None]:
 
 
 def shared_environment(nproc: int) -> dict[str, str]:
+    """Return environment variables for all ranks: an equal share of the cores, and the loopback interface."""
     shared = {"OMP_NUM_THREADS": str(max(1, available_cores() // nproc)), "TOKENIZERS_PARALLELISM": "false"}
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
-    if loopback:  # else the backends choose: a machine without loopback by these names is a rare one
+    if loopback:  # on the rare machine without either name the backends choose an interface
         shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return shared
 
 
 def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """Return the environment variables of one rank, under torchrun's names; ``port`` is the store's."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(nproc),
@@ -117,6 +125,6 @@ def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"distcore-{os.getpid()}-{port}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here already: rank 0 must not open a second one
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store: rank 0 must not open another
         LAUNCHER_VARIABLE: "local",
     }
