@@ -24,9 +24,9 @@ from distcore import (
     StrategyError,
     World,
     defaults,
+    dtensors,
     nearest,
 )
-from distcore_accelerate import dtensors
 from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, whole
 from distcore_accelerate.settings import Settings, Tree
 
@@ -135,7 +135,7 @@ class Sharded:
 
 
 def _reshard(model: nn.Module) -> None:
-    """Put the sharded parameters back where a forward pass without backward has left gathered ones."""
+    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
