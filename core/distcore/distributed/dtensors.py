@@ -1,7 +1,7 @@
 """DTensors in checkpoints: of each tensor the elements that this rank holds, as one run of the flattened whole.
 
-For strategies that shard tensors along their first dimension, so that no row is ever cut: torch's ``fully_shard``
-and whatever builds on it. Tensors that are no DTensors are taken whole; tensors without dimensions are, too.
+For strategies that shard tensors along their first dimension, so that no row is ever cut. Plain tensors and tensors
+without dimensions are taken whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a build is, by the percentages of make: one live line on a terminal, a line every tenth elsewhere."""
+"""The percentages of make: one line that is rewritten on a terminal, one line per ten percent elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Self
 PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 
 
-class Progress:
-    """Reads the lines of a build and says on stderr how far it is."""
+class BuildStatus:
+    """Read the output of a build, and print on stderr how far it is."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.live = sys.stderr.isatty()
-        self.said = -1
+        self.shown = -1
         self.started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -26,9 +26,9 @@ class Progress:
     def read(self, line: str) -> None:
         """Take in one line of the build's output."""
         match = PERCENT.match(line)
-        percent = int(match[1]) if match else self.said
-        if percent > self.said and (self.live or percent // 10 > self.said // 10):
-            self.said = percent
+        percent = int(match[1]) if match else self.shown
+        if percent > self.shown and (self.live or percent // 10 > self.shown // 10):
+            self.shown = percent
             self._say(f"{percent:3d} %")
 
     def __exit__(self, *raised: object) -> None:
