@@ -107,7 +107,7 @@ def test_what_accelerate_launch_was_told_is_read_from_its_environment() -> None:
     assert (settings.backend, settings.precision) == ("deepspeed", "bf16")
 
 
-def test_no_precision_is_no_wish_where_the_launcher_says_it_unasked() -> None:
+def test_the_launchers_default_precision_asks_for_nothing() -> None:
     assert read_settings(AccelerateStrategy(), {"ACCELERATE_MIXED_PRECISION": "no"}).precision is None
 
 

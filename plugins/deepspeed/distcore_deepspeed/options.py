@@ -50,7 +50,7 @@ class DeepSpeedOptions:
     allgather_bucket_size: int | None = None
     """Elements of one all-gather of updated weights, stages 1 and 2."""
     round_robin_gradients: bool | None = None
-    """Spread the copying of gradients to the host over ranks; stages 1 and 2 with offload."""
+    """Ranks share the copying of gradients to the host; stages 1 and 2 with offload."""
     sub_group_size: int | None = None
     """Elements that one optimizer call updates at stage 3."""
     stage3_prefetch_bucket_size: int | Literal["auto"] | None = None
@@ -58,7 +58,7 @@ class DeepSpeedOptions:
     stage3_param_persistence_threshold: int | Literal["auto"] | None = None
     """Parameters smaller than this stay whole on every rank; default auto: 10 times the hidden size."""
     stage3_max_live_parameters: int | None = None
-    """Most elements that are whole at a time on a rank."""
+    """Most elements that are whole on a rank at the same time."""
     stage3_max_reuse_distance: int | None = None
     """Elements within which a parameter that is used again is not released."""
     communication_data_type: Literal["fp32", "fp16", "bf16"] | None = None
