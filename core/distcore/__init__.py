@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
     from distcore.data.cache import cached_folder as cached_folder
+    from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat as flat
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "defaults": "distcore.plugin.defaults",
+    "dtensors": "distcore.distributed.dtensors",
     "flat": "distcore.distributed.flat",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
@@ -109,4 +111,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
-    return module if name in ("defaults", "flat") else getattr(module, name)
+    return module if name in ("defaults", "dtensors", "flat") else getattr(module, name)

@@ -37,7 +37,17 @@ def options_of(cls: type[object]) -> list[Option]:
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:
-    """Map field to the docstring under it, read from the source; empty where there is no source."""
+    """Map each field of ``cls`` and of the classes it extends to the docstring under it.
+
+    Read from the source, nearest class first; a class without source adds nothing.
+    """
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docs |= _own_docs(base)
+    return docs
+
+
+def _own_docs(cls: type[object]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):

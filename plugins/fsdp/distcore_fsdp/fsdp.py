@@ -29,6 +29,7 @@ from distcore import (
     SavedState,
     State,
     World,
+    dtensors,
     gather_rows,
     hookimpl,
     join_process_group,
@@ -37,7 +38,6 @@ from distcore import (
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe
 from distcore_fsdp.memory import return_large_blocks
-from distcore_fsdp.shards import load_state, save_state
 from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise
 
 log = logging.getLogger("distcore")
@@ -169,12 +169,14 @@ class FSDPStrategy:
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return the slices of tensors that this rank holds; nothing is gathered."""
-        return save_state(run)
+        _reshard(run.module)
+        return dtensors.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Read the slices of tensors that this rank holds."""
-        return load_state(run, state)
+        _reshard(run.module)
+        return dtensors.load(run, state)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
@@ -217,6 +219,13 @@ def _attach(model: nn.Module, weights: Weights) -> nn.Module:
 def _detach(model: nn.Module) -> Weights | None:
     weights: Weights | None = vars(model).pop("distcore_weights", None)
     return weights
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _recompute(units: Iterable[nn.Module]) -> None:

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore_fsdp.shards import fill
+from distcore import dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -89,10 +89,9 @@ def materialise(model: nn.Module, weights: Weights, device: torch.device, offloa
     for name, buffer in list(model.named_buffers()):
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, buffer.to(device))
-    with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            shape = tuple(tensor.shape)
-            fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        shape = tuple(tensor.shape)
+        dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
 
 
 def _index(folder: Path) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from distcore import StrategyError, cached_folder
 from distcore_horovod import recipe
-from distcore_horovod.progress import Progress
+from distcore_horovod.build_status import BuildStatus
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
@@ -146,14 +146,14 @@ def compile_wheel(command: Sequence[str], environment: dict[str, str]) -> None:
     Raises StrategyError, which names the log.
     """
     handle, name = tempfile.mkstemp(prefix="distcore-horovod-", suffix=".log")
-    with os.fdopen(handle, "w", encoding="utf-8") as log, Progress(f"building {recipe.RELEASE}") as progress:
+    with os.fdopen(handle, "w", encoding="utf-8") as log, BuildStatus(f"building {recipe.RELEASE}") as status:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         assert process.stdout is not None  # stdout is a pipe
         for line in process.stdout:
             log.write(line)
-            progress.read(line)
+            status.read(line)
         code = process.wait()
     if code:
         text = Path(name).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Self
 PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 
 
-class Progress:
+class BuildStatus:
     """Read the output of a build line by line, and print its progress to stderr."""
 
     def __init__(self, title: str) -> None:
