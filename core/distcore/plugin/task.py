@@ -144,7 +144,7 @@ class Task(Protocol):
                 if not outputs:
                     return {"loss": 0.0, "accuracy": 0.0}
                 right = outputs["prediction"] == outputs["label"]
-                return {"loss": outputs["loss"].mean().item(), "accuracy": right.float().mean().item()}
+                return {"loss": outputs["loss"].sum().item(), "accuracy": right.float().mean().item()}
         """
         ...
 
