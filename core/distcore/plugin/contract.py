@@ -93,10 +93,15 @@ class RankInfo:
     """Where a launcher put this process: ranks count from 0, sizes are numbers of processes."""
 
     rank: int = 0
+    """Number of this process among all."""
     size: int = 1
+    """Processes of the job, over all machines."""
     local_rank: int = 0
+    """Number of this process among those of its machine."""
     local_size: int = 1
+    """Processes of the job on this machine."""
     launcher: str = "local"
+    """``local`` where distcore starts the ranks itself, else the launcher's name: ``torchrun``, ``slurm``, ``mpi`` …"""
     master_addr: str | None = None
     """Address of the machine of rank 0; ``None``: this machine."""
     master_port: int | None = None
@@ -108,9 +113,13 @@ class World:
     """The ranks as the backend reports them, and the device that belongs to this one."""
 
     rank: int
+    """Number of this process among all, from 0."""
     size: int
+    """Processes that the backend connects."""
     local_rank: int
+    """Number of this process among those of its machine, from 0."""
     device: torch.device
+    """Where this rank computes; on GPUs the current device of its process."""
 
     @property
     def is_main(self) -> bool:
@@ -120,19 +129,24 @@ class World:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far training is. ``step`` counts optimizer steps, ``samples`` counts rows, over the whole run."""
+    """How far training is, over the whole run: a resumed one counts on."""
 
     step: int = 0
+    """Optimizer steps that are done, those that fp16 overflow skipped among them."""
     epoch: int = 0
+    """Epochs that are complete."""
     step_in_epoch: int = 0
+    """Optimizer steps of the current epoch that are done."""
     samples: int = 0
+    """Rows that were trained on, by all ranks together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What an optimizer step did. ``grad_norm``: global L2 norm before clipping, a scalar tensor, or ``None``."""
+    """What an optimizer step did."""
 
     grad_norm: Tensor | None = None
+    """L2 norm of the whole gradient before clipping, a scalar tensor on the device; ``None``: not computed."""
 
 
 class LossScale(Protocol):
@@ -143,7 +157,7 @@ class LossScale(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; of ``state_dict``'s keys beside GradScaler's, those of another's state are missing."""
+        """Restore. The state of another kind of scaler has only the keys of ``torch.amp.GradScaler``."""
         ...
 
 
@@ -152,22 +166,24 @@ class PreparedModel:
     """A model made ready by a strategy: what the loop calls, and the optimizer that ``step`` steps."""
 
     model: nn.Module
+    """What the loop calls, on the rank's device."""
     optimizer: Optimizer | None
+    """What ``step`` steps; ``None`` where the run only evaluates."""
     loss_scale: LossScale | None = None
     """The dynamic loss scale of a strategy that owns precision, to be saved and restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One micro-batch of one rank: rows of the dataset, shape ``(n,)``, n >= 1.
-
-    ``is_padding`` marks a rank that got no rows here: it runs the same forward and backward on a stand-in row, so
-    that collectives match, and the core gives the row no weight. ``last`` marks the last one of its step.
-    """
+    """One micro-batch of one rank."""
 
     indices: np.ndarray
+    """Row numbers in the dataset, int64, shape ``(n,)``, n >= 1."""
     is_padding: bool = False
+    """True where the rank has no rows here: it runs forward and backward on a stand-in row, so that collectives match,
+    and the core gives that row no weight."""
     last: bool = True
+    """True for the last micro-batch of its step."""
 
 
 Sampler = Callable[[int, int], Sequence[MicroBatch]]
@@ -197,15 +213,18 @@ class Evaluation:
     """Outputs of a whole dataset, row i of every tensor being row i of the dataset, and what they amount to."""
 
     outputs: dict[str, Tensor]
+    """What ``Task.outputs`` gave, on the CPU, each ``(dataset_size, …)``."""
     metrics: dict[str, object]
+    """What ``Task.report`` made of them, as JSON values."""
     evaluated: int
     """Rows that came back from the ranks, stand-ins not counted."""
     unique: int
     """Different rows among them, by the indices that travelled with the outputs."""
     dataset_size: int
+    """Rows of the dataset."""
 
     def summary(self) -> dict[str, object]:
-        """The ``evaluation`` part of report.json."""
+        """Return the ``evaluation`` part of report.json."""
         counts = {"evaluated": self.evaluated, "unique": self.unique, "dataset_size": self.dataset_size}
         return self.metrics | counts
 
@@ -247,14 +266,19 @@ class Run:
     """A run on this rank: config, place in the world, model, optimizer and schedule."""
 
     config: RunConfig
+    """The config, in which nothing is ``auto`` any more."""
     world: World
+    """The ranks, and the device of this one."""
     capabilities: Capabilities
+    """What the strategy declares."""
     module: nn.Module
     """The model as the task built it: its parameter names are those of every checkpoint."""
     model: nn.Module
     """The model as the strategy wrapped it: what the loop calls."""
     optimizer: Optimizer | None = None
+    """What ``step`` steps; ``None`` where the run only evaluates."""
     scheduler: LRScheduler | None = None
+    """Stepped by the core after each optimizer step; ``None`` where the strategy owns the schedule."""
     scaler: torch.amp.GradScaler | None = None
     """Scales the loss of an fp16 run whose precision is the core's."""
     loss_scale: LossScale | None = None
@@ -262,5 +286,6 @@ class Run:
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
+    """Optimizer steps of an epoch, the ragged last one among them."""
     accumulation: int = 1
-    """MicroBatch-batches a rank runs in a full step."""
+    """Micro-batches that a rank runs in a full step."""

@@ -24,7 +24,7 @@ class Dataset(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Cost of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
+        """Cost of each row in tokens, an integer dtype, shape ``(rows,)``: rows of like cost share a micro-batch."""
         ...
 
     @property
@@ -32,10 +32,15 @@ class Dataset(Protocol):
         """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 a sample, or its number of tokens."""
         ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
 
     def batch(self, indices: np.ndarray) -> Batch:
-        """Collate these rows, in this order, padded to the longest of them; every tensor starts with ``(n, …)``."""
+        """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
+
+        Every tensor is ``(n, …)`` on the CPU; the core moves it to the device.
+        """
         ...
 
 
@@ -51,11 +56,14 @@ class Identified(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Datasets:
-    """What a task prepared: ``train`` to learn from, ``evaluation`` while training, ``test`` at the end."""
+    """What a task prepared."""
 
     train: Dataset
+    """What is learnt from."""
     evaluation: Dataset
+    """What is evaluated while training, and at its end."""
     test: Dataset
+    """What the final weights are tested on; may be the same object as ``evaluation``, and is then evaluated once."""
     facts: dict[str, object] = field(default_factory=dict)
     """What the report should say of the data (classes, majority share, …), as JSON values."""
 
@@ -144,7 +152,7 @@ class Task(Protocol):
                 if not outputs:
                     return {"loss": 0.0, "accuracy": 0.0}
                 right = outputs["prediction"] == outputs["label"]
-                return {"loss": outputs["loss"].sum().item(), "accuracy": right.float().mean().item()}
+                return {"loss": outputs["loss"].mean().item(), "accuracy": right.float().mean().item()}
         """
         ...
 
