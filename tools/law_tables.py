@@ -121,7 +121,7 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
     """The table of a README."""
-    return table(numbers["cases"], {setting["title"]: [setting] for setting in numbers["settings"][folder]})
+    return "The largest error of the cases in a row; 0 is exactly 0.\n\n" + table(numbers["cases"], {setting["title"]: [setting] for setting in numbers["settings"][folder]})
 
 
 def by_strategy(numbers: dict[str, Any]) -> str:

@@ -148,7 +148,7 @@ class Operations:
 
     @hookspec(firstresult=True)
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip, step the optimizer and clear the gradients; once a step, after the last micro-batch.
+        """Clip, step the optimizer and clear the gradients; once per step, after the last micro-batch.
 
         ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
         synchronisation that the backend does not need. Serves laws 3 and 9.
