@@ -7,7 +7,9 @@ after step 15 from an uninterrupted run in one process; the bound is the publish
 diagonal is the distance from the strategy's own uninterrupted run, and must be 0, with and without dropout. Ranks
 record the rows that they get: before and after the interruption together, each row must occur once per epoch.
 
-    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR]
+What is printed is a summary: the largest distance from any setting of one strategy to any of another.
+
+    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR] [--page]
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -45,6 +48,8 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
 
 PUBLISHED = 1e-5
+PAGE = Path(__file__).parents[1] / "docs/any-to-any.md"
+MARKS = re.compile(r"(<!-- any to any -->\n).*?(<!-- /any to any -->)", re.S)
 HALF, LAST, EPOCHS = 7, 15, 3
 """Step of the first checkpoint, last step, epochs."""
 PROBLEM = Problem(tied=True)
@@ -222,14 +227,27 @@ def done(folder: str, setting: Setting, source: str) -> bool:
     return len(list(written)) == setting.nproc and at(folder, setting, source, LAST).exists()
 
 
-def show(table: dict[str, dict[str, float]]) -> None:
-    """Print the matrix as a Markdown table."""
-    names = list(table)
-    print(f"| from \\ to | {' | '.join(names)} |")
-    print(f"|---|{'---|' * len(names)}")
+def summary(table: dict[str, dict[str, float]]) -> str:
+    """The largest distance by strategy of source and target, over all their options and numbers of ranks; Markdown."""
+    worst: dict[str, dict[str, float]] = {}
     for source, row in table.items():
-        cells = (row.get(name, float("nan")) for name in names)
-        print(f"| {source} | {' | '.join(f'{cell:.1e}' if cell else '0' for cell in cells)} |")
+        for target, value in row.items():
+            cells = worst.setdefault(strategy_of(source), {})
+            cells[strategy_of(target)] = max(cells.get(strategy_of(target), 0.0), value)
+    lines = [f"| from \\ to | {' | '.join(worst)} |", f"|---|{'---|' * len(worst)}"]
+    for source, cells in worst.items():
+        shown = (cells.get(name, float("nan")) for name in worst)  # nan: what failed, and is named below the table
+        lines.append(f"| {source} | {' | '.join(f'{value:.1e}' if value else '0' for value in shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def strategy_of(setting: str) -> str:
+    return re.split("[-×]", setting)[0]
+
+
+def with_summary(text: str, table: dict[str, dict[str, float]]) -> str:
+    """The page ``text`` with the summary of ``table`` between its marks."""
+    return MARKS.sub(lambda marks: f"{marks[1]}{summary(table)}{marks[2]}", text)
 
 
 def preload() -> None:
@@ -246,13 +264,14 @@ def main() -> int:
     parser.add_argument("--sizes", default="1,2", help="world sizes, separated by commas")
     parser.add_argument("--only", default="", help="settings to run, such as fsdp-full,deepspeed-3")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, and the table of its page")
     parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
     arguments = parser.parse_args()
     every = settings([int(size) for size in arguments.sizes.split(",")], [n for n in arguments.only.split(",") if n])
     preload()
     with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
         table, broken = matrix(every, folder)
-    show(table)
+    print(summary(table))
     worst = max((value for row in table.values() for value in row.values()), default=float("nan"))
     exact = all(row.get(name) == 0 for name, row in table.items())
     print(f"\nlargest distance {worst:.1e}, published {PUBLISHED:.0e}; same strategy and size bit for bit: {exact}")
@@ -260,6 +279,12 @@ def main() -> int:
         print(f"failed: {name}: {problem}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"table": table, "broken": broken}, indent=1))
+    if arguments.page:
+        rounded = {
+            source: {name: float(f"{value:.1e}") for name, value in row.items()} for source, row in table.items()
+        }
+        PAGE.with_suffix(".json").write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(with_summary(PAGE.read_text(), rounded))
     return 0 if worst <= PUBLISHED and exact and not broken else 1
 
 
