@@ -183,9 +183,10 @@ def load_checkpoint(run: Run, state: SavedState) -> bool:
     return True
 
 
-def load_optimizer(run: Run, state: SavedState) -> None:
+def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
     """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
 
+    ``reader`` reads one of them, whose whole shape need not be that of what this rank keeps; default: the whole.
     Learning rates and other settings of the optimizer stay as they are.
     """
     assert run.optimizer is not None

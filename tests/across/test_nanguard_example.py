@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from distcore import DistcoreError, RunConfig, launch, train
 from distcore.testing.problem import Problem
 
-FILE = Path(__file__).parents[1] / "examples/extension-nanguard/nanguard.py"
+FILE = Path(__file__).parents[2] / "examples/extension-nanguard/nanguard.py"
 
 
 class Diverges(Problem):

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from resume_job import SCRIPT
 
 from distcore.checkpoint import read_job_state, read_tensors
 
-SCRIPT = str(Path(__file__).with_name("resume_job.py"))
 RANKS = ("nproc=2", "strategy=ddp")
 LAST = "checkpoints/step-00000015"
 

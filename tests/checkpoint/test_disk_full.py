@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from resume_job import run
+from resume_job import SCRIPT, run
 
 from distcore.checkpoint import Checkpoint, find, read_tensors
 
-SCRIPT = str(Path(__file__).with_name("resume_job.py"))
 WAYS = {
     "in line": ("nproc=1",),
     "beside training": ("nproc=1", "checkpoints={keep_last: 3, best: null, asynchronous: true}"),

@@ -16,6 +16,7 @@ from distcore.config import parse_settings
 from distcore.launchers import one_line_errors
 from distcore.testing.problem import Problem
 
+SCRIPT = __file__
 SETTINGS: dict[str, Any] = {
     "global_batch_size": 12,
     "lr": 0.01,

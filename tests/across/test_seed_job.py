@@ -16,7 +16,7 @@ import yaml
 
 from distcore.cli.main import main
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks/seed_job.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/seed_job.py"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from distcore.errors import ConfigError, RankError
 from distcore.launchers import launch, local
 from distcore.launchers.failures import Failure, culprit
 
-SCRIPT = str(Path(__file__).with_name("launch_cases.py"))
+SCRIPT = str(Path(__file__).parents[1] / "support/launch_cases.py")
 DEADLINE = 90
 CASES = {
     "raises": ("RankError", r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt$"),

@@ -15,7 +15,7 @@ import pytest
 
 import distcore
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORE = sorted((ROOT / "core").rglob("*.py"))
 PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))

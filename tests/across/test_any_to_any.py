@@ -12,7 +12,7 @@ import pytest
 
 from distcore.plugin import registry
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks/any_to_any.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/any_to_any.py"
 PUBLISHED = 1e-5
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from resume_job import run
+from resume_job import SCRIPT, run
 
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.distance import difference
 from distcore.cli.main import main
 from distcore.errors import CheckpointError
 
-SCRIPT = str(Path(__file__).with_name("resume_job.py"))
 LAST = "step-00000015"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from distcore.plugin.hooks import EVENTS, OPERATIONS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
          *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
