@@ -5,6 +5,7 @@ A strategy may also call these from its own hooks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -27,6 +28,8 @@ from distcore.plugin.contract import (
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import BatchPlan, rank_sampler
 
+Reader = Callable[[Tensor, str, SavedState], Tensor]
+"""``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""
 _NOTHING = nullcontext()
 
 
