@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT = 10
 """Lines that two distributions may share: a few hooks of strategies read alike."""
 Window = tuple[str, ...]
