@@ -67,8 +67,8 @@ def test_the_watch_sees(name: str) -> None:
     assert seen
 
 
-def test_the_watch_sees_a_pickle_in_the_place_of_the_small_state(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checkpoint, "small_state", lambda self: pickle.loads(NOTHING_TO_NAME))
+def test_the_watch_sees_a_pickle_in_the_place_of_the_job_state(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoint, "job_state", lambda self: pickle.loads(NOTHING_TO_NAME))
     with watched() as seen:
         Checkpoint(saved).job_state()
     assert seen
