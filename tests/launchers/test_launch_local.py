@@ -198,7 +198,7 @@ def test_the_public_name_is_the_function_and_not_its_package() -> None:
     import distcore
     import distcore.launchers.environment
 
-    assert distcore.launchers is launch
+    assert distcore.launch is launch
 
 
 def test_a_job_over_its_time_limit_is_stopped() -> None:
