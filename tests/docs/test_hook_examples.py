@@ -59,7 +59,8 @@ class InAGroup(SingleStrategy):
 
 def example(owner: type, name: str) -> str:
     """The code under ``Example::`` in the docstring of a method; fails if there is none."""
-    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", inspect.getdoc(getattr(owner, name)) + "\n", re.M)
+    text = f"{inspect.getdoc(getattr(owner, name))}\n"
+    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", text, re.M)
     assert found, f"{owner.__name__}.{name} has no example"
     return textwrap.dedent(found[1])
 
