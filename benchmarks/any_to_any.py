@@ -3,9 +3,11 @@
 Every source trains a small tied model for 15 steps of 12 rows (three epochs of 50 rows, each with a ragged end of two)
 and saves after step 7, in the middle of the second epoch. Every target continues from every source's checkpoint, all
 of them in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count,
-after step 15, from one process that was never interrupted; the bound is the published tolerance, 1e-5. On the diagonal
-it is the distance from the strategy's own uninterrupted run, with dropout off and with dropout on, and must be 0.
-Ranks write down the rows that they are dealt: before and after the interruption together, each row of each epoch once.
+after step 15, from one process that was never interrupted. On the diagonal it is the distance from the strategy's own
+uninterrupted run, with dropout off and with dropout on. Ranks write down the rows that they are given.
+
+Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
+epoch exactly once.
 
     python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR]
 """

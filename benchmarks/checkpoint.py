@@ -4,6 +4,8 @@ A state of ``--megabytes`` (parameters and two AdamW moments, on the CPU). Block
 until the bytes are on the disk. Rounds alternate; the median counts. Steps meanwhile: how many matrix products a second
 the training thread does while an asynchronous save is written, as a share of those that it does alone.
 
+Bound: an asynchronous save blocks for at most 1.5 times as long as a copy in memory.
+
     python benchmarks/checkpoint.py [--megabytes 1200] [--rounds 3] [--folder DIR]
 """
 

@@ -5,8 +5,10 @@
 Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
 contenders read the same batches, in the same order, from the same dataset object; they alternate within a round. The
 figure is CPU time a step in a contender's best round, less raw's: what else the machine does only adds. The weights
-after each run must equal the raw loop's bit for bit. The bound: distcore at most 50 µs, and at most Fabric's.
-Lightning and Accelerate are measured where they are installed (pip install lightning accelerate).
+after each run are compared with the raw loop's. Lightning and Accelerate are measured where they are installed (pip
+install lightning accelerate).
+
+Bounds: distcore takes at most 50 µs, and at most what Fabric takes; its weights equal the raw loop's bit for bit.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 Both run in ranks started the same way, one thread each, alternating within a round (which one goes first alternates
 too); start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time over the
 rounds is what it costs when nothing else disturbs it: samples a second are of those best times, and the ratio is
-distcore's over the script's. The range is of single rounds. Bound: at least 0.98, and losses equal within 1e-4 of
-their size.
+distcore's over the script's. The range is of single rounds.
+
+Bounds: a ratio of at least 0.98, and losses equal within 1e-4 of their size.
 """
 
 from __future__ import annotations

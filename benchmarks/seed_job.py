@@ -16,6 +16,7 @@ training, from before the first batch to after the last step; start-up and evalu
 judged for all three by the same code, on the 800 rows kept and on 10,000 rows that nothing was trained on. With
 ``--steps`` only speed is looked at, over those steps; the first few are not as long as the epoch's, and pay for the
 start.
+
 Bounds: 3 times the script's samples a second, 8 times with the preset; mean accuracy at most 0.5 point below.
 """
 
