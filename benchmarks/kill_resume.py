@@ -1,8 +1,8 @@
 """Laws 6 and 7, measured: kill -9 at random moments, and go on as if nothing had happened.
 
 ``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a save, and started again
-with ``--resume auto``, until each has taken its share of the kills. ``restarts``: under ``--max-restarts`` random ranks of
-one job are killed, and the time from each kill to the next step that is logged is taken.
+with ``--resume auto``, until each has taken its share of the kills. ``restarts``: under ``--max-restarts`` random
+ranks of one job are killed, and the time from each kill to the next step that is logged is taken.
 
 Bounds: no resume and no restart fails; the final weights are bit for bit those of an undisturbed run; a restart takes
 10 s or less.
