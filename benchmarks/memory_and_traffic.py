@@ -15,7 +15,8 @@ Traffic: every collective of the step, by the size of the whole tensor, in units
 what a ring has each rank send: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter.
 Horovod's collectives do not go through torch and are not seen.
 
-Bounds: `held` and `sent` are what docs/which-strategy.md says, within 3 %.
+Bounds: `held` and `sent` are what docs/which-strategy.md says, within 7 %. A shard that ends inside a parameter may keep
+all of its gradient alive.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ ROWS = {
     "deepspeed:3": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 2 * a, SMALL_BUCKET),
     "deepspeed:3-at-once": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 3 * a, SMALL_BUCKET | AT_ONCE),
 }
-TOLERANCE = 0.03
+TOLERANCE = 0.07
 SHARES = {"allreduce": 2, "allgather": 1, "reduce_scatter": 1}
 """How many times (N - 1) / N of a tensor each rank of a ring sends."""
 PARTS = ("parameters", "gradients", "optimizer", "other")
