@@ -15,8 +15,8 @@ Traffic: every collective of the step, by the size of the whole tensor, in units
 what a ring has each rank send: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter.
 Horovod's collectives do not go through torch and are not seen.
 
-Bounds: `held` and `sent` are what docs/which-strategy.md says, within 7 %. A shard that ends inside a parameter may keep
-all of its gradient alive.
+Bounds: `held` and `sent` are what docs/which-strategy.md says, within 7 %: a shard that ends inside a parameter may
+keep all of its gradient alive.
 """
 
 from __future__ import annotations
