@@ -5,6 +5,8 @@ continue. Durable: seconds until the bytes are on the disk. Methods alternate wi
 rounds. Steps meanwhile: matrix products per second of the training thread while an asynchronous save is written, as a
 share of its speed without a save.
 
+Bound: an asynchronous save blocks for at most 1.5 times as long as a copy in memory.
+
     python benchmarks/checkpoint.py [--megabytes 1200] [--rounds 3] [--folder DIR]
 """
 

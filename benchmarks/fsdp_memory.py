@@ -2,9 +2,11 @@
 
     python benchmarks/fsdp_memory.py [--nproc 2] [--model bert-base]
 
-Each figure is the largest resident set of any rank, in MB, in new processes: after the ranks have joined; after the
-model is built and wrapped; and after three AdamW steps. A rank that never holds the whole model must add less than the
-model's size to the first figure: that is the bound.
+The largest resident set of any rank, in MB, in processes started afresh for each figure: when the ranks have met;
+when the model is built and wrapped; and after three AdamW steps.
+
+Bounds: building and wrapping adds less than the model's own size, since no rank ever holds the whole model; after
+three steps a rank has taken less than under ddp.
 """
 
 from __future__ import annotations

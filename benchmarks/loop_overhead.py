@@ -2,11 +2,13 @@
 
     python benchmarks/loop_overhead.py [--steps 300] [--rounds 25]
 
-The step is so small (Linear(64, 64), batch 32, AdamW, one thread, one process) that the loop dominates. All contenders
-read the same batches, in the same order, from the same dataset object, and alternate within a round. The figure is the
-CPU time per step in a contender's best round, minus that of the raw loop: other load on the machine can only add time.
-The weights after each run must equal those of the raw loop bit for bit. The bound: distcore adds at most 50 µs, and at
-most as much as Fabric. Lightning and Accelerate are measured if they are installed (pip install lightning accelerate).
+Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
+contenders read the same batches, in the same order, from the same dataset object; they alternate within a round. The
+figure is CPU time per step in a contender's best round, less raw's: what else the machine does only adds. The weights
+after each run are compared with the raw loop's. Lightning and Accelerate are measured where they are installed (pip
+install lightning accelerate).
+
+Bounds: distcore takes at most 50 µs, and at most what Fabric takes; its weights equal the raw loop's bit for bit.
 """
 
 from __future__ import annotations
