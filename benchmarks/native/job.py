@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,13 @@ class Job:
         assert self.config.max_steps is not None
         return self.config.max_steps
 
-    def model(self) -> nn.Module:
+    @property
+    def lr(self) -> float:
+        assert isinstance(self.config.lr, float)  # the benchmark states it
+        return self.config.lr
+
+    def model(self) -> Any:
+        """The task's model, which has more methods than every ``nn.Module``."""
         torch.manual_seed(self.config.seed)
         return self.task.build_model(self.config, self.data)
 
