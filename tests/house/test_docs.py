@@ -63,6 +63,7 @@ def run(command: str, folder: Path, **options: object) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(1200)
 def test_every_distcore_command_runs_in_the_order_of_the_pages(workshop: Path) -> None:
     failed = []
@@ -76,6 +77,7 @@ def test_every_distcore_command_runs_in_the_order_of_the_pages(workshop: Path) -
     assert not failed, "\n\n".join(failed)
 
 
+@pytest.mark.ranks
 def test_python_examples_run(workshop: Path) -> None:
     for body in blocks(ROOT / "README.md", "python"):
         done = run(f"python -c {shlex.quote(body)}", workshop)

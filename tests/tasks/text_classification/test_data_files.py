@@ -18,7 +18,7 @@ TEXTS = ['good, "very" good', "bad\u2028bad", "银色 的 高跟 鞋", "two\nlin
 COLUMNS = Columns()
 
 
-def write(path: Path, texts: list[str], labels: list, columns: Columns = COLUMNS) -> Path:
+def write(path: Path, texts: list[str], labels: list[object], columns: Columns = COLUMNS) -> Path:
     named = [{columns.text: text, columns.label: label} for text, label in zip(texts, labels, strict=True)]
     if path.suffix == ".json":
         path.write_text(json.dumps(list(zip(texts, labels, strict=True))), encoding="utf-8")
