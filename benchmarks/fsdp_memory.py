@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -59,10 +60,10 @@ def save(folder: str, model: str) -> int:
 
     config, data = check(load_config(None, {"model": model}))
     task = load_task(config)
-    model = task.build_model(config, data)
-    model.save_pretrained(folder)  # type: ignore[operator]
+    built: Any = task.build_model(config, data)
+    built.save_pretrained(folder)
     task.save(Path(folder), config, data)
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return sum(parameter.numel() * parameter.element_size() for parameter in built.parameters())
 
 
 def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
@@ -103,6 +104,6 @@ def rank(config: object, stage: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["save"], ["peak"]):
-        print({"save": save, "peak": peak}[sys.argv[1]](*sys.argv[2:]))
+        print(save(*sys.argv[2:]) if sys.argv[1] == "save" else peak(*sys.argv[2:]))
     else:
         sys.exit(main())

@@ -136,11 +136,11 @@ def rank(config: RunConfig) -> dict[str, Any]:
     return watcher.found | {"count": count, "ranks": world.size, "bytes": counted.size}
 
 
-class Collectives(TorchDispatchMode):
+class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Adds up, by kind of torch's collectives, the bytes of the whole tensors that they are about."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.size: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,8 +210,9 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 def sent(found: dict[str, Any]) -> float:
     """Parameters that a ring has each rank send in a step, in units of the model."""
-    n, whole = found["ranks"], 4 * found["count"]
-    return sum(SHARES[kind] * size for kind, size in found["bytes"].items()) * (n - 1) / n / whole
+    n, whole = int(found["ranks"]), 4 * int(found["count"])
+    total: float = sum(SHARES[kind] * size for kind, size in found["bytes"].items())
+    return total * (n - 1) / n / whole
 
 
 def line(name: str, found: dict[str, Any]) -> str:

@@ -206,5 +206,5 @@ def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
     subjects = [Subject(config=config, cases=cases, make=together)]
     ddp: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
     subjects.append(Subject(config=config, cases=cases, make=partial(on_a_wrapper, strategy=ddp)))
-    for findings in measure(subjects, nproc=2):
+    for findings in measure(subjects):
         assert not [str(finding) for finding in findings if not finding.held]

@@ -115,7 +115,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) ->
 def test_the_data_guard_sees_a_sampler_that_drops_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Drops(Strategy):
         @hookimpl
-        def build_sampler(self, run, plan):  # type: ignore[no-untyped-def]
+        def build_sampler(self, run, plan):
             return rank_sampler(plan, 0, 2)
 
     with pytest.raises(AgreementError, match=r"do not share out the global batch: 0 rows on several ranks, 4 on none"):
@@ -125,7 +125,7 @@ def test_the_data_guard_sees_a_sampler_that_drops_rows(tmp_path: Path, monkeypat
 def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Doubles(Strategy):
         @hookimpl
-        def gather_outputs(self, outputs):  # type: ignore[no-untyped-def]
+        def gather_outputs(self, outputs):
             twice = "prediction" in outputs
             return {name: torch.cat([rows, rows]) if twice else rows for name, rows in outputs.items()}
 

@@ -102,6 +102,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
     return failed
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(1800)
 def test_every_published_command_runs_in_the_order_of_its_page(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
