@@ -1,4 +1,4 @@
-"""The loop. A batch goes down this page once and never comes back up:
+"""The training loop, in the order in which a batch passes through it:
 
 sampler → collate → device → accumulate → the task's loss → backward → … last micro-batch … → step.
 """
@@ -23,15 +23,16 @@ from distcore.plugin.task import Batch, Dataset, Task
 def steps(
     run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
-    """Train from ``progress`` to ``run.total_steps``; after each optimizer step give what was done.
+    """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_multiplier`` times the mean.
+    The loss is a scalar tensor on the device: summed over ranks, and divided by ``loss_multiplier``, it is the mean
+    loss over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows.
     """
     plan = training_plan(run.config, dataset)
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    uniform = bool((dataset.items == 1).all())  # each row counts one: nothing to add up in every step
-    guarded = progress.step + run.config.data_guard_steps
+    uniform = bool((dataset.items == 1).all())  # then a step has as many items as rows, with nothing to add up
+    guarded = progress.step + run.config.data_guard_steps  # up to here the rows are checked, which costs a gather
     run.model.train()
     while progress.step < run.total_steps:
         stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
@@ -43,7 +44,7 @@ def steps(
             if progress.step < guarded:
                 check_rows(run, hooks, micros, rows)
             seed_step(run, progress.step)
-            # The divisor, once and for all: the items of the whole global batch, which every rank can count.
+            # The only division of the loss: by the items of the whole global batch, which every rank can count.
             items = len(rows) if uniform else int(dataset.items[rows].sum())
             scale = loss_multiplier(run) / items
             loss = train_step(run, hooks, task, micros, scale, autocast)
@@ -63,12 +64,16 @@ def train_step(
     scale: float,
     autocast: AbstractContextManager[object],
 ) -> Tensor:
-    """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device."""
+    """Run forward and backward over the micro-batches of one step; return the sum of their losses times ``scale``.
+
+    ``autocast`` is entered once per forward. The sum is a scalar tensor on the device.
+    """
     total: Tensor | None = None
     for micro, batch in micros:
         with hooks.accumulate(run, micro.last):
             with autocast:
                 loss = task.loss(run.model, to_device(batch, run.world.device))
+            # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
             part = hooks.backward(run, loss * (0.0 if micro.is_padding else scale))
         total = part if total is None else total + part
     assert total is not None  # a step has at least one micro-batch
@@ -76,12 +81,13 @@ def train_step(
 
 
 def loss_multiplier(run: Run) -> int:
-    """What one rank's loss is multiplied by, so that the backend's own mean over ranks is the mean over items."""
+    """Return the factor of a rank's loss that cancels a backend's own division by the number of ranks."""
     return run.world.size if run.capabilities.gradients == "mean" else 1
 
 
 def seed_step(run: Run, step: int) -> None:
-    """Make dropout a function of seed, step and rank (micro-batches follow in order), so that a run can resume."""
+    """Seed torch's generators from seed, step and rank, so that a resumed run draws the same dropout masks."""
+    # The constants of splitmix64, so that neighbouring seeds, steps and ranks give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.rank * 0x94D049BB133111EB
     seed = mixed & (2**63 - 1)
     torch.default_generator.manual_seed(seed)
@@ -90,7 +96,7 @@ def seed_step(run: Run, step: int) -> None:
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
-    """The progress after one more step of ``rows`` samples."""
+    """Return the progress after one more optimizer step, of ``rows`` rows."""
     ended = progress.step_in_epoch + 1 == plan.steps
     return Progress(
         step=progress.step + 1,

@@ -1,4 +1,4 @@
-"""End a run at the first loss or gradient that is not finite."""
+"""End a run at the first loss or gradient norm that is not finite."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from distcore.plugin.hookspecs import hookimpl
 
 @dataclass
 class NanGuard:
-    """Raise TrainingError, naming step and rank, instead of training on. Each check waits for the device."""
+    """Raise TrainingError, which names step and rank, instead of training on.
+
+    Each check reads a value from the device and so waits for it.
+    """
 
     loss: bool = True
     """Check the loss of every micro-batch, before its backward pass."""
 
     gradients: bool = True
-    """Check the gradient norm of every step; not under fp16, where the loss scaler skips such steps itself."""
+    """Check the gradient norm of every step. Not under fp16, where the loss scaler skips such steps by itself."""
 
     def __post_init__(self) -> None:
         self._done: int | None = None
 
     @hookimpl(wrapper=True)
     def backward(self, run: Run, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+        """Check the loss of a micro-batch; raises TrainingError."""
         if self.loss and not isfinite(loss):
             raise self._error(run, "the loss", loss)
         return (yield)
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        """Check the gradient norm of a step; raises TrainingError."""
         result = yield
         norm = result.grad_norm
         if self.gradients and norm is not None and run.config.precision != "fp16" and not isfinite(norm):
@@ -41,6 +46,7 @@ class NanGuard:
 
     @hookimpl
     def on_step_end(self, progress: Progress) -> None:
+        """Remember the step, for the message."""
         self._done = progress.step
 
     def _error(self, run: Run, what: str, value: Tensor) -> TrainingError:

@@ -5,6 +5,7 @@ A strategy may also call these from its own hooks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -27,6 +28,8 @@ from distcore.plugin.contract import (
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import BatchPlan, rank_sampler
 
+Reader = Callable[[Tensor, str, SavedState], Tensor]
+"""``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""
 _NOTHING = nullcontext()
 
 
@@ -183,21 +186,27 @@ def load_checkpoint(run: Run, state: SavedState) -> bool:
     return True
 
 
-def load_optimizer(run: Run, state: SavedState) -> None:
+def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
     """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
 
+    ``reader`` reads one of them, whose whole shape need not be that of what this rank keeps; default: the whole.
     Learning rates and other settings of the optimizer stay as they are.
     """
     assert run.optimizer is not None
-    kept: dict[str, dict[str, Tensor]] = {}
-    for name in state:
-        kind, _, rest = name.partition("/")
+    kept: dict[str, list[str]] = {}
+    for entry in state:
+        kind, _, rest = entry.partition("/")
         if kind == "optimizer":
-            parameter, _, key = rest.rpartition("/")
-            kept.setdefault(parameter, {})[key] = state[name]
+            name, _, key = rest.rpartition("/")
+            kept.setdefault(name, []).append(key)
     names = {parameter: name for name, parameter in run.module.named_parameters()}
-    order = [names[p] for group in run.optimizer.param_groups for p in group["params"]]
-    tensors = {index: kept[name] for index, name in enumerate(order) if name in kept}
+    order = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    read = reader or (lambda _parameter, name, state: state[name])
+    tensors = {
+        index: {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]}
+        for index, parameter in enumerate(order)
+        if (name := names[parameter]) in kept
+    }
     run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": tensors})
 
 

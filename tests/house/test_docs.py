@@ -1,0 +1,192 @@
+"""The documentation runs: every command of a ``sh`` block, as it is published, with the files that its page speaks of.
+
+What one machine without GPUs cannot run (two machines, a launcher that is not installed) stands in ``text`` blocks; of
+those, the ``distcore train`` in them is checked by ``--dry-run``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from distcore.cli.main import main
+from distcore.plugin.hooks import EVENTS, OPERATIONS
+from distcore.plugin.hookspecs import Operations
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
+         *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
+RUN_HERE = ("distcore", "torchrun", "python")
+"""Programs whose commands run in the page's own folder, in the order of the page."""
+SEEN_ELSEWHERE = ("make", "pip", "distcore-horovod")
+"""Programs whose commands the tests below look at, or tests of their own: the set-up, and Horovod's build."""
+SEPARATELY = (
+    (" check ", "the contract tests measure the laws for every strategy"),
+    ("--strategy localsgd", "test_distributions.py installs that package and runs it"),
+    ("python benchmarks/", "they take minutes to hours; below they explain themselves"),
+)
+SHORT = {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    yield from (body for kind, body in BLOCK.findall(page.read_text()) if kind == language)
+
+
+def lines(page: Path, language: str) -> list[str]:
+    """The commands of the page's blocks, comments and line breaks taken out."""
+    joined = "\n".join(re.sub(r"\\\n\s*", "", block) for block in blocks(page, language))
+    return [line.partition("  #")[0].strip() for line in joined.splitlines() if line and not line.startswith("#")]
+
+
+def program(command: str) -> str:
+    return command.lstrip("(").split(" ")[0]
+
+
+def commands(*programs: str) -> list[tuple[str, str]]:
+    """Page and command for every line of a shell block that starts with one of these programs."""
+    return [(name_of(page), line) for page in PAGES for line in lines(page, "sh") if program(line) in programs]
+
+
+def workshop(folder: Path, page: Path) -> Path:
+    """Fill ``folder`` with the data that all pages speak of, and the files that this one shows."""
+    folder.mkdir(parents=True)
+    rows = [{"text": f"{word} {number}", "label": label} for number in range(40)
+            for word, label in (("good wonderful", "like"), ("bad awful", "dislike"))]  # fmt: skip
+    for name in ("reviews.jsonl", "held-out.jsonl"):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "my_accelerate.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
+    stars = [f"{row['text']},{5 if row['label'] == 'like' else 1}" for row in rows]
+    (folder / "reviews.csv").write_text("\n".join(["review,stars", *stars]) + "\n")
+    for body in (*blocks(page, "python"), *blocks(page, "yaml")):
+        if named := re.match(r"# (\S+\.(?:py|yaml))\n", body):
+            (folder / named[1]).write_text(body)
+    for name in ("examples", "plugins"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=os.environ | SHORT, capture_output=True, text=True, timeout=600
+    )
+
+
+def run_page(page: Path, folder: Path) -> list[str]:
+    """Run the page's commands one after the other; say which failed."""
+    if "horovod" in page.parts and importlib.util.find_spec("horovod") is None:
+        return []
+    failed = []
+    workshop(folder, page)
+    for command in lines(page, "sh"):
+        if program(command) in RUN_HERE and not any(part in command for part, _ in SEPARATELY):
+            done = run(command, folder)
+            if done.returncode:
+                failed.append(f"{name_of(page)}: {command}\n{done.stdout}{done.stderr}")
+    return failed
+
+
+@pytest.mark.timeout(1800)
+def test_every_published_command_runs_in_the_order_of_its_page(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        failed = pool.map(run_page, PAGES, [tmp_path / name_of(page) for page in PAGES])
+        problems = [problem for page in failed for problem in page]
+    assert not problems, "\n\n".join(problems)
+
+
+def test_shell_blocks_hold_only_commands_that_some_test_sees() -> None:
+    unseen = [(name_of(page), line) for page in PAGES for line in lines(page, "sh")
+              if program(line) not in RUN_HERE + SEEN_ELSEWHERE]  # fmt: skip
+    assert not unseen
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [(name_of(page), line) for page in PAGES for line in lines(page, "text") if "distcore train " in line],
+)
+def test_what_is_only_shown_would_train(
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workshop(tmp_path / "page", ROOT / page))
+    arguments = shlex.split(command.partition("distcore train ")[2].replace("/shared/", ""))
+    assert main(["train", *arguments, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_python_examples_run(tmp_path: Path) -> None:
+    workshop(tmp_path / "page", ROOT / "README.md")
+    for body in blocks(ROOT / "README.md", "python"):
+        done = run(f"python -c {shlex.quote(body)}", tmp_path / "page")
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_task_of_the_page_ends_alike_on_one_rank_and_on_two(tmp_path: Path) -> None:
+    folder = workshop(tmp_path / "page", ROOT / "docs/tasks.md")
+    assert run("python sines.py one && torchrun --nproc-per-node 2 sines.py two", folder).returncode == 0
+    one, two = (json.loads((folder / out / "report.json").read_text()) for out in ("one", "two"))
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    assert one["evaluation"]["loss"] == pytest.approx(two["evaluation"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("page", "command"), commands("make"))
+def test_make_targets_exist(page: str, command: str) -> None:
+    assert run(f"{command} --dry-run", ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(("page", "command"), commands("pip"))
+def test_what_pip_installs_is_there(page: str, command: str) -> None:
+    """A folder of this checkout, or an extra of a wheel; test_distributions.py builds them all and installs some."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    words = [word for word in shlex.split(command)[2:] if not word.startswith("--") and word != "dist"]
+    assert words
+    for word in words:
+        source, _, extra = word.rstrip("]").partition("[")
+        if source.startswith("."):
+            assert (ROOT / source / "pyproject.toml").is_file(), word
+        else:
+            assert source == "distcore"
+            assert extra in extras
+            assert "--find-links" in command, "no package index has it"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_a_benchmark_explains_itself_and_states_its_bound(file: Path) -> None:
+    done = run(f"python {file} --help", ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\bBounds?: \S", done.stdout)
+
+
+@pytest.mark.parametrize(("page", "command"), commands("python"))
+def test_a_benchmark_of_the_pages_is_there(page: str, command: str) -> None:
+    if "benchmarks/" in command:
+        assert (ROOT / command.split()[1]).is_file()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_hook_stands_in_the_reference_with_its_arguments() -> None:
+    page = (ROOT / "docs/writing-a-strategy.md").read_text()
+    for name in OPERATIONS:
+        arguments = ", ".join(list(inspect.signature(getattr(Operations, name)).parameters)[1:])
+        assert f"`{name}({arguments})`" in page
+    for name in EVENTS:
+        assert f"`{name}`" in page
