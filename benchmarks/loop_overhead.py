@@ -24,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 import torch
