@@ -66,6 +66,7 @@ class Profile:
                 "profile: the run has %d steps, fewer than the %d that the profile needs", run.total_steps, need
             )
 
+    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
     def accumulate(
         self, run: Run, last: bool
