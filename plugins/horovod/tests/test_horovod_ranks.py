@@ -129,8 +129,8 @@ def test_a_collective_that_a_rank_leaves_out_does_not_hang() -> None:
 @pytest.mark.parametrize(
     ("options", "changes", "says"),
     [
-        ({"op": "adasum"}, {}, r"op = 'adasum': this Horovod was built without MPI; build it again"),
-        ({}, {"device": "cuda"}, r"device = 'cuda': this Horovod was built without NCCL; build it again"),
+        ({"op": "adasum"}, {}, r"op = 'adasum': this Horovod was built without MPI; build it on a machine"),
+        ({}, {"device": "cuda"}, r"device = 'cuda': this Horovod was built without NCCL; build it on a machine"),
     ],
 )
 def test_what_the_build_lacks_is_refused(options: dict[str, Any], changes: dict[str, Any], says: str) -> None:
