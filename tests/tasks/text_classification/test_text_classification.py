@@ -1,4 +1,5 @@
 import json
+from inspect import isfunction, signature
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from transformers import AutoTokenizer
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, ModelError
-from distcore.plugin.task import Dataset, Datasets, Task
+from distcore.plugin.task import Datasets, Task
 from distcore.tasks.text_classification.task import TextClassification
 
 
@@ -31,12 +32,19 @@ def model(config, data):
     return TextClassification().build_model(config, data)
 
 
-def test_it_is_a_task_and_its_data_are_datasets(data):
-    task: Task = TextClassification()
-    parts: list[Dataset] = [data.train, data.evaluation, data.test]
+METHODS = [name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_has_the_methods_of_a_task(name):
+    assert list(signature(getattr(TextClassification, name)).parameters) == list(
+        signature(getattr(Task, name)).parameters
+    )
+
+
+def test_its_data_are_datasets(data):
     assert isinstance(data, Datasets)
-    assert all(len(part.lengths) == len(part) for part in parts)
-    assert callable(task.prepare)
+    assert all(len(part.lengths) == len(part.items) == len(part) for part in (data.train, data.evaluation, data.test))
 
 
 def test_facts_are_json_and_name_classes_rows_and_majority(config, data):
