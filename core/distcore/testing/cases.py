@@ -1,7 +1,8 @@
-"""What a law's case is, what it finds, and how exact each law is.
+"""The parts of a measurement: cases, what they measure, their results, and the bounds on their errors.
 
-A case is a function that measures one promise and returns an error with its bound. Most run inside the ranks, on a
-world that is already set up; those that end or start processes of their own run in the process that started them.
+A case is a function that measures one promise of a law and returns an error with its bound. Most cases run inside the
+ranks, in a world that is already set up. Cases that start processes of their own run in the process that starts the
+ranks.
 """
 
 from __future__ import annotations
@@ -24,36 +25,46 @@ LAWS = {
     "agreement": 8,
     "surprise": 9,
 }
-"""Names of the laws that a strategy can break, with their numbers; law 6, commit, is kept by the core alone."""
+"""Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
 
 EXACT = 0.0
+"""No error at all."""
 FP32 = 1e-5
 """Relative error of parameters, moments, gradient norms and losses after ten AdamW steps in fp32."""
 BF16 = 2e-2
-"""The same against one process that computes in bf16."""
+"""The same in bf16, against a single process that computes in bf16, too."""
 FORWARD = 1e-6
-"""Absolute error of a row's outputs in fp32: a row may be padded to another length in another batch."""
+"""Absolute error of a row's outputs in fp32. It is not 0: in another batch a row may be padded to another length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a case measured: it holds if ``error <= bound``."""
+    """What a case measured. The case holds if ``error <= bound``."""
 
     error: float
+    """The measured error: a relative or absolute difference, a count or seconds; NaN is never within the bound."""
     bound: float
+    """The largest error that is allowed."""
     note: str = ""
+    """Where the error was seen, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line of the table. ``held`` is ``None`` where the case was skipped, and ``note`` says why."""
+    """The result of a case for a strategy: one row of the table that ``distcore check`` prints."""
 
     law: str
+    """Name of the law, a key of ``LAWS``."""
     case: str
+    """Name of the case."""
     held: bool | None
+    """Whether the promise was kept; ``None`` if the case was skipped."""
     error: float | None = None
+    """The measured error; ``None`` if the case was skipped or ended before it had one."""
     bound: float | None = None
+    """The largest error that is allowed; ``None`` where ``error`` is."""
     note: str = ""
+    """Where the error was seen, why the case was skipped, or what was raised; one line."""
 
     @property
     def verdict(self) -> str:
@@ -61,31 +72,38 @@ class Finding:
         return {True: "held", False: "broken", None: "skipped"}[self.held]
 
     def __str__(self) -> str:
+        """Return the result in one line."""
         measured = "" if self.error is None else f": error {self.error:.2g}, bound {self.bound:.2g}"
         return f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured}; {self.note}"
 
 
 class Skip(Exception):
-    """Raised by a case that has nothing to measure here; the text is the reason."""
+    """Raised by a case that cannot be measured with this strategy or number of ranks; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A named measurement of one law; ``title`` says what it compares."""
+    """One measurement of a law."""
 
     law: str
+    """Name of the law, a key of ``LAWS``."""
     name: str
+    """Name of the case: that of its function, with ``-`` for ``_``."""
     title: str
+    """What is measured, in one sentence: the first line of the function's docstring."""
     measure: Callable[[Any], Measured]
+    """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
 
     def skipped(self, reason: str) -> Finding:
+        """Return the result of a case that was not measured, for this reason."""
         return Finding(law=self.law, case=self.name, held=None, note=reason)
 
     def broken(self, reason: str) -> Finding:
+        """Return the result of a case that failed before it had an error to report."""
         return Finding(law=self.law, case=self.name, held=False, note=reason)
 
     def found(self, measured: Measured) -> Finding:
-        """NaN is broken: it compares false with everything."""
+        """Return the result of a measurement. An error of NaN is broken, because no comparison with NaN is true."""
         return Finding(
             law=self.law,
             case=self.name,
@@ -97,17 +115,23 @@ class Case:
 
 
 RANK_CASES: dict[str, Case] = {}
+"""Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
 JOB_CASES: dict[str, Case] = {}
+"""Cases that start processes of their own, by name; complete once ``all_cases`` was called."""
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
+"""The modules of ``distcore.testing.laws``; importing one registers its cases."""
 
 
 def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Measured]]:
-    """Register a function of ``Lab`` as a case of law ``name``; the case is called as the function is."""
+    """Return a decorator that registers a function of a ``Lab`` as a case of the law ``name``.
+
+    The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
+    """
     return lambda function: _register(RANK_CASES, name, function)
 
 
 def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
-    """Register a function of ``JobLab``, which starts processes of its own, as a case of law ``name``."""
+    """Return a decorator like that of ``law``, for a function of a ``JobLab``, which starts its own processes."""
     return lambda function: _register(JOB_CASES, name, function)
 
 
@@ -118,7 +142,7 @@ def _register(cases: dict[str, Case], name: str, function: Callable[..., Measure
 
 
 def all_cases() -> Mapping[str, Case]:
-    """Every case by name, in the order of the laws."""
+    """Return every case by name, in the order of the laws."""
     for module in MODULES:
         import_module(f"distcore.testing.laws.{module}")
     cases = RANK_CASES | JOB_CASES
@@ -126,7 +150,10 @@ def all_cases() -> Mapping[str, Case]:
 
 
 def merged(findings: list[Finding]) -> Finding:
-    """What several ranks found of one case: the worst of it, and which rank says so."""
+    """Return the worst of one case's results on all ranks, which ``findings`` holds in rank order.
+
+    Broken is worse than skipped, and skipped is worse than held. The note of a broken case begins with the rank.
+    """
     if all(finding.held is None for finding in findings):
         return findings[0]
     worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
@@ -135,5 +162,6 @@ def merged(findings: list[Finding]) -> Finding:
 
 
 def _badness(finding: Finding) -> tuple[bool, bool, float]:
+    """Return a key that is larger for a worse result; NaN is the worst error, a missing error counts as infinite."""
     error = finding.error if finding.error is not None else float("inf")
     return finding.held is False, error != error, error

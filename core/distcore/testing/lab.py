@@ -1,4 +1,4 @@
-"""Where cases work: inside one rank of a world that is set up, with a strategy's hooks."""
+"""What a case works with: a ``Lab`` in each rank, and the jobs, small training runs, that it builds there."""
 
 from __future__ import annotations
 
@@ -32,42 +32,54 @@ if TYPE_CHECKING:
     from distcore.testing.rank import Subject
 
 HUGE = 1e9
-"""A clipping norm that is never reached: the step reports the gradient's norm and changes nothing."""
+"""A clipping norm that no gradient reaches: the step reports the norm of the gradient and clips nothing."""
 PATIENCE = 30.0
-"""Seconds that a rank waits for another one outside of any collective."""
+"""Seconds that a rank waits in ``Lab.share`` for the others."""
 
 
 class Unsynced(Files):
-    """The file system without waiting for the disk: nothing here must survive a crash."""
+    """The file system, but without waiting for the disk, to save time: these files need not survive a crash."""
 
     def sync(self, path: Path) -> None:
-        pass
+        """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What some steps of a job came to; ``state`` is whole on every rank."""
+    """The result of some optimizer steps of a job."""
 
     progress: Progress
+    """How far training is after the last step."""
     losses: list[float]
+    """Mean loss over the items of the global batch, one value per step; the same on every rank."""
     norms: list[float]
+    """L2 norm of the gradient before clipping, one value per step; NaN if the strategy did not report it."""
     rates: list[float]
+    """Learning rate of the optimizer's first group after each step, one value per step."""
     state: Tensors
+    """All tensors of a checkpoint after the last step, whole and on the CPU; the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run under test, ready to train, with its task and data."""
+    """A small run that is ready to train, with its task and data."""
 
     task: Problem
+    """What is trained."""
     data: Datasets
+    """The rows to train on and to evaluate."""
     hooks: Hooks
+    """The strategy's hooks."""
     run: Run
+    """The run, with model and optimizer."""
     folder: Path
-    """Of its own, for its checkpoints."""
+    """Where this job alone saves checkpoints."""
 
     def train(self, number: int, progress: Progress | None = None) -> Trained:
-        """Train ``number`` optimizer steps from ``progress`` on."""
+        """Train for ``number`` optimizer steps from ``progress`` on (default: from the start), then save.
+
+        Fewer steps if the run ends before. Every rank calls. Raises AgreementError if ranks train on the wrong rows.
+        """
         done = progress or Progress()
         losses, norms, rates = [], [], []
         for after, result, loss in islice(self.steps(done), number):
@@ -79,11 +91,11 @@ class Job:
         return Trained(progress=done, losses=losses, norms=norms, rates=rates, state=checkpoint.read_tensors(path))
 
     def steps(self, progress: Progress) -> Iterator[tuple[Progress, StepResult, Tensor]]:
-        """The core's loop."""
+        """Train to the end of the run; yield progress, result and loss after each step, as the core's ``steps``."""
         return steps(self.run, self.hooks, self.task, self.data.train, progress)
 
     def save(self, progress: Progress) -> Path:
-        """Commit a checkpoint, which every rank can read then."""
+        """Save a checkpoint, unless there is one of this step, and return its path. Every rank calls."""
         path = self.folder / f"step-{progress.step:08d}"
         return (
             path
@@ -92,11 +104,14 @@ class Job:
         )
 
     def evaluate(self) -> Evaluation:
-        """Evaluate on all ranks."""
+        """Run the evaluation data through the model; the result is the same on every rank. Every rank calls.
+
+        Raises AgreementError if a row comes back twice or not at all.
+        """
         return evaluate(self.run, self.hooks, self.task, self.data.evaluation, self.data)
 
     def rows(self, epoch: int, step: int) -> list[MicroBatch]:
-        """This rank's micro-batches of one step, as they come out of the loader."""
+        """Return this rank's micro-batches of one step as the loader yields them; ``step`` counts within the epoch."""
         sampler = self.hooks.build_sampler(self.run, training_plan(self.run.config, self.data.train))
         stream = MicroBatches(self.data.train, sampler, self.run.config).stream(epoch, range(step, step + 1))
         return [micro for micro, _ in one_step(stream)]
@@ -112,23 +127,32 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """One rank's workplace: ``hooks`` of the strategy under test on ``world``, and a folder that all ranks share."""
+    """What a case gets in each rank: the strategy under test in a world that is set up, and a shared folder."""
 
     hooks: Hooks
+    """The hooks of the strategy under test."""
     base: RunConfig
+    """The config of the strategy under test, which ``config`` completes."""
     world: World
+    """The world that the strategy set up."""
     rank_info: RankInfo
+    """What the launcher said about this process."""
     folder: Path
-    """Of this case alone."""
+    """A folder for this case alone; all ranks share it."""
     _numbers: Iterator[int] = field(default_factory=count)
+    """Numbers for the names in ``folder``. Every rank runs the same case, so all get the same ones."""
 
     @property
     def global_batch(self) -> int:
-        """Twelve rows, or the next number that all ranks can share."""
+        """Rows of a global batch: the smallest multiple of 12 that the number of ranks divides."""
         return lcm(12, self.world.size)
 
     def config(self, **changes: Any) -> RunConfig:
-        """The config of a case: small, constant rate, an AdamW whose large epsilon shows a wrong gradient scale."""
+        """Return the config of a small run of ten steps, with ``changes`` by key of ``RunConfig``.
+
+        AdamW's update hardly depends on the scale of the gradient; with the large ``eps`` set here it does, so that a
+        wrong scale shows in the parameters. Raises pydantic's ValidationError for a change that is not valid.
+        """
         settings: dict[str, Any] = {
             "global_batch_size": self.global_batch,
             "micro_batch_size": max(1, self.global_batch // self.world.size // 2),
@@ -149,7 +173,10 @@ class Lab:
         data: Datasets | None = None,
         **changes: Any,
     ) -> Job:
-        """Build a run of the strategy under test, or of other ``hooks`` in a ``world`` of their own."""
+        """Build a run of ``problem``, with ``changes`` to ``config``. Every rank calls.
+
+        ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the problem prepares.
+        """
         hooks, config = hooks or self.hooks, self.config(**changes)
         data = data or problem.prepare(config)
         run = build_run(config, hooks, world or self.world, problem, data)
@@ -157,7 +184,7 @@ class Lab:
         return Job(task=problem, data=data, hooks=hooks, run=run, folder=folder)
 
     def alone(self, problem: Problem, **changes: Any) -> Job:
-        """The same job under the core's reference strategy, in this process by itself."""
+        """Build the same run for one process: under the strategy ``single``, on the CPU, in this rank alone."""
         from distcore.distributed.single import SingleStrategy
 
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
@@ -170,25 +197,30 @@ class Lab:
         return self.job(problem, Hooks("single", SingleStrategy()), world, **(config | changes))
 
     def share(self, value: object) -> list[Any]:
-        """Return the ``value`` of every rank, in rank order: through files, so not by what is under test."""
+        """Return the ``value`` of every rank, any JSON value, in rank order. Every rank calls.
+
+        The values pass through files, because the strategy's own communication is what is under test. Raises
+        TimeoutError if a rank does not call within ``PATIENCE`` seconds.
+        """
         turn = next(self._numbers)
         write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
-        await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")
+        await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not reach the same point")
         return [json.loads(file.read_text()) for file in files]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLab:
-    """Where cases work that start processes of their own: the process that starts the ranks."""
+    """What a case gets that starts processes of its own; such a case runs in the process that starts the ranks."""
 
     subject: Subject
+    """The strategy under test, with its config."""
     foreign_modules: Callable[[], list[str] | str]
-    """Modules of other strategies that a step of training imports, or the line that says why it failed."""
+    """Returns the modules of other strategies that a training step imports, or one line that says why it failed."""
 
 
 def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:
-    """Look again and again until ``condition`` holds; raises TimeoutError with ``failure`` after ``seconds``."""
+    """Wait until ``condition()`` is true. Raises TimeoutError with the message ``failure`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A small training problem in which every law can be seen to hold or break, and its solution in plain PyTorch.
+"""The small training task with which the laws are measured; ``distcore.testing.reference`` solves it in plain PyTorch.
 
-Rows are sequences of unequal length with unequal weight in the mean. The model has an embedding tied to nothing
-or to a decoder, a normalisation, optional dropout, a frozen layer and, on request, a layer that takes no part.
+It has what strategies handle wrongly: rows of unequal length and, on request, of unequal weight in the mean loss; a
+model with normalization, a frozen layer and a buffer and, on request, dropout, a tied weight or an unused layer.
 """
 
 from __future__ import annotations
@@ -20,26 +20,42 @@ from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
 
 VOCABULARY, CLASSES, WIDTH = 32, 4, 16
+"""Number of token ids (0 is padding), number of classes, and size of a hidden vector."""
 
 
 class Rows:
-    """``rows`` random token sequences of 2 to 12 tokens with a label and 1 to 3 items each, from ``seed``."""
+    """A dataset of random token sequences with random labels; implements ``distcore.Dataset``."""
 
     def __init__(self, rows: int, seed: int = 0, weighted: bool = False) -> None:
+        """Make up ``rows`` sequences of 2 to 12 tokens, the same ones for the same ``seed``.
+
+        A row counts as 1 item in the mean loss; if ``weighted``, as 1 to 3 items.
+        """
         random = np.random.default_rng(seed)
         self.lengths = random.integers(2, 13, size=rows)
+        """Tokens of each row, int64, shape ``(rows,)``."""
         self.items = random.integers(1, 4, size=rows) if weighted else np.ones(rows, dtype=np.int64)
+        """Weight of each row in the mean loss, int64, shape ``(rows,)``."""
         self.tokens = [random.integers(1, VOCABULARY, size=length) for length in self.lengths]
+        """Token ids of each row, int64, shape ``(length,)``; none is 0, which is padding."""
         self.labels = random.integers(0, CLASSES, size=rows)
+        """Class of each row, int64, shape ``(rows,)``."""
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return len(self.lengths)
 
     @property
     def content(self) -> str:
+        """The SHA-256 of tokens and labels, in hexadecimal digits."""
         return hashlib.sha256(np.concatenate([*self.tokens, self.labels]).tobytes()).hexdigest()
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Collate the rows ``indices``, integers, shape ``(n,)``, n >= 1.
+
+        Return int64 tensors on the CPU: ``tokens``, shape ``(n, longest)``, padded with 0, and ``labels`` and
+        ``items``, shape ``(n,)``. Raises IndexError for a row that does not exist.
+        """
         tokens = np.zeros((len(indices), self.lengths[indices].max()), dtype=np.int64)
         for row, index in enumerate(indices):
             tokens[row, : self.lengths[index]] = self.tokens[index]
@@ -48,9 +64,14 @@ class Rows:
 
 
 class Classifier(nn.Module):
-    """Mean of embeddings → two residual blocks → logits. ``frozen`` and ``unused`` are what their names say."""
+    """The model: mean of the token embeddings, two residual blocks, a frozen layer, and a linear head."""
 
     def __init__(self, dropout: float = 0.0, tied: bool = False, unused: bool = False) -> None:
+        """Initialize the weights from torch's random state.
+
+        ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``: add a trainable layer
+        that ``forward`` does not call.
+        """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
@@ -63,18 +84,20 @@ class Classifier(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits, shape ``(n, CLASSES)``, for token ids, int64, shape ``(n, length)``, in which 0 is padding."""
         mask = (tokens != 0).unsqueeze(-1)
         hidden = (self.embedding(tokens) * mask).sum(1) / mask.sum(1)
         for block in self.blocks:
             hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
-        return logits[:, :CLASSES]
+        return logits[:, :CLASSES]  # a tied head returns a logit for each token id: the first ones are the classes
 
 
 class Block(nn.Module):
-    """A residual feed-forward block with normalisation and dropout."""
+    """A residual feed-forward block with layer normalization and dropout."""
 
     def __init__(self, dropout: float) -> None:
+        """Initialize the weights from torch's random state; ``dropout`` is a probability."""
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
@@ -82,36 +105,48 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return new hidden vectors for ``hidden``; both have the shape ``(n, WIDTH)``."""
         inner = F.gelu(self.up(self.norm(hidden)))
         return hidden + self.dropout(self.down(inner))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The task of the laws; implements ``distcore.Task``."""
+    """The task with which the laws are measured: classify random sequences; implements ``distcore.Task``."""
 
     rows: int = 50
+    """Rows of the training data."""
     evaluation_rows: int = 11
+    """Rows of the evaluation data."""
     dropout: float = 0.0
+    """Probability of dropout in each block."""
     tied: bool = False
+    """Whether embedding and head share one weight."""
     unused: bool = False
+    """Whether the model has a trainable layer that no forward pass calls."""
     weighted: bool = False
+    """Whether training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
 
     def prepare(self, config: RunConfig) -> Datasets:
+        """Return the same rows for every ``config``; the test data are the evaluation data."""
         evaluation = Rows(self.evaluation_rows, seed=1)
         return Datasets(train=Rows(self.rows, weighted=self.weighted), evaluation=evaluation, test=evaluation)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return an untrained ``Classifier`` in fp32 on torch's default device."""
         return Classifier(self.dropout, self.tied, self.unused)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return ``None``: the weights are random."""
         return None
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of each row times its items, summed over ``batch``; a scalar with gradient."""
         losses = F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
         return (losses * batch["items"]).sum()
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return, per row, ``loss`` (float32), ``prediction`` and ``label`` (int64), each of shape ``(n,)``."""
         logits = model(batch["tokens"]).float()
         return {
             "loss": F.cross_entropy(logits, batch["labels"], reduction="none"),
@@ -120,14 +155,16 @@ class Problem:
         }
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, the mean over all rows, and ``accuracy``, from 0 to 1; both are 0 without rows."""
         if not outputs:
             return {"loss": 0.0, "accuracy": 0.0}
         right = (outputs["prediction"] == outputs["label"]).double().mean()
         return {"loss": float(outputs["loss"].double().mean()), "accuracy": float(right)}
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+        """Yield ``index`` and ``prediction`` of each row, in the order of the dataset."""
         for index, prediction in enumerate(outputs.get("prediction", torch.empty(0)).tolist()):
             yield {"index": index, "prediction": prediction}
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Nothing belongs with this model."""
+        """Write nothing: this model needs no other files."""

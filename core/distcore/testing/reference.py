@@ -1,4 +1,7 @@
-"""The same job in plain PyTorch, in one process: the whole global batch at once, and none of the core's loop."""
+"""The reference: the same training in plain PyTorch, in one process, a whole global batch at once.
+
+It shares none of the core's training loop, so that an error in the loop shows as a difference.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,24 @@ from distcore.testing.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What training in one process comes to; ``norms`` are those of the gradient before clipping, one a step."""
+    """The result of training in one process. It is cached and shared: do not change it."""
 
     module: nn.Module
+    """The trained model."""
     state: dict[str, Tensor]
+    """Parameters, buffers and AdamW's moments by their names in a checkpoint, as ``state_of`` returns them."""
     losses: list[float]
+    """Mean loss over the items of the global batch, one value per step."""
     norms: list[float]
+    """L2 norm of the gradient before clipping, one value per step."""
     rates: list[float]
+    """Learning rate of each step, one value per step."""
 
 
 def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
-    """Train on the problem's own rows for ``steps`` of a run of ``config.max_steps`` optimizer steps.
+    """Train for the first ``steps`` optimizer steps of a run of ``config.max_steps`` on the problem's own rows.
 
-    The same for every strategy: solved once per process. The solution is shared, so do not write to it.
+    The solution does not depend on the strategy, so each one is computed once per process.
     """
     neutral = config.model_copy(update={"strategy": "single", "strategy_options": {}, "nproc": 1})
     return _solve(problem, neutral.model_dump_json(), steps)
@@ -61,13 +69,17 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
 
 
 def untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
-    """The model as every run begins with it."""
+    """Return the model as every run starts with it: built with torch's random state seeded by ``config.seed``."""
     torch.manual_seed(config.seed)
     return problem.build_model(config, data)
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Parameters, buffers and moments by the names that a checkpoint gives them."""
+    """Return the tensors of a checkpoint by name: ``model/NAME`` and ``optimizer/NAME/KEY``.
+
+    They are the parameters and buffers of ``module`` and what ``optimizer`` keeps per parameter (for AdamW two moments
+    and the step count). They share memory with both.
+    """
     parameters = dict(module.named_parameters())
     state = {f"model/{name}": value.detach() for name, value in (parameters | dict(module.named_buffers())).items()}
     for name, parameter in parameters.items():
@@ -84,7 +96,7 @@ def _global_batches(config: RunConfig, data: Datasets) -> Iterator[np.ndarray]:
 
 
 def _adamw(module: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    assert isinstance(config.lr, float)  # cases state it
+    assert isinstance(config.lr, float)  # every case sets it
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
     decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
@@ -104,7 +116,7 @@ def _clip(module: nn.Module, config: RunConfig) -> float:
 
 
 def _rate(config: RunConfig, step: int) -> float:
-    """Share of the peak rate: linear warm-up, then linear to zero, unless the rate is constant."""
+    """Return the learning rate as a part of the peak rate: constant, or linear warm-up and linear decay to zero."""
     if config.schedule.name == "constant":
         return 1.0
     warmup, total = int(config.schedule.warmup_steps), int(config.max_steps or 0)
@@ -116,7 +128,10 @@ def _autocast(config: RunConfig) -> AbstractContextManager[object]:
 
 
 def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The largest relative L2 distance of a tensor from what it should be, and the name of that tensor."""
+    """Return the largest relative L2 distance of a tensor in ``found`` from the expected one, and that tensor's name.
+
+    The distance is infinite if a tensor is missing or has another shape; tensors that are not expected are ignored.
+    """
     if missing := sorted(expected.keys() - found.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"
     distances = {name: difference(found[name], value).relative for name, value in expected.items()}

@@ -1,4 +1,4 @@
-"""Where every rank is, so that a stuck one can be named: case, hook and step, in a file that others can read."""
+"""Each rank writes its position (case, hook and step) to a file, so that another process can name a stuck rank."""
 
 from __future__ import annotations
 
@@ -16,40 +16,47 @@ from distcore.plugin.hooks import OPERATIONS
 from distcore.plugin.hookspecs import hookimpl
 
 SIZE = 256
-"""Bytes of a record: one write, so that a reader never sees half of one."""
+"""Bytes of a position in its file. All have this size, so that a single write replaces the previous one completely."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where a rank is: ``hook`` is empty between hooks, ``calls`` counts the hooks that it has entered."""
+    """Where a rank is."""
 
     case: str = ""
+    """What it is measuring: a name from ``name_of``, ``setup_of`` or ``teardown_of`` in ``distcore.testing.rank``."""
     hook: str = ""
+    """Name of the hook that is running; empty between hooks."""
     step: int = 0
+    """Optimizer steps done by the last job that finished a step in this case."""
     calls: int = 0
+    """Hook calls so far, over all cases."""
     since: float = 0.0
+    """When this position was written, in seconds of Unix time."""
 
     def __str__(self) -> str:
+        """Return hook, step and the whole seconds since then, without the case."""
         where = f"in hook {self.hook}()" if self.hook else "outside of any hook"
         return f"{where}, step {self.step}, for {time.time() - self.since:.0f} s"
 
 
 class Trace:
-    """Writes this rank's position; ``extension()`` is what must be among the hooks' extensions."""
+    """Writes the position of this rank. What ``extension`` returns must be among the extensions of the hooks."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        """Open the position file of ``rank`` in ``folder``, which must exist."""
         self._file = os.open(_file(folder, rank), os.O_CREAT | os.O_WRONLY)
         self._case = ""
         self._step = 0
         self._calls = 0
 
     def start(self, case: str) -> None:
-        """A case begins."""
+        """Record that ``case`` begins."""
         self._case, self._step = case, 0
         self._write("")
 
     def extension(self) -> object:
-        """An extension that wraps every operation."""
+        """Return an extension that records when each of the strategy's hooks begins and ends, and the steps done."""
         wrappers = {name: hookimpl(wrapper=True, tryfirst=True)(self._wrapper(name)) for name in OPERATIONS}
         return SimpleNamespace(**wrappers, on_step_end=hookimpl(lambda progress: self._at(progress)))
 
@@ -76,7 +83,7 @@ class Trace:
 
 
 def positions(folder: Path, size: int) -> dict[int, Position]:
-    """Where each rank was last seen; ranks that never began are left out."""
+    """Return the last position of each of ``size`` ranks, by rank; ranks that wrote none are left out."""
     found = {}
     for rank in range(size):
         file = _file(folder, rank)
@@ -86,7 +93,10 @@ def positions(folder: Path, size: int) -> dict[int, Position]:
 
 
 def who_is_stuck(found: dict[int, Position]) -> str:
-    """Name the ranks that are furthest behind, for whom the others wait, and where they are."""
+    """Return one line: the ranks with the fewest hook calls, where they are stuck, and where the others wait.
+
+    ``found`` must not be empty: ValueError.
+    """
     behind = min(position.calls for position in found.values())
     ranks = [rank for rank, position in found.items() if position.calls == behind]
     stuck = f"rank {', '.join(map(str, ranks))} is stuck {found[ranks[0]]}"

@@ -1,1 +1,1 @@
-"""The laws of distcore, one module each: every function is a case that measures one promise."""
+"""The cases of the laws, one module per law: every function marked ``law`` or ``job_law`` measures one promise."""

@@ -1,4 +1,4 @@
-"""Law 8: what ranks must agree on they agree on, or the run ends with one line that names the rank."""
+"""Law 8: ranks agree on everything that must be equal, or the run ends with one line that names the rank."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
 
 FAILED = "failed on purpose"
+"""Message of the error that the failing rank raises, and name of the file that it creates just before."""
 SECONDS = 5.0
-"""From the failure of a rank to the end of the job."""
+"""Most seconds from the failure of a rank to the end of the job."""
 
 
 @law("agreement")
 def true_world(lab: Lab) -> Measured:
-    """The backend's world is the one that was started, and every rank answers in its place."""
+    """The backend connects all ranks that were started, in their order."""
     check_world(lab.job(Problem()).run, lab.hooks, lab.rank_info)
     return Measured(error=0, bound=EXACT, note=f"{lab.world.size} ranks answer")
 
 
 @law("agreement")
 def disagreement_is_named(lab: Lab) -> Measured:
-    """A fact that differs on the last rank is an error on every rank that names the fact and that rank."""
+    """If a value differs on the last rank, every rank raises an error that names the value and that rank."""
     last = _last_rank(lab)
     run = lab.job(Problem()).run
     try:
@@ -40,12 +41,12 @@ def disagreement_is_named(lab: Lab) -> Measured:
     except AgreementError as error:
         named = f"disagree on fact: rank {last} " in str(error)
         return Measured(error=not named, bound=EXACT, note=str(error))
-    return Measured(error=1, bound=EXACT, note="nobody noticed")
+    return Measured(error=1, bound=EXACT, note="this rank raised no error although the value differs on the last one")
 
 
 @law("agreement")
 def same_rows_are_noticed(lab: Lab) -> Measured:
-    """Ranks that train on the same rows are stopped in their first step."""
+    """If all ranks train on the same rows, an error stops them in the first step."""
     _last_rank(lab)
     job = lab.job(Problem())
     plan = training_plan(job.run.config, job.data.train)
@@ -55,15 +56,18 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
         check_rows(job.run, lab.hooks, micros, plan.rows(0, 0))
     except AgreementError as error:
         return Measured(error=0, bound=EXACT, note=str(error))
-    return Measured(error=1, bound=EXACT, note="nobody noticed")
+    return Measured(error=1, bound=EXACT, note="this rank raised no error although all ranks train on the same rows")
 
 
 @job_law("agreement")
 def failing_rank_ends_job(lab: JobLab) -> Measured:
-    """A rank that raises in its second step ends the job, which names it; measured in seconds."""
+    """If the last rank raises in its second step, the job soon ends with an error that names that rank.
+
+    The error is the seconds from there to the end of the job.
+    """
     size = int(lab.subject.config.nproc)
     if size == 1:
-        raise Skip("one rank has no others to end")
+        raise Skip("with one rank there are no other ranks to end")
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
             launch(_train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS)
@@ -71,8 +75,8 @@ def failing_rank_ends_job(lab: JobLab) -> Measured:
             failed = Path(folder, FAILED)
             seconds = time.time() - failed.stat().st_mtime if failed.exists() else float("inf")
             named = f"rank {size - 1} of {size} failed: ValueError: {FAILED}" in str(error)
-            return Measured(error=seconds if named else float("inf"), bound=SECONDS, note=f"seconds; {error}")
-    return Measured(error=float("inf"), bound=SECONDS, note="the job ended as if nothing had happened")
+            return Measured(error=seconds if named else float("inf"), bound=SECONDS, note=f"in seconds; {error}")
+    return Measured(error=float("inf"), bound=SECONDS, note="the job ended without an error")
 
 
 def _train_until_failure(subject: Subject, folder: Path) -> None:
@@ -81,7 +85,7 @@ def _train_until_failure(subject: Subject, folder: Path) -> None:
 
 
 class _Failing:
-    """Raises on the last rank, in the second step."""
+    """An extension that raises on the last rank after the second step, and leaves a file with the time of that."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,5 +99,5 @@ class _Failing:
 
 def _last_rank(lab: Lab) -> int:
     if lab.world.size == 1:
-        raise Skip("one rank agrees with itself")
+        raise Skip("with one rank there is nothing to compare")
     return lab.world.size - 1

@@ -1,4 +1,4 @@
-"""Law 5: a checkpoint has no strategy and no world size."""
+"""Law 5: a checkpoint depends neither on the strategy nor on the number of ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
 
 STEPS, HALF = 10, 5
+"""Optimizer steps of a run, and those before its checkpoint."""
 LINEAR = {"name": "linear", "warmup_steps": 2}
 PROBLEM = Problem(tied=True)
 
 
 @law("checkpoint")
 def neutral_names(lab: Lab) -> Measured:
-    """Parameters, moments and step counts by the names of the task's model, whole, equal to plain PyTorch's."""
+    """Whole parameters, moments and step counts are saved under the model's own names, equal to plain PyTorch's."""
     job = lab.job(PROBLEM)
     return distance(job.train(STEPS), solve(PROBLEM, job.run.config, STEPS))
 
 
 @law("checkpoint")
 def round_trip(lab: Lab) -> Measured:
-    """What is loaded and saved again is the same, bit for bit, buffers too."""
+    """Tensors that are loaded and saved again, buffers among them, are the same bit for bit."""
     trained = lab.job(PROBLEM).train(3)
     state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
     fresh = lab.job(PROBLEM)
@@ -39,7 +40,7 @@ def round_trip(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def loads_into_every_rank(lab: Lab) -> Measured:
-    """After loading, rows forwarded on any rank see the loaded parameters and buffers."""
+    """After loading, the forward pass on every rank uses the loaded parameters and buffers."""
     problem = replace(PROBLEM, evaluation_rows=4 * lab.world.size)
     trained = lab.job(problem).train(3)
     state = checkpoint.Tensors(trained.state | {"model/scale": torch.tensor(2.0)})
@@ -52,7 +53,7 @@ def loads_into_every_rank(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def into_single(lab: Lab) -> Measured:
-    """Saved under the strategy, continued in one process: as if one process had done it all."""
+    """A run saved under the strategy and continued in one process equals a run in one process."""
     first = lab.job(PROBLEM, schedule=LINEAR)
     path = first.save(first.train(HALF).progress)
     return _continued(lab.alone(PROBLEM, schedule=LINEAR), path)
@@ -60,7 +61,7 @@ def into_single(lab: Lab) -> Measured:
 
 @law("checkpoint")
 def from_single(lab: Lab) -> Measured:
-    """Saved in one process, continued under the strategy."""
+    """A run saved in one process and continued under the strategy equals a run in one process."""
     alone = lab.alone(PROBLEM, schedule=LINEAR)
     path = alone.save(alone.train(HALF).progress)
     paths = lab.share(str(path))
@@ -68,7 +69,7 @@ def from_single(lab: Lab) -> Measured:
 
 
 def _continued(job: Job, path: Path) -> Measured:
-    """Load ``path`` into ``job``, train to the end, and compare with one uninterrupted process."""
+    """Load ``path`` into ``job``, train to the end, and compare with an uninterrupted run in one process."""
     progress, _ = checkpoint.load(job.run, job.hooks, path)
     rest = job.train(STEPS - HALF, progress)
     whole = solve(PROBLEM, job.run.config, STEPS)

@@ -1,4 +1,4 @@
-"""Law 4: every row is evaluated exactly once and comes back in the order of the data set."""
+"""Law 4: every row is evaluated exactly once, and its outputs come back in the order of the dataset."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from distcore.testing.problem import Problem, Rows
 from distcore.testing.reference import untrained
 
 MICRO = 2
+"""Rows of a micro-batch."""
 
 
 @law("evaluation")
 def every_size(lab: Lab) -> Measured:
-    """Data sets of 0 rows to one more than two full turns of all ranks, against a plain forward pass."""
+    """Evaluation equals a plain forward pass, from 0 rows to one more than two micro-batches per rank."""
     job = lab.job(Problem(), micro_batch_size=MICRO, global_batch_size=MICRO * lab.world.size)
     sizes = range(2 * lab.world.size * MICRO + 2)
     errors = {size: _error(job, size) for size in sizes}
@@ -29,19 +30,19 @@ def every_size(lab: Lab) -> Measured:
 
 @law("evaluation")
 def without_optimizer(lab: Lab) -> Measured:
-    """A model wrapped for evaluation alone, as ``distcore eval`` does."""
+    """Evaluation equals a plain forward pass also without an optimizer, as in ``distcore eval``."""
     job = lab.job(Problem())
     module = untrained(job.task, job.run.config, job.data)
     wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module), module, None)
     if wrapped.optimizer is not None:
-        return Measured(error=1, bound=EXACT, note="wrap_model() made an optimizer that nobody asked for")
+        return Measured(error=1, bound=EXACT, note="wrap_model() returned an optimizer without being given a factory")
     run = replace(job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None)
     return Measured(error=_error(replace(job, run=run), 2 * lab.world.size + 1), bound=FORWARD, note="")
 
 
 @law("evaluation")
 def gather_unequal(lab: Lab) -> Measured:
-    """Rows of unequal number, none on some ranks, joined in rank order with dtypes kept."""
+    """Tensors with a different number of rows on each rank, also none, are joined in rank order and keep dtypes."""
     job = lab.job(Problem())
     ranks = range(lab.world.size)
     lengths = ([2 * rank for rank in ranks], [3 * (lab.world.size - 1 - rank) for rank in ranks], [0 for _ in ranks])
@@ -51,7 +52,7 @@ def gather_unequal(lab: Lab) -> Measured:
 
 @law("evaluation")
 def sum_over_ranks(lab: Lab) -> Measured:
-    """``reduce_loss`` gives the sum over ranks on every rank and leaves its argument alone."""
+    """``reduce_loss`` returns the sum over ranks on every rank and does not change its argument."""
     job = lab.job(Problem())
     mine = torch.tensor([1.0 + lab.world.rank, 0.25], dtype=torch.float64, device=lab.world.device)
     total = lab.hooks.reduce_loss(job.run, mine)
@@ -59,11 +60,11 @@ def sum_over_ranks(lab: Lab) -> Measured:
     expected = torch.tensor([size * (size + 1) / 2, size / 4], dtype=torch.float64)
     changed = float(mine[0]) != 1.0 + lab.world.rank
     error = float((total.cpu() - expected).abs().max()) + changed
-    return Measured(error=error, bound=EXACT, note=f"{total.tolist()} for {expected.tolist()}")
+    return Measured(error=error, bound=EXACT, note=f"returned {total.tolist()}, expected {expected.tolist()}")
 
 
 def _error(job: Job, size: int) -> float:
-    """Largest difference to a plain forward pass; infinite where rows are lost, doubled or out of order."""
+    """Return the largest difference from a plain forward pass; infinite if rows are lost, doubled or out of order."""
     dataset = Rows(size, seed=2)
     job = replace(job, data=replace(job.data, evaluation=dataset))
     try:

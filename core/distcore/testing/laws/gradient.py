@@ -12,11 +12,15 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, solve, untrained
 
 STEPS = 10
+"""Optimizer steps of a run."""
 
 
 @law("gradient")
 def partitions(lab: Lab) -> Measured:
-    """Ten steps over two epochs with a ragged tail, for every micro-batch that divides the global batch."""
+    """Training equals plain PyTorch for every micro-batch size that divides a rank's share of the global batch.
+
+    The ten steps are two epochs, each with an incomplete last batch.
+    """
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     rows = 4 * lab.global_batch + 2
@@ -27,7 +31,7 @@ def partitions(lab: Lab) -> Measured:
 
 @law("gradient")
 def ranks_hold_one_model(lab: Lab) -> Measured:
-    """After training, rows forwarded on any rank give what the model trained in one process gives."""
+    """After training, the forward pass on every rank gives what the model trained in one process gives."""
     problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
     job = lab.job(problem)
     job.train(STEPS)
@@ -42,25 +46,25 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
 
 @law("gradient")
 def ragged_tail(lab: Lab) -> Measured:
-    """An epoch that ends with a batch of one row."""
+    """Training equals plain PyTorch when each epoch ends with a batch of one row."""
     return compared(lab, Problem(rows=lab.global_batch + 1))
 
 
 @law("gradient")
 def ranks_without_rows(lab: Lab) -> Measured:
-    """A data set with fewer rows than there are ranks."""
+    """Training equals plain PyTorch when the dataset has fewer rows than there are ranks."""
     return compared(lab, Problem(rows=max(1, lab.world.size - 1)))
 
 
 @law("gradient")
 def weighted_items(lab: Lab) -> Measured:
-    """Rows that count unequally in the mean, as sequences with unequal numbers of tokens do."""
+    """Training equals plain PyTorch when rows have unequal weights in the mean loss, such as token counts."""
     return compared(lab, Problem(rows=4 * lab.global_batch + 2, weighted=True), micro_batch_size=1)
 
 
 @law("gradient")
 def frozen_parameters(lab: Lab) -> Measured:
-    """Parameters that are not trained stay as they were, bit for bit."""
+    """Frozen parameters stay as they were, bit for bit."""
     job = lab.job(Problem())
     model = untrained(job.task, job.run.config, job.data)
     before = {f"model/{name}": value for name, value in model.named_parameters() if name.startswith("frozen.")}
@@ -70,50 +74,56 @@ def frozen_parameters(lab: Lab) -> Measured:
 
 @law("gradient")
 def unused_parameters(lab: Lab) -> Measured:
-    """Parameters that no forward pass touches stay as they were, and the others train."""
+    """Parameters that no forward pass uses stay as they were, and the others are trained."""
     return compared(lab, Problem(unused=True))
 
 
 @law("gradient")
 def tied_parameters(lab: Lab) -> Measured:
-    """One weight in two places gets the sum of both gradients."""
+    """A weight that is used in two places gets the sum of both gradients."""
     return compared(lab, Problem(tied=True))
 
 
 @law("gradient")
 def parameter_groups(lab: Lab) -> Measured:
-    """Strong weight decay, from which biases and normalisation weights are exempt."""
+    """Strong weight decay acts on all trained parameters except biases and normalization weights."""
     return compared(lab, Problem(), optimizer={"eps": 1e-2, "weight_decay": 5.0})
 
 
 @law("gradient")
 def bf16(lab: Lab) -> Measured:
-    """Ten steps in bf16, against one process in bf16."""
+    """Training in bf16 equals plain PyTorch in bf16, within a wider bound."""
     if "bf16" not in lab.hooks.capabilities.precisions:
-        raise Skip("the strategy declares no bf16")
+        raise Skip("the strategy declares that it does not support bf16")
     return compared(lab, Problem(), bound=BF16, precision="bf16")
 
 
 @law("gradient")
 def dropout_repeats(lab: Lab) -> Measured:
-    """With dropout on, two runs are equal bit for bit."""
+    """With dropout, two runs are equal bit for bit."""
     first, second = (lab.job(Problem(dropout=0.2)).train(STEPS) for _ in range(2))
     without = lab.job(Problem()).train(1)
     error, where = apart(second.state, first.state)
     error += sum(a != b for a, b in zip(first.losses, second.losses, strict=True))
-    error += first.losses[0] == without.losses[0]
+    error += first.losses[0] == without.losses[0]  # equal losses mean that dropout was off, and nothing was tested
     return Measured(error=error, bound=EXACT, note=f"worst tensor {where}")
 
 
 def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
-    """Train ten steps under the strategy and in plain PyTorch, and measure how far apart they come out."""
+    """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return how much they differ.
+
+    ``changes`` are those of ``Lab.config``.
+    """
     job = lab.job(problem, **changes)
     trained = job.train(STEPS)
     return distance(trained, solve(problem, job.run.config, STEPS), bound)
 
 
 def distance(trained: Trained, solution: Solution, bound: float = FP32) -> Measured:
-    """The largest relative error of the gradient norms and losses of every step, and of the final state."""
+    """Return the largest relative error, of the gradient norm and loss of each step and of the final tensors.
+
+    It is infinite if a tensor is missing, or if the numbers of steps differ.
+    """
     errors = {"gradient norm": _worst(trained.norms, solution.norms), "loss": _worst(trained.losses, solution.losses)}
     error, name = apart(trained.state, solution.state)
     errors[name] = error
@@ -129,7 +139,7 @@ def _worst(found: list[float], expected: list[float]) -> float:
 
 
 def _steps_of(worst: str, trained: Trained, solution: Solution) -> str:
-    """For what has a value a step, the first two of them: a wrong scale shows at once."""
+    """Return, for what has one value per step, the first value and the expected one: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     if worst not in pairs:
         return ""

@@ -14,27 +14,27 @@ EPOCHS = 2
 
 @law("order")
 def rows_of_a_step(lab: Lab) -> Measured:
-    """Over all ranks each planned row is dealt once, whatever the micro-batch."""
+    """All ranks together get each row that is planned for a step once, for every micro-batch size."""
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
-    return _misdealt(lab, [lab.job(PROBLEM, micro_batch_size=size) for size in sizes])
+    return _misassigned(lab, [lab.job(PROBLEM, micro_batch_size=size) for size in sizes])
 
 
 @law("order")
 def rows_from_loader_workers(lab: Lab) -> Measured:
-    """The same rows come out of loader processes."""
-    return _misdealt(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
+    """All ranks together get the same rows from loaders with worker processes."""
+    return _misassigned(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
 
 
 @law("order")
 def rows_by_length(lab: Lab) -> Measured:
-    """Sorting by length inside windows moves rows between steps, and loses none."""
-    return _misdealt(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
+    """With rows grouped by length, all ranks together still get each planned row once."""
+    return _misassigned(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
 
 
 @law("order")
 def micro_batches_agree(lab: Lab) -> Measured:
-    """Every rank runs as many micro-batches of a step, the last one marked."""
+    """Every rank runs the same number of micro-batches in a step, and only the last one is marked as last."""
     job = lab.job(Problem(rows=2 * lab.global_batch + 1), micro_batch_size=1)
     counts = [len(job.rows(0, step)) for step in range(3)]
     marked = [[micro.last for micro in job.rows(0, step)] for step in range(3)]
@@ -43,9 +43,9 @@ def micro_batches_agree(lab: Lab) -> Measured:
     return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps: {counts}")
 
 
-def _misdealt(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
-    """Rows that were dealt twice, not at all, or to a step that they do not belong to."""
-    wrong, dealt = 0, 0
+def _misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
+    """Count the rows that were assigned twice, not at all, or to a step for which they are not planned."""
+    wrong, assigned = 0, 0
     for job in jobs:
         plan = training_plan(job.run.config, job.data.train)
         for epoch in range(epochs):
@@ -53,8 +53,8 @@ def _misdealt(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None
                 seen = sorted(row for rows in lab.share(_rows(job.rows(epoch, step))) for row in rows)
                 planned = sorted(plan.rows(epoch, step).tolist())
                 wrong += len(set(seen) ^ set(planned)) + len(seen) - len(set(seen))
-                dealt += len(seen)
-    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {dealt} rows dealt twice, not at all or elsewhere")
+                assigned += len(seen)
+    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {assigned} rows dealt twice, not at all or elsewhere")
 
 
 def _rows(micros: list[MicroBatch]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Law 7: interrupted and resumed equals uninterrupted."""
+"""Law 7: a run that was interrupted and resumed equals one that was not interrupted."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ CHANGES: dict[str, Any] = {"schedule": {"name": "linear", "warmup_steps": 2}, "m
 
 @law("resume")
 def mid_epoch(lab: Lab) -> Measured:
-    """Stopped inside an epoch and resumed over its ragged end, dropout on: as if never stopped."""
+    """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run."""
     return _against_uninterrupted(lab, FP32)
 
 
 @law("resume")
 def bit_for_bit(lab: Lab) -> Measured:
-    """The same, without the smallest difference."""
+    """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run bit for bit."""
     return _against_uninterrupted(lab, EXACT)
 
 
 @law("resume")
 def each_row_once(lab: Lab) -> Measured:
-    """Before and after the interruption together, each row of the epoch is read once, skipped ones not again."""
+    """A resumed run reads the rows of the remaining steps, each once, and no others."""
     job, _ = _interrupted(lab)
     plan = training_plan(job.run.config, job.data.train)
     due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
     due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
     read = [row for rows in lab.share(_read(job)) for row in rows]
     wrong = sum(((Counter(read) - Counter(due)) + (Counter(due) - Counter(read))).values())
-    return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were left")
+    return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due")
 
 
 def _against_uninterrupted(lab: Lab, bound: float) -> Measured:
@@ -52,12 +52,12 @@ def _against_uninterrupted(lab: Lab, bound: float) -> Measured:
     losses = zip(resumed.losses, whole.losses[3:], strict=True)
     error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
     if resumed.progress != whole.progress:
-        return Measured(error=float("inf"), bound=bound, note=f"{resumed.progress} for {whole.progress}")
+        return Measured(error=float("inf"), bound=bound, note=f"ended at {resumed.progress}, not {whole.progress}")
     return Measured(error=error, bound=bound, note=f"worst tensor {where}")
 
 
 def _interrupted(lab: Lab) -> tuple[Job, Trained]:
-    """Train three steps, save, and go on in a run of its own; return that run and what it did."""
+    """Train for three steps and save; continue in a new run to step 8, and return that run and its result."""
     first = _job(lab)
     path = first.save(first.train(3).progress)
     second = _job(lab)
@@ -73,13 +73,16 @@ def _job(lab: Lab) -> Job:
 
 
 class Counted(Rows):
-    """Rows that note which of them were read."""
+    """A dataset that records which of its rows were read."""
 
     def __init__(self, rows: int) -> None:
+        """Make up ``rows`` sequences, as ``Rows`` does."""
         super().__init__(rows)
         self.read: list[int] = []
+        """Numbers of the rows that were read, in order; a row counts again each time."""
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Record and collate the rows ``indices``, as ``Rows.batch`` does."""
         self.read += indices.tolist()
         return super().batch(indices)
 

@@ -1,4 +1,4 @@
-"""Law 9: no collective that was not declared, and no other strategy imported."""
+"""Law 9: a strategy runs only the collectives that it declares, and imports no other strategy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.problem import Problem
 
 WARM_UP, STEPS = 3, 4
-"""A backend may plan in its first steps; then these are counted."""
+"""Optimizer steps before counting, in which a backend may still set things up, and those that are counted."""
 
 
 @law("surprise")
 def collectives_per_step(lab: Lab) -> Measured:
-    """Collectives of a step with two micro-batches, as torch's profiler sees them, against what is declared."""
+    """A step with two micro-batches runs as many collectives, counted by torch's profiler, as are declared."""
     declared = lab.hooks.capabilities.collectives_per_step
     if declared is None:
         raise Skip("the strategy declares that the number depends on the model")
@@ -28,12 +28,12 @@ def collectives_per_step(lab: Lab) -> Measured:
     found = _collectives(job)
     each = sum(found.values()) / STEPS
     kinds = ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(found.items())) or "none"
-    return Measured(error=abs(each - declared), bound=EXACT, note=f"a step: {kinds}; declared {declared}")
+    return Measured(error=abs(each - declared), bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
 
 
 @job_law("surprise")
 def imports_no_other_strategy(lab: JobLab) -> Measured:
-    """A step of training in a fresh process imports no other strategy, and nothing that only others require."""
+    """A training step in a new process imports no other strategy, and no package that only other strategies require."""
     found = lab.foreign_modules()
     if isinstance(found, str):
         return Measured(error=float("inf"), bound=EXACT, note=found)
@@ -41,7 +41,7 @@ def imports_no_other_strategy(lab: JobLab) -> Measured:
 
 
 def _collectives(job: Job) -> Counter[str]:
-    """Count by kind, over ``STEPS`` steps of the loop."""
+    """Count the collectives of ``STEPS`` optimizer steps by name, as c10d calls them."""
     steps = job.steps(Progress())
     for _ in range(WARM_UP):
         next(steps)
@@ -54,7 +54,7 @@ def _collectives(job: Job) -> Counter[str]:
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Keep off the screen what the profiler says of having been forked in a thread: it counts all the same."""
+    """Drop what the profiler writes to stderr: a warning about forked processes that does not affect the counts."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
