@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 
 from distcore.errors import AgreementError, CheckpointError, DamagedError
 from distcore.plugin.contract import MicroBatch, RankInfo, Run
@@ -34,6 +35,20 @@ def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
         )
 
 
+def check_shards(run: Run, hooks: Hooks) -> None:
+    """Raise AgreementError unless there are as many data shards as declared, each with one rank that speaks."""
+    world = run.world
+    mine = torch.tensor([[world.shard, world.shards, world.speaks]], device=world.device)
+    told = hooks.gather_outputs(run, {"shards": mine})["shards"].tolist()
+    wanted = world.size // run.capabilities.ranks_per_shard
+    speakers = sorted(shard for shard, _, speaks in told if speaks)
+    if speakers != list(range(wanted)) or any(not 0 <= s < n == wanted for s, n, _ in told):
+        raise AgreementError(
+            f"strategy {hooks.name!r}: declares {run.capabilities.ranks_per_shard} ranks per data shard, so "
+            f"{wanted} data shards of {world.size} ranks, but its ranks report (shard, shards, speaks) {told}"
+        )
+
+
 def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
     """Raise AgreementError, naming fact and ranks, unless every fact is the same on every rank."""
     names = sorted(facts)
@@ -50,6 +65,9 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
     """Raise AgreementError unless the ranks together train on exactly the planned rows, each once."""
     mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.is_padding]
     mine = mine or [torch.empty(0, dtype=torch.long)]
+    _check_same_rows(run, hooks, torch.cat(mine))
+    if not run.world.speaks:
+        mine = [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
     seen, counts = torch.unique(rows, return_counts=True)
     twice = seen[counts > 1].tolist()
@@ -60,6 +78,18 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
             f"strategy {hooks.name!r}: ranks do not share out the global batch: {len(twice)} rows on several ranks, "
             f"{len(missing)} on none, {len(foreign)} not of this step (first: {(twice or missing or foreign)[0]})"
         )
+
+
+def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
+    """Raise AgreementError where the ranks of one data shard are about to train on different rows."""
+    if run.world.shards == run.world.size:
+        return
+    mine = torch.tensor([[run.world.shard, _digest(rows.tolist())]], device=run.world.device)
+    told = hooks.gather_outputs(run, {"rows": mine})["rows"].tolist()
+    for shard in range(run.world.shards):
+        if len({digest for other, digest in told if other == shard}) > 1:
+            ranks = [rank for rank, (other, _) in enumerate(told) if other == shard]
+            raise AgreementError(f"strategy {hooks.name!r}: ranks {ranks} are data shard {shard} but have other rows")
 
 
 def from_main(run: Run, hooks: Hooks, text: str) -> str:

@@ -40,11 +40,15 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
 
 @torch.no_grad()
 def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> dict[str, Tensor]:
-    """Outputs of this rank's rows with their ``index``; as many forwards on every rank, stand-ins cut away."""
+    """Outputs of this rank's rows with their ``index``; as many forwards on every rank.
+
+    Padding is cut away, and so is what a rank computed that does not speak for its data shard.
+    """
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     parts: dict[str, list[Tensor]] = {}
+    counts = run.world.speaks
     run.model.eval()
     for micro, batch in MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=range(plan.steps)):
         batch = to_device(batch, run.world.device)
@@ -52,6 +56,6 @@ def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> dict[st
             outputs = task.outputs(run.model, batch)
         index = torch.from_numpy(micro.indices).to(run.world.device)
         for name, tensor in (outputs | {"index": index}).items():
-            parts.setdefault(name, []).append(tensor[:0] if micro.is_padding else tensor)
+            parts.setdefault(name, []).append(tensor if counts and not micro.is_padding else tensor[:0])
     run.model.train()
     return {name: torch.cat(tensors) for name, tensors in parts.items()}

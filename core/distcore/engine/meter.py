@@ -38,7 +38,7 @@ class Meter:
         ranks, so that being ready to stop costs no collective.
         """
         steps = progress.step - self._last.step
-        loss = torch.as_tensor(self._loss, dtype=torch.float64, device=run.world.device)
+        loss = torch.as_tensor(self._loss if run.world.speaks else 0.0, dtype=torch.float64, device=run.world.device)
         total, askers = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(asked))])).tolist()
         self._tick()
         seconds = self.seconds - self._seconds_at_last

@@ -17,7 +17,7 @@ class NanGuard:
     """Raise TrainingError, naming step and rank, instead of training on. Each check waits for the device."""
 
     loss: bool = True
-    """Check the loss of every micro-batch, before its backward pass."""
+    """Check the loss of every step, before the optimizer uses its gradient."""
 
     gradients: bool = True
     """Check the gradient norm of every step; not under fp16, where the loss scaler skips such steps itself."""
@@ -26,10 +26,11 @@ class NanGuard:
         self._done: int | None = None
 
     @hookimpl(wrapper=True)
-    def backward(self, run: Run, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+    def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
+        loss = yield
         if self.loss and not isfinite(loss):
             raise self._error(run, "the loss", loss)
-        return (yield)
+        return loss
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:

@@ -62,6 +62,14 @@ class Profile:
             log.warning("profile: the run has %d steps, fewer than the %d it looks at", run.total_steps, need)
 
     @hookimpl(wrapper=True, tryfirst=True)
+    def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
+        """Count what a strategy runs by itself as forward; where it does not, the two hooks below tell more."""
+        self._enter("forward")
+        answer = yield
+        self._enter("rest")
+        return answer
+
+    @hookimpl(wrapper=True, tryfirst=True)
     def accumulate(
         self, run: Run, last: bool
     ) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:

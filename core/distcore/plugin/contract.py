@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from distcore.config import RunConfig
+    from distcore.plugin.task import Batch
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 """Version of the hook specs. It grows when a hook changes in a way that an old plugin would notice."""
 
 
@@ -43,6 +44,8 @@ class Capabilities:
     """Launchers that its processes can live under; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
     """What ``backward`` leaves on every rank: the mean or the sum over ranks of their gradients."""
+    ranks_per_shard: int = 1
+    """Ranks that train on the same rows, as one data shard; where options decide, make ``capabilities`` a property."""
     shards_parameters: bool = False
     """True if parameters are spread over ranks, so that every rank must run the same number of forwards."""
     owns: frozenset[str] = frozenset()
@@ -111,6 +114,18 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    shard: int = -1
+    """Data shard of this rank, counted from 0: ranks of one data shard train on the same rows. Default: ``rank``."""
+    shards: int = 0
+    """Number of data shards. Default: ``size``."""
+    speaks: bool = True
+    """Whether the rows and losses of this rank count: true on exactly one rank of each data shard."""
+
+    def __post_init__(self) -> None:
+        if self.shard < 0:
+            object.__setattr__(self, "shard", self.rank)
+        if not self.shards:
+            object.__setattr__(self, "shards", self.size)
 
     @property
     def is_main(self) -> bool:
@@ -172,6 +187,13 @@ class MicroBatch:
 
 Sampler = Callable[[int, int], Sequence[MicroBatch]]
 """``sampler(epoch, step)`` gives this rank's micro-batches of that step: as many on every rank (law 1)."""
+
+StepLoss = Callable[["nn.Module", MicroBatch, "Batch"], "Tensor"]
+"""``loss(model, micro, batch)``: the scaled loss of one micro-batch, a scalar on the device, ready for ``backward``.
+
+It moves the batch to the device and runs the task's loss under the run's autocast; ``model`` is ``run.model`` or what
+stands in for it. A micro-batch of padding has a loss of 0 that all parameters took part in.
+"""
 
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
 """Builds the configured optimizer over a module's parameters, with no decay on biases and norms."""

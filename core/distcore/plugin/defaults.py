@@ -43,7 +43,7 @@ def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | No
 
 @hookimpl
 def build_sampler(run: Run, plan: BatchPlan) -> Sampler:
-    return rank_sampler(plan, run.world.rank, run.world.size)
+    return rank_sampler(plan, run.world.shard, run.world.shards)
 
 
 @hookimpl

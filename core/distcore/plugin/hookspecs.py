@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distcore.config import Clip, RunConfig
     from distcore.plugin.contract import (
         Evaluation,
+        MicroBatch,
         ModelSource,
         OptimizerFactory,
         PreparedModel,
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
         Sampler,
         SavedState,
         State,
+        StepLoss,
         StepResult,
         World,
     )
     from distcore.plugin.sampling import BatchPlan
+    from distcore.plugin.task import Batch
 
 hookspec = pluggy.HookspecMarker("distcore")
 hookimpl = pluggy.HookimplMarker("distcore")
@@ -74,6 +77,17 @@ class Operations:
 
         ``plan.split(epoch, step, shard, shards)`` does the dealing; most strategies need not implement this.
         Over all ranks each row of ``plan.rows(epoch, step)`` is dealt exactly once. Serves laws 1 and 4.
+        """
+
+    @hookspec(firstresult=True)
+    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Run the forward and backward passes of one optimizer step; once a step.
+
+        ``micros`` are this rank's micro-batches, at least one, as many on every rank; a batch is where the loader left
+        it. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the device. The default is
+        the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro, batch))`` inside
+        ``accumulate``. A strategy that answers, such as a pipeline, calls neither of these two hooks, and extensions
+        that wrap them are named in a warning. Serves laws 2 and 9.
         """
 
     @hookspec(firstresult=True)

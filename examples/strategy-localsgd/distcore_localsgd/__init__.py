@@ -44,7 +44,7 @@ class LocalSGD:
         drift = f"ranks step on their own gradients and meet every {self.every} steps"
         laws = ("gradient", "clipping", "checkpoint", "resume") if self.every > 1 else ()
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             gradients="mean",
             # Between meetings each rank has a loss scale of its own, and would skip steps of its own.
             precisions=frozenset({"fp32", "bf16", "fp16"} if self.every == 1 else {"fp32", "bf16"}),

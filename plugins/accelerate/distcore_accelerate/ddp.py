@@ -38,7 +38,7 @@ class Replicated:
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
         exempt = {"unused-parameters": "needs strategy_options.find_unused=true"}
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             collectives_per_step=3 if options.find_unused else 2,
             exempt={} if options.find_unused else exempt,
         )

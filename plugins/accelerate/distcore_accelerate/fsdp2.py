@@ -79,7 +79,7 @@ class Sharded:
 
     def capabilities(self, options: AccelerateStrategy) -> Capabilities:
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
             owns=frozenset({"precision"}),

@@ -49,7 +49,7 @@ class ZeRO:
         takes_part = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
         fp32_only = "deepspeed: stage 0 in fp32 only"
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             shards_parameters=stage == 3,
             owns=frozenset({"precision", *(("schedule",) if zero_config.has_scheduler(tree) else ())}),
             limits=(fp32_only, "deepspeed: fp16 needs a GPU", f"deepspeed: {takes_part}"),

@@ -14,7 +14,7 @@ class DataParallelStrategy:
     """One process, one copy of the model a GPU for the time of a forward pass. On a CPU it is one plain process."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=1,
+        spec_version=2,
         processes="one",
         collectives_per_step=0,
         limits=("on a CPU there is nothing to spread over: it trains as one process",),

@@ -124,7 +124,7 @@ class DeepSpeedStrategy:
     def capabilities(self) -> Capabilities:
         stage = self.zero_stage
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=stage == 3,

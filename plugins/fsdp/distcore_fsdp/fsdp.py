@@ -85,7 +85,7 @@ class FSDPStrategy:
     """The same in backward; 0: torch's own, which is one ahead."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=1,
+        spec_version=2,
         shards_parameters=True,
         limits=(
             "a model with random weights, or from files that are not safetensors, is built whole before it is sharded",

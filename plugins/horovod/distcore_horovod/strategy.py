@@ -59,7 +59,7 @@ class HorovodStrategy:
     def capabilities(self) -> Capabilities:
         """What holds of all options, and whether gradients come out as a mean or as a sum."""
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
