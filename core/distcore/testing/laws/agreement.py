@@ -25,7 +25,7 @@ SECONDS = 5.0
 
 @law("agreement")
 def true_world(lab: Lab) -> Measured:
-    """The backend's world is the one that was started, every rank answers in its order, and one per data shard speaks."""
+    """The backend's world is the one that was started, ranks answer in order, and one per data shard speaks."""
     run = lab.job(Problem()).run
     check_world(run, lab.hooks, lab.rank_info)
     check_shards(run, lab.hooks)
