@@ -64,9 +64,9 @@ def test_two_ranks_that_speak_for_one_shard_are_refused() -> None:
 
 def train_with_other_rows(folder: Path) -> str:
     config = load_config(None, {"strategy": "ddp", "nproc": 2, "device": "cpu"})
-    with lab_of(Subject(config=config, cases=(), make=lambda _config: OtherRows()), folder) as lab:
-        with pytest.raises(AgreementError) as refused:
-            lab.job(Problem(), data_guard_steps=1).train(1)
+    subject = Subject(config=config, cases=(), make=lambda _config: OtherRows())
+    with lab_of(subject, folder) as lab, pytest.raises(AgreementError) as refused:
+        lab.job(Problem(), data_guard_steps=1).train(1)
     return str(refused.value)
 
 
