@@ -99,7 +99,7 @@ def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_
     run.model.register_forward_pre_hook(forward_hook)
     next(steps(run, hooks, problem, problem.prepare(run.config).train, Progress()))
     names = [name for name, _ in seen]
-    assert names == ["loss", "train_step", "steps"]
+    assert names == ["loss", "scaled", "train_step", "steps"]
     assert len({file for _, file in seen}) == 2
 
 

@@ -7,6 +7,7 @@ size and SHA-256 of every file. Reading one runs no pickle.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,9 @@ class Tensors(dict[str, Tensor]):
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
         return self[name].reshape(-1)[start : start + count]
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        return self[name][tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
 
 
 def read_tensors(path: Path, parts: tuple[str, ...] = PARTS) -> Tensors:

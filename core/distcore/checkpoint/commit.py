@@ -11,7 +11,6 @@ from typing import Any
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import (
     CHECKSUM,
-    FORMAT,
     MANIFEST,
     STATE,
     Share,
@@ -19,6 +18,7 @@ from distcore.checkpoint.manifest import (
     joined,
     parse,
     read_json,
+    text_of,
 )
 from distcore.checkpoint.tensors import write_hashed
 
@@ -63,8 +63,7 @@ def commit(files: Files, final: Path, size: int, small: dict[str, Any]) -> None:
     shares = [_collect(files, final, rank) for rank in range(size)]
     entries = {name: entry for share in shares for name, entry in share.files.items()}
     entries[STATE] = write_hashed(files, staging / STATE, _json(small))
-    text = Share(files=entries, tensors=joined(shares)).model_dump(mode="json")
-    manifest = b"".join(_json({"format": FORMAT, **text}))
+    manifest = text_of(Share(files=entries, tensors=joined(shares)))
     parse(manifest, staging / MANIFEST)
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))

@@ -7,6 +7,7 @@ of it is used. See docs/checkpoint-format.md.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import stat
 from collections.abc import Iterable
@@ -15,9 +16,23 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from distcore.checkpoint.boxes import (
+    BoxEntry,
+    Count,
+    FileName,
+    GridEntry,
+    Region,
+    grid_boxes,
+    grid_files,
+    grid_of,
+    problem_of_boxes,
+    problem_of_grid,
+)
 from distcore.errors import CheckpointError, DamagedError
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+"""Formats that are read; format 1 knows neither boxes nor grids."""
 MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json"
 LARGEST_JSON = 2**30
 """Bytes of JSON that are read at most."""
@@ -26,8 +41,6 @@ BYTES = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 """Bytes of one element, by the names that safetensors gives to dtypes."""
-Count = Annotated[int, Field(ge=0, lt=2**48)]
-FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
 
 
 class _Entry(BaseModel):
@@ -51,16 +64,32 @@ class PieceEntry(_Entry):
 
 
 class TensorEntry(_Entry):
-    """One tensor, whole: its pieces follow each other without gap or overlap."""
+    """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a regular grid of boxes.
+
+    Neither leaves a gap or overlaps.
+    """
 
     dtype: str
     shape: Annotated[list[Count], Field(max_length=16)]
-    pieces: list[PieceEntry]
+    pieces: list[PieceEntry] = []
+    boxes: list[BoxEntry] | None = None
+    grid: GridEntry | None = None
 
     @property
     def count(self) -> int:
         """Elements of the whole."""
         return math.prod(self.shape)
+
+    @property
+    def region(self) -> Region:
+        """All of it."""
+        return Region((0,) * len(self.shape), tuple(self.shape))
+
+    def boxes_in(self, name: str, wanted: Region) -> list[BoxEntry]:
+        """The stored boxes of the tensor ``name`` that share an element with ``wanted``."""
+        if self.grid is not None:
+            return list(grid_boxes(name, self.grid, self.shape, wanted))
+        return [box for box in self.boxes or () if box.region.overlap(wanted)]
 
 
 class Share(_Entry):
@@ -79,8 +108,8 @@ class Manifest(Share):
     @classmethod
     def _known(cls, given: object) -> object:
         version = given.get("format") if isinstance(given, dict) else None
-        if version != FORMAT:
-            raise ValueError(f"checkpoint format {version}, this distcore reads {FORMAT}")
+        if version not in READABLE:
+            raise ValueError(f"checkpoint format {version}, this distcore reads {' and '.join(map(str, READABLE))}")
         return given
 
     @model_validator(mode="after")
@@ -94,6 +123,9 @@ class Manifest(Share):
     def _check(self, name: str, tensor: TensorEntry) -> None:
         if tensor.dtype not in BYTES:
             raise ValueError(f"tensor {name!r}: unknown dtype {tensor.dtype!r}")
+        if tensor.boxes is not None or tensor.grid is not None:
+            self._check_boxes(name, tensor)
+            return
         end = 0
         for piece in tensor.pieces:
             if piece.start != end:
@@ -105,11 +137,27 @@ class Manifest(Share):
         if end != tensor.count:
             raise ValueError(f"tensor {name!r}: pieces hold {end} of its {tensor.count} elements")
 
+    def _check_boxes(self, name: str, tensor: TensorEntry) -> None:
+        if tensor.pieces or (tensor.boxes is not None and tensor.grid is not None) or self.format == 1:
+            raise ValueError(f"tensor {name!r}: expected pieces, boxes or a grid, found more than one of them")
+        if tensor.grid is not None:
+            problem = problem_of_grid(tensor.grid, tensor.shape)
+            held = {} if problem else grid_files(name, tensor.grid, tensor.shape)
+        else:
+            boxes = tensor.boxes or []
+            problem, held = problem_of_boxes(boxes, tensor.shape), {box.file: box.region.elements for box in boxes}
+        if problem:
+            raise ValueError(f"tensor {name!r}: {problem}")
+        for file, elements in held.items():
+            if file not in self.files or elements * BYTES[tensor.dtype] > self.files[file].size:
+                raise ValueError(f"tensor {name!r}: {file} is not listed, or smaller than the box it holds")
+
 
 def joined(shares: Iterable[Share]) -> dict[str, TensorEntry]:
-    """Put the pieces that ranks wrote together; one that several ranks hold and wrote alike counts once."""
+    """Put together what ranks wrote; a piece or box that several ranks hold and wrote alike counts once."""
     dtypes: dict[str, TensorEntry] = {}
     pieces: dict[str, dict[tuple[int, int], PieceEntry]] = {}
+    boxes: dict[str, dict[Region, BoxEntry]] = {}
     for share in shares:
         for name, tensor in share.tensors.items():
             first = dtypes.setdefault(name, tensor)
@@ -120,10 +168,32 @@ def joined(shares: Iterable[Share]) -> dict[str, TensorEntry]:
                 )
             for piece in tensor.pieces:
                 pieces.setdefault(name, {}).setdefault((piece.start, piece.count), piece)
-    return {
-        name: first.model_copy(update={"pieces": [piece for _, piece in sorted(pieces.get(name, {}).items())]})
-        for name, first in sorted(dtypes.items())
-    }
+            for box in tensor.boxes or ():
+                boxes.setdefault(name, {}).setdefault(box.region, box)
+    return {name: _whole(first, pieces.get(name, {}), boxes.get(name, {})) for name, first in sorted(dtypes.items())}
+
+
+def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]) -> TensorEntry:
+    """One tensor from its parts, in order; boxes as a grid where they make one."""
+    in_order = [box for _, box in sorted(boxes.items())]
+    grid = grid_of(in_order, first.shape) if in_order else None
+    kept = None if grid or not in_order else in_order
+    every = [piece for _, piece in sorted(pieces.items())]
+    return first.model_copy(update={"pieces": every, "boxes": kept, "grid": grid})
+
+
+def text_of(share: Share) -> bytes:
+    """Return the manifest of what all ranks wrote, as JSON: one line per file and per tensor."""
+    tree = share.model_dump(mode="json", exclude_none=True)
+    parts = [f' "format": {FORMAT}']
+    for key, entries in tree.items():
+        lines = ",\n".join(f"  {_json(name)}: {_json(entry)}" for name, entry in entries.items())
+        parts.append(f" {_json(key)}: {{\n{lines}\n }}")
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse(text: bytes, file: Path) -> Manifest:

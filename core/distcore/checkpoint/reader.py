@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from distcore.checkpoint.boxes import Region
 from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
 from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError, DamagedError
@@ -35,6 +37,8 @@ class Checkpoint:
     def __getitem__(self, name: str) -> Tensor:
         """Return the whole tensor, in memory of its own."""
         entry = self.entry(name)
+        if entry.boxes is not None or entry.grid is not None:
+            return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
@@ -44,8 +48,28 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to {start + count}"
             )
+        if entry.boxes is not None or entry.grid is not None:
+            rows = _rows_around(entry, start, count)
+            found = self._assemble(name, entry, rows).reshape(-1)
+            return found[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
         parts = [self._part(entry, piece, start, count) for piece in entry.pieces if _meet(piece, start, count)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements from ``offset`` on in each dimension; of boxes in the files only these are read."""
+        entry, wanted = self.entry(name), Region(tuple(offset), tuple(size))
+        inside = len(offset) == len(size) == len(entry.shape) and all(
+            0 <= o <= o + n <= length for o, n, length in zip(offset, size, entry.shape, strict=True)
+        )
+        if not inside:
+            raise CheckpointError(f"{self.path}: {name!r} is {entry.shape}, asked for {list(size)} at {list(offset)}")
+        if not offset:
+            return self[name]
+        if entry.boxes is not None or entry.grid is not None:
+            return self._assemble(name, entry, wanted)
+        row = math.prod(entry.shape[1:])
+        rows = self.piece(name, offset[0] * row, size[0] * row).reshape(size[0], *entry.shape[1:])
+        return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
 
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and pieces of a tensor."""
@@ -89,10 +113,37 @@ class Checkpoint:
         first = max(0, start - piece.start)
         return values.reshape(-1)[first : start + count - piece.start].clone()
 
+    def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
+        """Copy ``wanted`` out of the boxes that share an element with it."""
+        whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
+        for box in entry.boxes_in(name, wanted) if wanted.elements else ():
+            shared = box.region.overlap(wanted)
+            assert shared is not None  # boxes_in gives no other
+            try:
+                stored = self._file(box.file).get_slice(box.key)
+                problem = stored.get_shape() != box.size or stored.get_dtype() != entry.dtype
+                values = None if problem else stored[shared.slices(box.offset)]
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{self.path / box.file}: cannot be read: {error}") from None
+            if values is None:
+                raise CheckpointError(
+                    f"{self.path / box.file}: {box.key!r} is {stored.get_dtype()} {stored.get_shape()}, the manifest "
+                    f"says {entry.dtype} {box.size}"
+                )
+            whole[shared.slices(wanted.offset)] = values
+        return whole
+
     def _file(self, name: str) -> Any:
         if name not in self._open:
             self._open[name] = safe_open(self.path / name, framework="pt")
         return self._open[name]
+
+
+def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
+    """The rows, along the first dimension, in which a run of elements lies."""
+    row = math.prod(entry.shape[1:]) or 1
+    first, last = start // row, -(-(start + count) // row)
+    return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
 
 
 def _meet(piece: PieceEntry, start: int, count: int) -> bool:

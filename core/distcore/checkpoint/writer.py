@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from distcore.checkpoint.boxes import BoxEntry, key_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, Share, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Piece, State
+from distcore.plugin.contract import Box, Piece, State
 
 PARTS = ("model", "optimizer")
 FILE_BYTES = 2**30
@@ -22,17 +23,23 @@ FILE_BYTES = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A run of elements that goes to one file; ``values`` has the tensor's own shape if it is the whole of it."""
+    """What goes to one file: a run of elements, or a box. ``values`` has the tensor's own shape if it is all of it."""
 
     name: str
     values: Tensor
     start: int
+    """Index of the first element in the flattened tensor; of a box, too."""
     shape: tuple[int, ...]
+    """Shape of the whole."""
+    offset: tuple[int, ...] | None = None
+    """Of a box: the index of its first element in each dimension."""
 
     @property
     def key(self) -> str:
         """Name in the file: the parameter's own for a whole tensor, else with the index of its first element."""
         bare = self.name.partition("/")[2]
+        if self.offset is not None:
+            return key_of(bare, self.offset)
         whole = self.values.numel() == math.prod(self.shape)
         return bare if whole else f"{bare}@{self.start}"
 
@@ -57,10 +64,7 @@ def blocks_of(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> li
     """What ``rank`` of ``size`` writes of its ``state``: a function of the state alone, so ranks need not talk."""
     _check_names(state)
     own = [
-        block
-        for name, piece in state.items()
-        if isinstance(piece, Piece)
-        for block in _cut(name, piece.values, piece.start, piece.shape, limit)
+        block for name, held in state.items() if not isinstance(held, Tensor) for block in _cut_held(name, held, limit)
     ]
     whole = [
         block
@@ -78,12 +82,45 @@ def in_memory(blocks: Sequence[Block]) -> list[Block]:
 
 def _check_names(state: State) -> None:
     for name, value in state.items():
-        dtype = (value.values if isinstance(value, Piece) else value).dtype
-        if name.partition("/")[0] not in PARTS or dtype not in NAMES:
+        parts = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
+        if any(dtype not in NAMES for dtype in (part.dtype for part in parts)) or name.partition("/")[0] not in PARTS:
+            dtype = parts[0].dtype if parts else None
             raise CheckpointError(
                 f"hook save_checkpoint(): returned {name!r} of {dtype}; expected model/NAME or optimizer/NAME/KEY "
                 "and a dtype that safetensors knows"
             )
+
+
+def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
+    return [held] if isinstance(held, Piece | Box) else held
+
+
+def _cut_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
+    for part in _parts(held):
+        if isinstance(part, Piece):
+            yield from _cut(name, part.values, part.start, part.shape, limit)
+        else:
+            yield from _cut_box(name, part.values, part.offset, part.shape, limit)
+
+
+def _cut_box(name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int) -> Iterator[Block]:
+    """One block, or several, cut along the first dimension that can be, where a file would grow beyond ``limit``."""
+    if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
+        raise CheckpointError(
+            f"hook save_checkpoint(): returned a box of {name!r} with values of shape {list(values.shape)} at "
+            f"{list(offset)}; expected as many dimensions as the whole has: {list(shape)}"
+        )
+    if values.nbytes > limit and (axis := next((a for a, n in enumerate(values.shape) if n > 1), None)) is not None:
+        rows = max(1, values.shape[axis] * limit // values.nbytes)
+        for at in range(0, values.shape[axis], rows):
+            part = values.narrow(axis, at, min(rows, values.shape[axis] - at))
+            moved = tuple(o + at * (a == axis) for a, o in enumerate(offset))
+            yield from _cut_box(name, part, moved, shape, limit)
+        return
+    start = 0
+    for at, length in zip(offset, shape, strict=True):
+        start = start * length + at
+    yield Block(name=name, values=values, start=start, shape=shape, offset=offset)
 
 
 def _cut(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
@@ -125,8 +162,11 @@ def _groups(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
 
 
 def _add(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
-    entry = tensors.setdefault(
-        block.name, TensorEntry(dtype=NAMES[block.values.dtype], shape=list(block.shape), pieces=[])
-    )
-    if file:
+    dtype, shape = NAMES[block.values.dtype], list(block.shape)
+    new = TensorEntry(dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else [])
+    entry = tensors.setdefault(block.name, new)
+    if file and block.offset is not None and entry.boxes is not None:
+        size = list(block.values.shape)
+        entry.boxes.append(BoxEntry(file=file, key=block.key, offset=list(block.offset), size=size))
+    elif file:
         entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel()))

@@ -25,27 +25,22 @@ T = TypeVar("T")
 
 
 def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
-    """Raise AgreementError if the backend fell back to another world than the launcher started."""
-    seen = hooks.gather_outputs(run, {"rank": torch.tensor([run.world.rank], device=run.world.device)})["rank"].tolist()
-    wanted = rank_info.size
-    if run.world.size != wanted or seen != list(range(wanted)):
+    """Raise AgreementError if the backend's world is another than was started, or its data shards are."""
+    world = run.world
+    mine = torch.tensor([[world.rank, world.shard, world.shards, world.speaks]], device=world.device)
+    told = hooks.gather_outputs(run, {"world": mine})["world"].tolist()
+    seen, wanted = [rank for rank, *_ in told], rank_info.size
+    if world.size != wanted or seen != list(range(wanted)):
         raise AgreementError(
-            f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {run.world.size} "
+            f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {world.size} "
             f"in which ranks {seen} answer; it fell back to fewer processes"
         )
-
-
-def check_shards(run: Run, hooks: Hooks) -> None:
-    """Raise AgreementError unless there are as many data shards as declared, each with one rank that speaks."""
-    world = run.world
-    mine = torch.tensor([[world.shard, world.shards, world.speaks]], device=world.device)
-    told = hooks.gather_outputs(run, {"shards": mine})["shards"].tolist()
-    wanted = world.size // run.capabilities.ranks_per_shard
-    speakers = sorted(shard for shard, _, speaks in told if speaks)
-    if speakers != list(range(wanted)) or any(not 0 <= s < n == wanted for s, n, _ in told):
+    shards = wanted // run.capabilities.ranks_per_shard
+    speakers = sorted(shard for _, shard, _, speaks in told if speaks)
+    if speakers != list(range(shards)) or any(not 0 <= shard < n == shards for _, shard, n, _ in told):
         raise AgreementError(
-            f"strategy {hooks.name!r}: declares {run.capabilities.ranks_per_shard} ranks per data shard, so "
-            f"{wanted} data shards of {world.size} ranks, but its ranks report (shard, shards, speaks) {told}"
+            f"strategy {hooks.name!r}: declares {run.capabilities.ranks_per_shard} ranks per data shard, so {shards} "
+            f"data shards of {wanted} ranks, but its ranks report (rank, shard, shards, speaks) {told}"
         )
 
 

@@ -60,12 +60,12 @@ def steps(
 def scaled_loss(run: Run, task: Task, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
     """Return the loss of one micro-batch as a share of its step's mean loss; padding weighs nothing."""
 
-    def loss(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
+    def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         with autocast:
             total = task.loss(model, to_device(batch, run.world.device))
         return total * (0.0 if micro.is_padding else scale)
 
-    return loss
+    return scaled
 
 
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:

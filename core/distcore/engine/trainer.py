@@ -18,7 +18,7 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import RunConfig, dump_config
-from distcore.distributed.agreement import check_agreed, check_shards, check_world, from_main, on_all_ranks
+from distcore.distributed.agreement import check_agreed, check_world, from_main, on_all_ranks
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -75,7 +75,6 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
-    check_shards(run, hooks)
     run = replace(run, config=run.config.model_copy(update={"out": from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
     progress, best = resume_or_start(run, hooks, task, data)

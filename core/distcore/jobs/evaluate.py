@@ -10,7 +10,7 @@ from typing import Any
 from distcore import checkpoint
 from distcore.checkpoint.job_state import config_in
 from distcore.config import RunConfig, load_config
-from distcore.distributed.agreement import check_shards, check_world
+from distcore.distributed.agreement import check_world
 from distcore.engine.evaluation import evaluate
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.trainer import build_run, set_up
@@ -78,7 +78,6 @@ def _evaluate_in(
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
-    check_shards(run, hooks)
     checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
     return {

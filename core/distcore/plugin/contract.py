@@ -232,7 +232,23 @@ class Evaluation:
         return self.metrics | counts
 
 
-State = dict[str, "Tensor | Piece"]
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor that is spread over ranks: a range of indices in each dimension.
+
+    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of elements in
+    row-major order, ``Piece`` says the same with fewer numbers.
+    """
+
+    values: Tensor
+    """The elements; its shape is the size of the box, as many dimensions as the whole has, at least one."""
+    offset: tuple[int, ...]
+    """Index of its first element in each dimension of the whole."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+
+
+State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
 """What a rank holds of a checkpoint: ``model/NAME`` for a parameter or buffer, ``optimizer/NAME/exp_avg`` …"""
 
 
@@ -249,6 +265,10 @@ class SavedState(Protocol):
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return ``count`` elements of the flattened tensor from ``start`` on, shape ``(count,)``, on the CPU."""
+        ...
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
         ...
 
 
