@@ -1,5 +1,5 @@
 # make demo: set up, and train a BERT text classifier on two processes.   make test: set up, and run the tests.
-# make slow: the tests that take many minutes.   make dist: an sdist and a wheel of every distribution, in dist/.
+# make slow: the tests that take many minutes.   make docs: the site, in build/docs.   make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test slow check install dist release-check clean
+.PHONY: demo test slow check docs install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -22,6 +22,14 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Strict: a broken link, a page that no other leads to, or an unknown name is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --conf-dir docs --doctree-dir build/doctrees . build/docs
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	touch $@
 
 install: $(VENV)/.installed
 

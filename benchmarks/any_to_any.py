@@ -1,13 +1,15 @@
-"""Law 5, measured: trained under one strategy and world size, continued under another, against never interrupted.
+"""Measure law 5: train under one strategy and world size, continue under another, compare with an uninterrupted run.
 
-Every source trains a small tied model for 15 steps of 12 rows (three epochs of 50 rows, each with a ragged end of two)
-and saves after step 7, in the middle of the second epoch. Every target continues from every source's checkpoint, all
-of them in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count,
-after step 15, from one process that was never interrupted; the bound is the published tolerance, 1e-5. On the diagonal
-it is the distance from the strategy's own uninterrupted run, with dropout off and with dropout on, and must be 0.
-Ranks write down the rows that they are dealt: before and after the interruption together, each row of each epoch once.
+Every source trains a small model with tied weights for 15 steps of 12 rows (three epochs of 50 rows, whose last batch
+has two) and saves after step 7, in the middle of the second epoch. Every target continues from the checkpoint of every
+source, all in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count
+after step 15 from an uninterrupted run in one process; the bound is the published tolerance, 1e-5. A cell on the
+diagonal is the distance from the strategy's own uninterrupted run, and must be 0, with and without dropout. Ranks
+record the rows that they get: before and after the interruption together, each row must occur once per epoch.
 
-    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR]
+What is printed is a summary: the largest distance from any setting of one strategy to any of another.
+
+    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR] [--page]
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -45,12 +48,15 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
 
 PUBLISHED = 1e-5
+PAGE = Path(__file__).parents[1] / "docs/any-to-any.md"
+MARKS = re.compile(r"(<!-- any to any -->\n).*?(<!-- /any to any -->)", re.S)
 HALF, LAST, EPOCHS = 7, 15, 3
+"""Step of the first checkpoint, last step, epochs."""
 PROBLEM = Problem(tied=True)
-START, NOISY = "start", "noisy"
-"""What a setting trains from the beginning: without dropout, and with it."""
-AGAIN = "noisy-again"
-"""The second, continued by itself."""
+START, DROPOUT = "start", "dropout"
+"""Names of the runs that a setting trains from the beginning: without dropout, and with it."""
+DROPOUT_RESUMED = "dropout-resumed"
+"""Name of the run with dropout that the same setting resumes."""
 JOB: dict[str, Any] = {
     "global_batch_size": 12,
     "micro_batch_size": 3,
@@ -68,14 +74,16 @@ JOB: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A strategy with options on some ranks."""
+    """A strategy with its options and a number of ranks."""
 
     strategy: str
     nproc: int = 1
+    """Ranks."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
+        """The name in the matrix, such as ``fsdp-full×2``."""
         return "-".join([self.strategy, *map(str, self.options.values())]) + f"×{self.nproc}"
 
 
@@ -92,7 +100,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
 
 
 def settings(sizes: list[int], only: list[str]) -> list[Setting]:
-    """``single``, and each installed strategy at each world size."""
+    """Return ``single``, and each installed strategy at each world size; ``only``: names to choose from them."""
     installed = registry.offers("strategies")
     found = [Setting(strategy="single")]
     found += [
@@ -104,45 +112,46 @@ def settings(sizes: list[int], only: list[str]) -> list[Setting]:
     return [one for one in found if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
 
 
-class Dealt:
-    """An extension that writes down which rows this rank is dealt, by step and epoch."""
+class RowRecorder:
+    """An extension that records which rows this rank gets, as (step, epoch, row)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int]] = []
 
     @hookimpl(wrapper=True)
     def build_sampler(self, run: Run, plan: BatchPlan) -> Generator[None, Sampler, Sampler]:
+        """Record the rows of each micro-batch that is not padding."""
         sampler = yield
 
-        def noting(epoch: int, step: int) -> list[MicroBatch]:
+        def recording(epoch: int, step: int) -> list[MicroBatch]:
             micros = list(sampler(epoch, step))
             rows = [int(row) for micro in micros if not micro.is_padding for row in micro.indices]
             self.rows += [(epoch * plan.steps + step, epoch, row) for row in rows]
             return micros
 
-        return noting
+        return recording
 
 
 def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None:
-    """In each rank: train from each source (``None``: from the start), and save after step 15, and 7 on the way."""
+    """Train in one rank from each source (``None``: from the start); save after step 15, and after step 7."""
     rank_info = join(os.environ) or RankInfo()
     if rank_info.size > 1:
         export(rank_info)
     given = {"strategy": setting.strategy, "strategy_options": setting.options, "nproc": setting.nproc}
     config = resolve(RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher)
-    dealt = Dealt()
-    hooks = Hooks(config.strategy, build_strategy(config), {"dealt": dealt})
+    recorder = RowRecorder()
+    hooks = Hooks(config.strategy, build_strategy(config), {"rows": recorder})
     world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)
-        continue_from(path, out, config, hooks, world, replace(PROBLEM, dropout=0.1 if NOISY in source else 0.0))
-        (out / f"dealt-{world.rank}.json").write_text(json.dumps(dealt.rows))
-        dealt.rows.clear()
+        continue_from(path, out, config, hooks, world, replace(PROBLEM, dropout=0.1 if DROPOUT in source else 0.0))
+        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows))
+        recorder.rows.clear()
     hooks.teardown(world)
 
 
 def continue_from(path: str | None, out: Path, config: RunConfig, hooks: Hooks, world: World, task: Problem) -> None:
-    """Train one run to its end; nothing of it is left then, as a backend may keep one model at a time."""
+    """Train one run to its end. It is freed on return, since some backends can hold only one model at a time."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     progress = checkpoint.load(run, hooks, Path(path))[0] if path else Progress()
@@ -152,11 +161,12 @@ def continue_from(path: str | None, out: Path, config: RunConfig, hooks: Hooks, 
 
 
 def at(folder: str, setting: Setting, source: str, step: int) -> Path:
+    """Return the checkpoint of a run."""
     return Path(folder, setting.name, source, f"step-{step:08d}")
 
 
 def start(setting: Setting, sources: dict[str, str | None], folder: str) -> str | None:
-    """Launch; return what went wrong."""
+    """Launch the ranks of a setting; return the error, ``None`` on success."""
     try:
         launch(partial(train, setting, sources, folder), nproc=setting.nproc, timeout=600)
     except DistcoreError as error:
@@ -165,29 +175,30 @@ def start(setting: Setting, sources: dict[str, str | None], folder: str) -> str 
 
 
 def distance(found: Path, expected: Path) -> float:
+    """Return the largest relative distance of a tensor between two checkpoints."""
     return apart(checkpoint.read_tensors(found), checkpoint.read_tensors(expected))[0]
 
 
 def rows_seen(folder: str, setting: Setting, source: str, first: int, end: int) -> Counter[tuple[int, int]]:
-    """How often each row of each epoch was trained on, on any rank, in steps ``first`` to ``end``."""
-    files = Path(folder, setting.name, source).glob("dealt-*.json")
-    dealt = [entry for file in files for entry in json.loads(file.read_text())]
-    return Counter((epoch, row) for step, epoch, row in dealt if first <= step < end)
+    """Count how often each (epoch, row) was trained on, over all ranks, in the steps ``first`` to ``end - 1``."""
+    files = Path(folder, setting.name, source).glob("rows-*.json")
+    recorded = [entry for file in files for entry in json.loads(file.read_text())]
+    return Counter((epoch, row) for step, epoch, row in recorded if first <= step < end)
 
 
 def seen_once(folder: str, source: Setting, target: Setting) -> bool:
-    """Whether both halves together saw each row of each epoch exactly once, and the second no row of the first."""
+    """True if both parts of a run together trained on each row of each epoch exactly once."""
     before = rows_seen(folder, source, START, 0, HALF)
     after = rows_seen(folder, target, source.name, 0, LAST)
     return before + after == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(PROBLEM.rows))
 
 
 def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Distances by source and target, and what failed. What ``folder`` holds already is not done again."""
+    """Return the distances by source and target, and what failed. Runs that ``folder`` holds already are kept."""
     broken: dict[str, str] = {}
     for number, setting in enumerate(every, 1):
         print(f"train {number}/{len(every)}: {setting.name}", file=sys.stderr, flush=True)
-        todo = {name: None for name in (START, NOISY) if not done(folder, setting, name)}
+        todo = {name: None for name in (START, DROPOUT) if not done(folder, setting, name)}
         if todo and (problem := start(setting, dict(todo), folder)):
             broken[setting.name] = problem
     sources = [setting for setting in every if setting.name not in broken]
@@ -195,39 +206,52 @@ def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float
     for number, target in enumerate(sources, 1):
         print(f"continue {number}/{len(sources)}: {target.name}", file=sys.stderr, flush=True)
         starts = {source.name: str(at(folder, source, START, HALF)) for source in sources}
-        starts[AGAIN] = str(at(folder, target, NOISY, HALF))
-        todo_here = {name: path for name, path in starts.items() if not done(folder, target, name)}
-        if todo_here and (problem := start(target, dict(todo_here), folder)):
+        starts[DROPOUT_RESUMED] = str(at(folder, target, DROPOUT, HALF))
+        missing = {name: path for name, path in starts.items() if not done(folder, target, name)}
+        if missing and (problem := start(target, dict(missing), folder)):
             broken[f"→ {target.name}"] = problem
             continue
         for source in sources:
             reference = at(folder, target if source == target else every[0], START, LAST)
             table[source.name][target.name] = distance(at(folder, target, source.name, LAST), reference)
             if not seen_once(folder, source, target):
-                broken[f"{source.name} → {target.name}"] = "a row was not seen exactly once in its epoch"
-        if noise := distance(at(folder, target, AGAIN, LAST), at(folder, target, NOISY, LAST)):
-            broken[f"{target.name} with dropout"] = f"{noise:.1e} from its own uninterrupted run"
+                broken[f"{source.name} → {target.name}"] = "not every row was trained on exactly once per epoch"
+        if moved := distance(at(folder, target, DROPOUT_RESUMED, LAST), at(folder, target, DROPOUT, LAST)):
+            broken[f"{target.name} with dropout"] = f"distance {moved:.1e} from its own uninterrupted run"
     return table, broken
 
 
 def done(folder: str, setting: Setting, source: str) -> bool:
-    """Whether an earlier call did it to the end, on every rank."""
-    written = Path(folder, setting.name, source).glob("dealt-*.json")
+    """True if an earlier call has finished this run on every rank."""
+    written = Path(folder, setting.name, source).glob("rows-*.json")
     return len(list(written)) == setting.nproc and at(folder, setting, source, LAST).exists()
 
 
-def show(table: dict[str, dict[str, float]]) -> None:
-    """The matrix as a Markdown table."""
-    names = list(table)
-    print(f"| from \\ to | {' | '.join(names)} |")
-    print(f"|---|{'---|' * len(names)}")
+def summary(table: dict[str, dict[str, float]]) -> str:
+    """The largest distance by strategy of source and target, over all their options and numbers of ranks; Markdown."""
+    worst: dict[str, dict[str, float]] = {}
     for source, row in table.items():
-        cells = (row.get(name, float("nan")) for name in names)
-        print(f"| {source} | {' | '.join(f'{cell:.1e}' if cell else '0' for cell in cells)} |")
+        for target, value in row.items():
+            cells = worst.setdefault(strategy_of(source), {})
+            cells[strategy_of(target)] = max(cells.get(strategy_of(target), 0.0), value)
+    lines = [f"| from \\ to | {' | '.join(worst)} |", f"|---|{'---|' * len(worst)}"]
+    for source, cells in worst.items():
+        shown = (cells.get(name, float("nan")) for name in worst)  # nan: what failed, and is named below the table
+        lines.append(f"| {source} | {' | '.join(f'{value:.1e}' if value else '0' for value in shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def strategy_of(setting: str) -> str:
+    return re.split("[-×]", setting)[0]
+
+
+def with_summary(text: str, table: dict[str, dict[str, float]]) -> str:
+    """The page ``text`` with the summary of ``table`` between its marks."""
+    return MARKS.sub(lambda marks: f"{marks[1]}{summary(table)}{marks[2]}", text)
 
 
 def preload() -> None:
-    """Import here, once, what every rank needs: they are forked from this process."""
+    """Import once what every rank needs: ranks are forked from this process."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name in ("transformers.optimization", "safetensors.torch", "deepspeed", "accelerate", "horovod.torch"):
         with suppress(ImportError):
@@ -235,17 +259,19 @@ def preload() -> None:
 
 
 def main() -> int:
+    """Run the matrix, print it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="1,2", help="world sizes")
-    parser.add_argument("--only", default="", help="strategies with their option, such as fsdp-full,deepspeed-3")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--folder", help="keep the checkpoints there, and go on where an earlier call ended")
+    parser.add_argument("--sizes", default="1,2", help="world sizes, separated by commas")
+    parser.add_argument("--only", default="", help="settings to run, such as fsdp-full,deepspeed-3")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, and the table of its page")
+    parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
     arguments = parser.parse_args()
     every = settings([int(size) for size in arguments.sizes.split(",")], [n for n in arguments.only.split(",") if n])
     preload()
     with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
         table, broken = matrix(every, folder)
-    show(table)
+    print(summary(table))
     worst = max((value for row in table.values() for value in row.values()), default=float("nan"))
     exact = all(row.get(name) == 0 for name, row in table.items())
     print(f"\nlargest distance {worst:.1e}, published {PUBLISHED:.0e}; same strategy and size bit for bit: {exact}")
@@ -253,6 +279,12 @@ def main() -> int:
         print(f"failed: {name}: {problem}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"table": table, "broken": broken}, indent=1))
+    if arguments.page:
+        rounded = {
+            source: {name: float(f"{value:.1e}") for name, value in row.items()} for source, row in table.items()
+        }
+        PAGE.with_suffix(".json").write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(with_summary(PAGE.read_text(), rounded))
     return 0 if worst <= PUBLISHED and exact and not broken else 1
 
 

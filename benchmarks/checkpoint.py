@@ -1,8 +1,9 @@
-"""What a save costs: blocked and durable time, against a memory copy, torch.save and torch.distributed.checkpoint.
+"""Measure the cost of a save, against a memory copy, torch.save and torch.distributed.checkpoint.
 
-A state of ``--megabytes`` (parameters and two AdamW moments, on the CPU). Blocked: until training may go on. Durable:
-until the bytes are on the disk. Rounds alternate; the median counts. Steps meanwhile: how many matrix products a second
-the training thread does while an asynchronous save is written, as a share of those that it does alone.
+The state has ``--megabytes`` (parameters and two AdamW moments, on the CPU). Blocked: seconds until training can
+continue. Durable: seconds until the bytes are on the disk. Methods alternate within a round; figures are medians over
+rounds. Steps meanwhile: matrix products per second of the training thread while an asynchronous save is written, as a
+share of its speed without a save.
 
     python benchmarks/checkpoint.py [--megabytes 1200] [--rounds 3] [--folder DIR]
 """
@@ -38,16 +39,18 @@ from distcore.testing.problem import Problem
 Times = tuple[float, float]
 """Seconds blocked, seconds until durable."""
 ALLOWED = 1.5
+"""Longest blocked time of an asynchronous save, in memory copies."""
 
 
-class Method:
-    """Ways to save one state into a fresh folder each time."""
+class Methods:
+    """The ways to save one state, each into a new folder; methods return the times."""
 
     def __init__(self, run: Run, hooks: Hooks, folder: Path) -> None:
         self.run, self.hooks, self.folder = run, hooks, folder
         self.state: dict[str, Tensor] = dict(save_checkpoint(run))  # type: ignore[arg-type]
 
     def memory_copy(self, path: Path) -> Times:
+        """Copy the state in memory, for comparison."""
         start = time.perf_counter()
         copies = [tensor.clone() for tensor in self.state.values()]
         seconds = time.perf_counter() - start
@@ -55,12 +58,15 @@ class Method:
         return seconds, seconds
 
     def torch_save(self, path: Path) -> Times:
+        """Save with torch.save."""
         return timed(lambda: torch.save(self.state, path / "state.pt"), path)
 
     def dcp_save(self, path: Path) -> Times:
+        """Save with torch.distributed.checkpoint."""
         return timed(lambda: dcp.save(dict(self.state), checkpoint_id=path / "dcp", no_dist=True), path)
 
     def dcp_async_save(self, path: Path) -> Times:
+        """Save asynchronously with torch.distributed.checkpoint."""
         start = time.perf_counter()
         future = dcp.async_save(dict(self.state), checkpoint_id=path / "dcp")
         blocked = time.perf_counter() - start
@@ -69,12 +75,15 @@ class Method:
         return blocked, time.perf_counter() - start
 
     def distcore(self, path: Path) -> Times:
+        """Save with distcore."""
         return self._distcore(path, asynchronous=False)
 
     def distcore_async(self, path: Path) -> Times:
+        """Save asynchronously with distcore."""
         return self._distcore(path, asynchronous=True)
 
     def saver(self, path: Path, asynchronous: bool) -> Saver:
+        """Return a saver that writes to ``path``."""
         checkpoints = self.run.config.checkpoints.model_copy(update={"asynchronous": asynchronous})
         config = self.run.config.model_copy(update={"checkpoints": checkpoints, "out": str(path)})
         return Saver(replace(self.run, config=config), self.hooks, "rows")
@@ -89,6 +98,7 @@ class Method:
 
 
 def timed(work: Callable[[], object], path: Path) -> Times:
+    """Time ``work``, which blocks until its files are written, and their sync."""
     start = time.perf_counter()
     work()
     sync(path)
@@ -97,7 +107,7 @@ def timed(work: Callable[[], object], path: Path) -> Times:
 
 
 def sync(path: Path) -> None:
-    """The others do not sync what they write."""
+    """Write the files of ``path`` through to the disk, which torch's own methods do not do."""
     for file in [path, *path.rglob("*")]:
         handle = os.open(file, os.O_RDONLY)
         os.fsync(handle)
@@ -105,9 +115,10 @@ def sync(path: Path) -> None:
 
 
 class Big(Problem):
-    """One matrix of so many megabytes, moments not counted."""
+    """A model of linear layers that, with its moments, has ``MEGABYTES``."""
 
     def build_model(self, config: RunConfig, data: object) -> nn.Module:
+        """Build the layers, 16 MiB each."""
         layers = max(1, MEGABYTES // 3 // 16)
         return nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(layers))
 
@@ -116,6 +127,7 @@ MEGABYTES = 1200
 
 
 def prepared(folder: Path) -> tuple[Run, Hooks]:
+    """Return a run that has taken a step, so that the optimizer has moments."""
     checkpoints = {"best": None}
     config = resolve(RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
     hooks, world = set_up(config, RankInfo())
@@ -128,7 +140,8 @@ def prepared(folder: Path) -> tuple[Run, Hooks]:
     return run, hooks
 
 
-def products_a_second(while_: Callable[[], bool], at_least: float) -> float:
+def products_per_second(while_: Callable[[], bool], at_least: float) -> float:
+    """Multiply matrices while ``while_`` says so, at least for ``at_least`` seconds; return products per second."""
     left, count, start = torch.ones(256, 256), 0, time.perf_counter()
     while while_() or time.perf_counter() - start < at_least:
         left @ left
@@ -136,41 +149,43 @@ def products_a_second(while_: Callable[[], bool], at_least: float) -> float:
     return count / (time.perf_counter() - start)
 
 
-def throughput(method: Method, folder: Path) -> float:
-    """Speed of the training thread during an asynchronous save, as a share of its speed alone."""
-    alone = products_a_second(lambda: False, 1.0)
-    saver = method.saver(folder, asynchronous=True)
+def throughput(methods: Methods, folder: Path) -> float:
+    """Return the speed of the training thread during an asynchronous save, as a share of its speed without one."""
+    alone = products_per_second(lambda: False, 1.0)
+    saver = methods.saver(folder, asynchronous=True)
     saver.save(Progress(step=1), None)
     assert saver._flight is not None
-    beside = products_a_second(lambda: not saver._flight[0].done(), 0.0)  # type: ignore[index]
+    meanwhile = products_per_second(lambda: not saver._flight[0].done(), 0.0)  # type: ignore[index]
     saver.wait()
-    return beside / alone
+    return meanwhile / alone
 
 
 def main() -> int:
+    """Run all methods, print the table, and return the exit code."""
     global MEGABYTES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=MEGABYTES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure; default: the temporary folder")
     arguments = parser.parse_args()
     MEGABYTES = arguments.megabytes
     names = ["memory_copy", "torch_save", "dcp_save", "dcp_async_save", "distcore", "distcore_async"]
     seconds: dict[str, list[Times]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
         run, hooks = prepared(Path(root))
-        method = Method(run, hooks, Path(root))
+        methods = Methods(run, hooks, Path(root))
         for number in range(arguments.rounds):
             for name in names:
                 path = Path(root, f"{name}-{number}")
                 path.mkdir()
-                seconds[name].append(getattr(method, name)(path))
+                seconds[name].append(getattr(methods, name)(path))
                 shutil.rmtree(path)
-        share = throughput(method, Path(root, "beside"))
-    return show(method.state, seconds, share)
+        share = throughput(methods, Path(root, "asynchronous"))
+    return show(methods.state, seconds, share)
 
 
 def show(state: Any, seconds: dict[str, list[Times]], share: float) -> int:
+    """Print the table; return the exit code."""
     size = sum(tensor.nbytes for tensor in state.values())
     print(f"state of {size / 2**20:.0f} MiB\n")
     print("| method | blocked s | durable s | blocked / memory copy |\n|---|---|---|---|")
@@ -179,7 +194,7 @@ def show(state: Any, seconds: dict[str, list[Times]], share: float) -> int:
         blocked, durable = (statistics.median(column) for column in zip(*times, strict=True))
         print(f"| {name} | {blocked:.3f} | {durable:.3f} | {blocked / copy:.2f} |")
     ratio = statistics.median(blocked for blocked, _ in seconds["distcore_async"]) / copy
-    print(f"\nasynchronous: blocked {ratio:.2f} x a memory copy (allowed {ALLOWED}); steps meanwhile {share:.0%}")
+    print(f"\nasynchronous: blocked {ratio:.2f} x a memory copy (allowed: {ALLOWED}); steps meanwhile {share:.0%}")
     return 0 if ratio <= ALLOWED else 1
 
 

@@ -1,10 +1,10 @@
-"""Peak memory of a rank under fsdp against ddp, for a model of some 100 M parameters read from a local folder.
+"""Compare the peak memory of a rank under fsdp and ddp, for a model of some 100 M parameters from a local folder.
 
     python benchmarks/fsdp_memory.py [--nproc 2] [--model bert-base]
 
-The largest resident set of any rank, in MB, in processes started afresh for each figure: when the ranks have met;
-when the model is built and wrapped; and after three AdamW steps. A rank that never holds the whole model adds less
-to the first figure than the model's own size: that is the bound.
+Each figure is the largest resident set of any rank, in MB, in new processes: after the ranks have joined; after the
+model is built and wrapped; and after three AdamW steps. A rank that never holds the whole model must add less than the
+model's size to the first figure: that is the bound.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ STAGES = ("joined", "wrapped", "trained")
 
 
 def main() -> int:
+    """Print both strategies; return 0 if the bound holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--model", default="bert-base")
@@ -30,7 +31,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         size = in_a_process("save", folder, arguments.model)
         print(f"{arguments.model}: {size / 1e6:.0f} MB of weights, {arguments.nproc} ranks")
-        print("".join(f"{title:>12}" for title in ("strategy", *STAGES)) + "   MB, largest of the ranks")
+        print("".join(f"{title:>12}" for title in ("strategy", *STAGES)) + "   MB, largest rank")
         found = {}
         for strategy in ("ddp", "fsdp"):
             peaks = [in_a_process("peak", folder, strategy, stage, str(arguments.nproc)) for stage in STAGES]
@@ -43,7 +44,7 @@ def main() -> int:
 
 
 def in_a_process(*arguments: str) -> int:
-    """Run one of the functions below in a process of its own, whose memory nothing else has raised."""
+    """Run one of the functions below in a new process, whose peak memory nothing else has raised."""
     done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return int(done.stdout.split()[-1])
 
@@ -63,7 +64,7 @@ def save(folder: str, model: str) -> int:
 
 
 def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
-    """Bytes that the largest of ``nproc`` ranks took, up to the end of ``stage``."""
+    """Return the peak memory, in bytes, of the largest of ``nproc`` ranks up to the end of ``stage``."""
     from distcore import launch, load_config
     from distcore.jobs.train import check
 
@@ -76,6 +77,7 @@ def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
 
 
 def rank(config: object, stage: str) -> int:
+    """Run one rank up to the end of ``stage``; return its peak memory in bytes."""
     from distcore import Progress, RunConfig
     from distcore.engine.loop import steps
     from distcore.engine.resolve import build_strategy, load_task

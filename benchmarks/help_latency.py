@@ -1,4 +1,4 @@
-"""CPU seconds of ``distcore --help``, median of N runs, against the bound; exit code 1 above it."""
+"""Measure the CPU seconds of ``distcore --help``, median of N runs; exit code 1 if the bound is exceeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOUND = 0.25
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """User and system time of ``command`` and of nothing else."""
+    """Return the user and system time of ``command`` in seconds."""
     before = os.times()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = os.times()
@@ -20,6 +20,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def main() -> int:
+    """Print the figures; return 0 if the bound holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=15)
     repeat = parser.parse_args().repeat

@@ -1,9 +1,9 @@
-"""Laws 6 and 7, measured: kill -9 at random moments, and go on as if nothing had happened.
+"""Measure laws 6 and 7: kill runs with SIGKILL at random moments, and resume them.
 
-``kills``: real runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time inside a save, and started again
-with ``--resume auto``, until each has taken its share of the kills. No resume may fail, and the final weights must be
-bit for bit those of an undisturbed run. ``restarts``: under ``--max-restarts`` random ranks of one job are killed; the
-time from each kill to the next step that is logged must be 10 s or less, and no restart may fail.
+``kills``: runs of ``single``, ``ddp`` and ``fsdp`` are killed, every second time during a save, and started again with
+``--resume auto``, until each strategy has had its share of the kills. No resume may fail, and the final weights must
+equal those of an undisturbed run bit for bit. ``restarts``: random ranks of one job with ``--max-restarts`` are killed.
+The time from each kill to the next logged step must be 10 s or less, and no restart may fail.
 
     python benchmarks/kill_resume.py [--kills 100] [--restarts 20] [--seed 0]
 """
@@ -32,22 +32,24 @@ from distcore.plugin import registry
 from distcore.testing.problem import Problem
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}
+"""Strategy to number of ranks."""
 STEPS = 60
 ALLOWED = 10.0
-"""Seconds from a kill to the next step."""
+"""Most seconds from a kill to the next step."""
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 class Slow(Problem):
-    """Three hundredths of a second a step, so that a run lives long enough to be killed."""
+    """The problem with 0.03 s of sleep per step, so that a run lasts long enough to be killed."""
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Sleep, then compute the loss."""
         time.sleep(0.03)
         return super().loss(model, batch)
 
 
 def job(strategy: str, nproc: int, out: str) -> None:
-    """What is killed: ``STEPS`` steps, a checkpoint after each second one."""
+    """Train ``STEPS`` steps, with a checkpoint after every second one: this process gets killed."""
     settings: dict[str, Any] = {
         "strategy": strategy,
         "out": out,
@@ -68,24 +70,28 @@ def job(strategy: str, nproc: int, out: str) -> None:
 
 
 def train_slowly(config: RunConfig) -> None:
+    """Train in one rank."""
     train(config, Slow(dropout=0.1))
 
 
 def start(strategy: str, out: Path) -> subprocess.Popen[str]:
+    """Start a run in a new process."""
     command = [sys.executable, "-W", "ignore", __file__, "--job", strategy, str(out)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def is_writing(out: Path) -> bool:
+    """True while the run writes a checkpoint."""
     return any((out / "checkpoints").glob(".writing-*"))
 
 
 def has_stepped(out: Path) -> bool:
+    """True if the run has logged a step."""
     return (out / "metrics.jsonl").exists()
 
 
-def killed(strategy: str, out: Path, chance: random.Random, in_save: bool) -> str | None:
-    """Start the run, kill it at a random moment; return what it said if it failed before."""
+def run_and_kill(strategy: str, out: Path, chance: random.Random, in_save: bool) -> str | None:
+    """Start the run and kill it at a random moment; return its error output if it failed before that."""
     process = start(strategy, out)
     before = (out / "metrics.jsonl").stat().st_size if has_stepped(out) else 0
     while process.poll() is None and not (has_stepped(out) and (out / "metrics.jsonl").stat().st_size > before):
@@ -95,20 +101,20 @@ def killed(strategy: str, out: Path, chance: random.Random, in_save: bool) -> st
         pass
     time.sleep(chance.random() * 0.02)
     process.kill()
-    _, told = process.communicate(timeout=60)
-    return None if process.returncode in (0, -signal.SIGKILL) else told.strip()
+    _, output = process.communicate(timeout=60)
+    return None if process.returncode in (0, -signal.SIGKILL) else output.strip()
 
 
 def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]:
-    """Return what went wrong."""
+    """Kill and resume runs of one strategy, then compare final weights; return what went wrong."""
     problems: list[str] = []
     whole, disturbed = folder / strategy / "whole", folder / strategy / "killed"
     done = 0
-    while done < kills:  # a run that ended before its next kill is one round; the next begins afresh
+    while done < kills:  # a run is over after 8 kills at most; then the next one starts
         out = disturbed.with_name(f"killed-{len(list(disturbed.parent.glob('killed-*')))}")
         chance = random.Random(f"{seed} {done}")
         for _ in range(min(8, kills - done)):
-            if problem := killed(strategy, out, chance, in_save=done % 2 == 0):
+            if problem := run_and_kill(strategy, out, chance, in_save=done % 2 == 0):
                 problems.append(f"{strategy}, kill {done}: {problem}")
             done += 1
         problems += finish(strategy, out)
@@ -122,9 +128,10 @@ def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]
 
 
 def finish(strategy: str, out: Path) -> list[str]:
+    """Let the run train to its end; return what went wrong."""
     process = start(strategy, out)
-    _, told = process.communicate(timeout=300)
-    return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {told.strip()}"]
+    _, output = process.communicate(timeout=300)
+    return [] if process.returncode == 0 else [f"{strategy}: the resume failed: {output.strip()}"]
 
 
 def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float], str | None]:
@@ -156,6 +163,7 @@ def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float],
 
 
 def wait_for_step(metrics: Path, size: int, process: subprocess.Popen[str]) -> bool:
+    """Wait until the file has grown beyond ``size`` bytes; False if the process ends before that."""
     while not (metrics.exists() and metrics.stat().st_size > size):
         if process.poll() is not None:
             return False
@@ -164,22 +172,23 @@ def wait_for_step(metrics: Path, size: int, process: subprocess.Popen[str]) -> b
 
 
 def main() -> int:
+    """Run both series; return 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--restarts", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments at which to kill")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments at which to kill")
     parser.add_argument("--job", nargs=2, metavar=("STRATEGY", "OUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
         strategy, out = arguments.job
         job(strategy, STRATEGIES[strategy], out)
         return 0
-    here = [name for name in STRATEGIES if name in registry.offers("strategies")]
+    installed = [name for name in STRATEGIES if name in registry.offers("strategies")]
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        for strategy in here if arguments.kills else []:
-            found = kill_series(strategy, -(-arguments.kills // len(here)), Path(folder), arguments.seed)
-            print(f"{strategy}: {-(-arguments.kills // len(here))} kills, {len(found)} problems", flush=True)
+        for strategy in installed if arguments.kills else []:
+            found = kill_series(strategy, -(-arguments.kills // len(installed)), Path(folder), arguments.seed)
+            print(f"{strategy}: {-(-arguments.kills // len(installed))} kills, {len(found)} problems", flush=True)
             problems += found
         if arguments.restarts:
             seconds, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
@@ -187,7 +196,7 @@ def main() -> int:
                   f"median {statistics.median(seconds or [0]):.1f}, largest {max(seconds, default=0):.1f}")  # fmt: skip
             problems += [f"restarts: {problem}"] if problem else []
             problems += ["a restart took too long"] if max(seconds, default=0) > ALLOWED else []
-    print("\n".join(problems) or "no failed resume; every final weight bit for bit that of an undisturbed run")
+    print("\n".join(problems) or "no resume failed; all final weights equal those of undisturbed runs bit for bit")
     return 1 if problems else 0
 
 

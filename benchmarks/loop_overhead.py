@@ -1,12 +1,12 @@
-"""CPU time a step of distcore's loop above a raw PyTorch loop, and the same for three other trainers.
+"""Measure the CPU time per step that distcore's loop adds to a raw PyTorch loop, and compare with other trainers.
 
     python benchmarks/loop_overhead.py [--steps 300] [--rounds 25]
 
-Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
-contenders read the same batches, in the same order, from the same dataset object; they alternate within a round. The
-figure is CPU time a step in a contender's best round, less raw's: what else the machine does only adds. The weights
-after each run must equal the raw loop's bit for bit. The bound: distcore at most 50 µs, and at most Fabric's.
-Lightning and Accelerate are measured where they are installed (pip install lightning accelerate).
+The step is so small (Linear(64, 64), batch 32, AdamW, one thread, one process) that the loop dominates. All contenders
+read the same batches, in the same order, from the same dataset object, and alternate within a round. The figure is the
+CPU time per step in a contender's best round, minus that of the raw loop: other load on the machine can only add time.
+The weights after each run must equal those of the raw loop bit for bit. The bound: distcore adds at most 50 µs, and at
+most as much as Fabric. Lightning and Accelerate are measured if they are installed (pip install lightning accelerate).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logging.disable(logging.WARNING)
 
 
 class Data:
-    """Random inputs and targets, fetched a batch at a time by row numbers."""
+    """Random inputs and targets, as a distcore dataset."""
 
     def __init__(self, rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -59,18 +59,19 @@ class Data:
         return len(self.inputs)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``."""
         rows = torch.from_numpy(indices)
         return {"inputs": self.inputs[rows], "targets": self.targets[rows]}
 
 
 def order_of(steps: int) -> BatchPlan:
-    """The rows of each step, as distcore deals them, so that the others can follow."""
+    """Return distcore's plan of the rows of each step, which all contenders follow."""
     lengths = np.ones(steps * BATCH, dtype=np.int64)
     return BatchPlan(lengths=lengths, global_batch=BATCH, micro_batch=BATCH, seed=0)
 
 
 class Batches:
-    """The same batches for every contender: an iterable with a length."""
+    """The same batches for every contender, as an iterable with a length."""
 
     def __init__(self, data: Data, plan: BatchPlan) -> None:
         self.data, self.plan = data, plan
@@ -84,6 +85,7 @@ class Batches:
 
 
 def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a new model and optimizer, always the same."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
     groups = [{"params": [model.weight], "weight_decay": 0.01}, {"params": [model.bias], "weight_decay": 0.0}]
@@ -91,10 +93,12 @@ def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the loss of a batch divided by its rows."""
     return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum") * (1.0 / BATCH)
 
 
 def raw(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    """Train with a plain PyTorch loop."""
     model, optimizer = fresh()
     with timed():
         for batch in Batches(data, plan):
@@ -109,19 +113,23 @@ class Job:
     """The same job as a distcore task."""
 
     def prepare(self, config: RunConfig) -> Datasets:
+        """Not used."""
         raise NotImplementedError("the benchmark hands its data to the loop")
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Build the model."""
         return nn.Linear(WIDTH, WIDTH)
 
     def weights_folder(self, config: RunConfig) -> None:
-        return None
+        """Return ``None``: the model has random weights."""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the summed loss of a batch."""
         return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum")
 
 
 def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    """Train with distcore's loop."""
     config = RunConfig(
         lr=1e-3,
         out=tempfile.mkdtemp(),
@@ -143,6 +151,7 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
 
 
 def fabric(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    """Train with Lightning Fabric."""
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -158,6 +167,7 @@ def fabric(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Modul
 
 
 def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    """Train with Accelerate."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -172,18 +182,20 @@ def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.M
     return accelerator.unwrap_model(model)
 
 
-class Scored(nn.Module):
-    """What the HF Trainer wants: a model that returns its loss."""
+class WithLoss(nn.Module):
+    """A model that returns its loss, as the Hugging Face Trainer expects."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return the loss under the name that the Trainer expects."""
         return {"loss": mean_loss(self.model, {"inputs": inputs, "targets": targets})}
 
 
 def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+    """Train with the Hugging Face Trainer."""
     from transformers import Trainer, TrainingArguments
 
     model, optimizer = fresh()
@@ -197,7 +209,7 @@ def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.M
             return Batches(data, plan)
 
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    trainer = Ordered(Scored(model), arguments, optimizers=(optimizer, constant), train_dataset=[0])
+    trainer = Ordered(WithLoss(model), arguments, optimizers=(optimizer, constant), train_dataset=[0])
     with timed(), contextlib.redirect_stdout(io.StringIO()):
         trainer.train()
     return model
@@ -208,7 +220,7 @@ NEEDS = {"fabric": "lightning", "accelerate": "accelerate", "hf_trainer": "accel
 
 
 def measure(name: str, data: Data, plan: BatchPlan) -> tuple[float, nn.Module]:
-    """CPU µs a step of one run, and the trained model."""
+    """Return the CPU µs per step of one run, and the trained model."""
     spent: list[float] = []
 
     @contextlib.contextmanager
@@ -222,6 +234,7 @@ def measure(name: str, data: Data, plan: BatchPlan) -> tuple[float, nn.Module]:
 
 
 def main() -> int:
+    """Run all contenders; return 0 if the bound holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=25)
@@ -229,7 +242,7 @@ def main() -> int:
     torch.set_num_threads(1)
     data, plan = Data(arguments.steps * BATCH), order_of(arguments.steps)
     names = [name for name in CONTENDERS if name not in NEEDS or importlib.util.find_spec(NEEDS[name])]
-    for name in names:  # warm up: imports, caches
+    for name in names:  # a short run first, for imports and caches
         measure(name, Data(20 * BATCH), order_of(20))
     costs: dict[str, list[float]] = {name: [] for name in names}
     equal = dict.fromkeys(names, True)
@@ -239,12 +252,12 @@ def main() -> int:
             costs[name].append(cost)
             equal[name] &= weights_equal(model, results["raw"][1])
     best = {name: min(spent) for name, spent in costs.items()}
-    print(f"raw loop: {best['raw']:.0f} µs of CPU a step (best of {arguments.rounds} rounds of {plan.steps} steps)\n")
-    print(f"{'loop':<12} {'µs a step above raw':>20} {'medians':>10}   weights equal raw's")
+    print(f"raw loop: {best['raw']:.0f} µs of CPU per step (best of {arguments.rounds} rounds of {plan.steps} steps)\n")
+    print(f"{'loop':<12} {'µs/step above raw':>20} {'medians':>10}   weights equal raw's")
     middle = statistics.median(costs["raw"])
     for name in names[1:]:
-        apart = statistics.median(costs[name]) - middle
-        print(f"{name:<12} {best[name] - best['raw']:>20.1f} {apart:>10.1f}   {equal[name]}")
+        difference = statistics.median(costs[name]) - middle
+        print(f"{name:<12} {best[name] - best['raw']:>20.1f} {difference:>10.1f}   {equal[name]}")
     mine = best["distcore"] - best["raw"]
     held = mine <= BOUND and equal["distcore"] and best["distcore"] <= best.get("fabric", best["distcore"])
     print(f"\nbound: at most {BOUND:.0f} µs and at most Fabric's, weights bit-equal: {'held' if held else 'BROKEN'}")
@@ -252,6 +265,7 @@ def main() -> int:
 
 
 def weights_equal(model: nn.Module, reference: nn.Module) -> bool:
+    """True if all parameters are equal bit for bit."""
     ours, theirs = list(model.parameters()), list(reference.parameters())
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

@@ -1,12 +1,12 @@
-"""distcore against a hand-written script on the same backend and the same job: samples a second and losses.
+"""Compare distcore with a hand-written script on the same backend and the same job: samples per second and losses.
 
     python benchmarks/native_parity.py [ddp fsdp … horovod/ddp] [--nproc 2] [--rounds 5] [--steps 60]
 
-Both run in ranks started the same way, one thread each, alternating within a round (which one goes first alternates
-too); start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time over the
-rounds is what it costs when nothing else disturbs it: samples a second are of those best times, and the ratio is
-distcore's over the script's. The range is of single rounds. Bound: at least 0.98, and losses equal within 1e-4 of
-their size.
+Both run in ranks that are started in the same way, with one thread each. They alternate within a round, and take turns
+in going first. Start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time
+over the rounds is its time without disturbance: samples per second are computed from these best times. The ratio is
+distcore's samples per second over the script's; the range is that of single rounds. Bound: a ratio of at least 0.98,
+and losses that differ by at most 1e-4 of their size.
 """
 
 from __future__ import annotations
@@ -48,29 +48,33 @@ ROWS = {
 
 @dataclass
 class StepClock:
-    """An extension that notes when each step ended, and the losses of the log lines."""
+    """An extension that records when each step ended, and the losses of the log lines."""
 
     times: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
     @hookimpl
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """Record the time."""
         self.times.append(time.perf_counter())
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Record the loss."""
         self.losses.append(record["loss"])
         CLOCKS[0] = self
 
 
 CLOCKS: list[StepClock | None] = [None]
+"""The clock of the run in this process, once it has logged."""
 
 
 VERSUS = {"horovod/ddp": ("horovod", "ddp")}
-"""Rows that compare two strategies of distcore on the job, for which there is no bound."""
+"""Rows that compare two strategies of distcore; they have no bound."""
 
 
 def config_of(row: str, nproc: int, steps: int, model: str) -> RunConfig:
+    """Return the config of a row's job."""
     strategy, options = ROWS[row]
     return load_config(None, {
         "strategy": strategy, "strategy_options": options, "nproc": nproc, "model": model, "device": "cpu",
@@ -81,26 +85,29 @@ def config_of(row: str, nproc: int, steps: int, model: str) -> RunConfig:
 
 
 def ours(config: RunConfig) -> Timing:
+    """Train with distcore in one rank."""
     train(config.model_copy(update={"out": tempfile.mkdtemp()}))
     clock = sys.modules["distcore_user_native_parity"].CLOCKS[0]
     return Timing(step_seconds=durations(clock.times), losses=clock.losses)
 
 
 def native(config: RunConfig, row: str) -> Timing:
+    """Train with the hand-written script in one rank."""
     rank_info = join()
-    assert rank_info is not None  # launch has placed this rank
+    assert rank_info is not None  # launch() started this rank
     config = resolve(config, rank_info.size)
     task = load_task(config)
     job = Job(config=config, data=task.prepare(config), task=task, rank=rank_info.rank, size=rank_info.size)
     script = importlib.import_module(f"native.{row.partition(':')[0]}_script")
     timing: Timing = script.train(job)
-    gc.collect()  # a wrapped model must go before its process group, or the group's end may wait for it for ever
+    gc.collect()  # free the wrapped model before its process group, whose end may otherwise wait for it forever
     if dist.is_initialized():
         dist.destroy_process_group()
     return timing
 
 
 def main() -> int:
+    """Measure the rows; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", choices=[*ROWS, *VERSUS, []], default=["ddp"])
     parser.add_argument("--nproc", type=int, default=2)
@@ -115,6 +122,7 @@ def main() -> int:
 
 
 def measure(row: str, arguments: argparse.Namespace) -> bool:
+    """Measure one row and print it; True if the bounds hold."""
     one, other = VERSUS.get(row, (row, None))
     config, *others = (
         config_of(name, arguments.nproc, arguments.steps, arguments.model) for name in (one, other) if name
@@ -122,7 +130,7 @@ def measure(row: str, arguments: argparse.Namespace) -> bool:
     calls: dict[str, tuple[Any, ...]] = {"one": (ours, config)}
     calls["other"] = (ours, others[0]) if others else (native, config, row)
     task = load_task(config)
-    task.prepare(config)  # once, outside of what is timed
+    task.prepare(config)  # once, before anything is timed
     seconds: dict[str, list[list[float]]] = {"one": [], "other": []}
     difference = 0.0
     for number in range(arguments.rounds):

@@ -1,8 +1,8 @@
-"""What a resume costs: rows read that are not trained on (none), and time to the first new step against a cold start.
+"""Measure the cost of a resume: rows read but not trained on (none), and the time to the first new step.
 
-A run of 400 steps an epoch is resumed in the middle of its epoch; its data set counts the rows that it is asked for.
-Then ``distcore train`` on the embedded data set is started cold and resumed in the middle of its first epoch, in turn;
-each time counts from the start of the process to the first line of metrics.jsonl. The median of the rounds counts.
+A run with 400 steps per epoch is resumed in the middle of its epoch, with a data set that records which rows are read.
+Then ``distcore train`` on the embedded data set is started cold and resumed in the middle of its first epoch, in turn.
+Times run from the start of the process to the first line of metrics.jsonl; figures are medians over rounds.
 
     python benchmarks/resume.py [--rounds 3] [--model bert-small]
 """
@@ -27,48 +27,51 @@ from distcore import Datasets, RunConfig, train
 from distcore.testing.problem import Problem, Rows
 
 ALLOWED = 1.2
+"""Longest time to the first step of a resumed run, in cold starts."""
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-class Counting(Rows):
-    """Rows that remember which of them were read."""
+class RecordingRows(Rows):
+    """Rows that record which of them were read."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
         self.read: list[int] = []
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Record the rows, and return them."""
         self.read += indices.tolist()
         return super().batch(indices)
 
 
-class Counted(Problem):
-    """The laws' problem on rows that count."""
+class RecordingProblem(Problem):
+    """The laws' problem on rows that record reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "counting", Counting(3200))
+        object.__setattr__(self, "rows_with_record", RecordingRows(3200))
 
     def prepare(self, config: RunConfig) -> Datasets:
-        return replace(super().prepare(config), train=self.counting)  # type: ignore[attr-defined]
+        """Return the data sets with the recording rows."""
+        return replace(super().prepare(config), train=self.rows_with_record)  # type: ignore[attr-defined]
 
 
 def rows_read(out: Path, epochs: int) -> tuple[int, int]:
-    """Rows read by a whole run, and by one that goes on from its middle."""
+    """Return the number of rows read by a whole run, and by a run that resumes from its middle."""
     counts = []
     for resume in (None, str(out / "checkpoints/step-00000200")):
-        task = Counted()
+        task = RecordingProblem()
         config = RunConfig(
             out=str(out), global_batch_size=8, epochs=epochs, save_every=200, lr=0.01, device="cpu", resume=resume,
             extensions={"progress": False, "metrics": False}, log_level="error", checkpoints={"keep_last": 9},
         )  # fmt: skip
         train(config, task)
-        counts.append(len(task.counting.read))  # type: ignore[attr-defined]
+        counts.append(len(task.rows_with_record.read))  # type: ignore[attr-defined]
     return counts[0], counts[1]
 
 
 def seconds_to_first_step(out: Path, model: str, *more: str) -> float:
-    """Start the command line, wait for its first logged step, and end it."""
+    """Start ``distcore train``, wait for its first logged step, and kill it."""
     metrics = out / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     start = time.monotonic()
@@ -84,13 +87,14 @@ def seconds_to_first_step(out: Path, model: str, *more: str) -> float:
 
 
 def run(out: Path, model: str, *more: str) -> subprocess.Popen[str]:
+    """Start ``distcore train`` in a new process."""
     flags = f"--out {out} --model {model} --save-every 10 --set extensions.progress=false --set device=cpu"
     command = [sys.executable, "-m", "distcore", "train", *flags.split(), *more]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
 
 
 def prepared(out: Path, model: str) -> None:
-    """A run folder whose run was killed after its first checkpoint, at step 10."""
+    """Fill a run folder with a run that is killed after its first checkpoint, at step 10."""
     process = run(out, model)
     while not list(out.glob("checkpoints/step-*")) and process.poll() is None:
         time.sleep(0.05)
@@ -99,6 +103,7 @@ def prepared(out: Path, model: str) -> None:
 
 
 def main() -> int:
+    """Print the figures; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="bert-small")

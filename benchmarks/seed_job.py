@@ -1,22 +1,22 @@
-"""The job that the design comes from, against a plain script that does what the published ones do.
+"""Compare distcore with a plain script on the seed's job: fine-tune a BERT as the published scripts do.
 
     python benchmarks/seed_job.py --data emotion.json [--nproc 1 2] [--seeds 0 1 2] [--model bert-small] [--steps 50]
 
-The first 10,000 rows shuffled with seed 123, 92 % to train on, 32 rows a rank, AdamW 3e-5, weight decay 0.01 but not on
-biases and norms, one epoch, at most 128 tokens; a pretrained BERT with a new head for each seed. ``--model`` is a local
-folder or a hub name; a built-in model is pretrained here first, two epochs on the rows of the file that are left
-over. From random weights there would be nothing to compare: at the published 5e-4 a BERT 512 wide stays at the
-majority class.
+The job: the first 10,000 rows, shuffled with seed 123, 92 % of them for training; 32 rows per rank; AdamW at 3e-5 with
+weight decay 0.01, but not on biases and norms; one epoch; at most 128 tokens; a pretrained BERT with a new head for
+each seed. ``--model`` is a local folder or a hub name. A built-in model is first pretrained here, for two epochs on the
+remaining rows of the file. From random weights there would be nothing to compare: at the published 5e-4 a BERT with
+hidden size 512 always predicts the majority class.
 
-For each number of ranks and seed, three runs from the same weights, in an order that rotates: the script
+For each number of ranks and seed there are three runs from the same weights, in rotating order: the script
 (benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32; padding to the longest row of a
-micro-batch), and ``--preset fast``. The learning rate is constant as published, but under the preset it decays, as it
-does in distcore unless told otherwise: length windows want that (docs/speed.md). The ratio is of samples a second in
-training, from before the first batch to after the last step; start-up and evaluation are in neither. Accuracy is
-judged for all three by the same code, on the 800 rows kept and on 10,000 rows that nothing was trained on. With
-``--steps`` only speed is looked at, over those steps; the first few are not as long as the epoch's, and pay for the
-start.
-Bounds: 3 times the script's samples a second, 8 times with the preset; mean accuracy at most 0.5 point below.
+micro-batch), and distcore with ``--preset fast``. The learning rate is constant, as published, but decays with the
+preset, which is distcore's default and what length windows need (docs/speed.md). The ratio compares samples per second
+of training, from before the first batch to after the last step, without start-up and evaluation. The same code measures
+the accuracy of all three, on the 800 remaining rows and on 10,000 rows that nothing was trained on. With ``--steps``
+only speed is measured, over so many steps; the first steps are not as long as those of a whole epoch, and include
+warm-up.
+Bounds: 3 times the script's samples per second, 8 times with the preset; mean accuracy at most 0.5 points lower.
 """
 
 from __future__ import annotations
@@ -52,30 +52,38 @@ class Job:
     """What the three runs of a seed have in common."""
 
     folder: Path
+    """Folder with the rows, and of the runs."""
     model: Path
+    """The pretrained model with a new head."""
     seed: int
     nproc: int
+    """Ranks."""
     lr: float
     steps: int | None
+    """Stop after so many steps; ``None``: one epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one run did: samples a second of training, and accuracy in percent on the kept and the unseen rows."""
+    """The result of one run."""
 
     speed: float
+    """Samples per second of training."""
     kept: float | None = None
+    """Accuracy in percent on the rows kept from training."""
     unseen: float | None = None
+    """Accuracy in percent on rows of no run."""
 
 
 def main() -> int:
+    """Run the job; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
     parser.add_argument("--model", default="bert-small", help="a built-in model, a folder or a hub name")
     parser.add_argument("--nproc", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=3e-5)
-    parser.add_argument("--steps", type=int, help="stop after so many steps; accuracy is not looked at")
+    parser.add_argument("--steps", type=int, help="stop after so many steps, and do not measure accuracy")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seed-job-") as name:
         folder = Path(name)
@@ -91,9 +99,9 @@ def main() -> int:
 
 
 def split(data: Path, folder: Path) -> None:
-    """Write train.json, kept.json, unseen.json, and all that is left over as others.json.
+    """Write train.json, kept.json, unseen.json, and the remaining rows to others.json.
 
-    Raises OSError or ValueError, one line, where ``data`` is not there or does not have the rows for it.
+    Raises OSError or ValueError, one line, if ``data`` is missing, has too few rows, or other rows than expected.
     """
     try:
         read = json.loads(data.read_text(encoding="utf-8"))
@@ -112,7 +120,7 @@ def split(data: Path, folder: Path) -> None:
 
 
 def pretrained(folder: Path, model: str, steps: int | None) -> Path:
-    """A Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the rows left over."""
+    """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows."""
     from distcore.tasks.text_classification.models import BUILT_IN_MODELS, model_folder
 
     if model not in BUILT_IN_MODELS:
@@ -127,7 +135,7 @@ def pretrained(folder: Path, model: str, steps: int | None) -> Path:
 
 
 def compare(folder: Path, start: Path, arguments: argparse.Namespace, nproc: int) -> bool:
-    """Run all three for every seed on ``nproc`` ranks, print the table, and say whether the bounds hold."""
+    """Run all three for every seed on ``nproc`` ranks and print the table; True if the bounds hold."""
     outcomes: dict[str, list[Outcome]] = {"script": [], **{name: [] for name in OURS}}
     names = list(outcomes)
     for number, seed in enumerate(arguments.seeds):
@@ -144,7 +152,7 @@ def compare(folder: Path, start: Path, arguments: argparse.Namespace, nproc: int
 
 
 def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome]) -> bool:
-    """Print one line of the table; True if the line keeps its bounds."""
+    """Print one line of the table; True if its bounds hold."""
     ratios = [ours.speed / theirs.speed for ours, theirs in zip(found, script, strict=True)]
     ratio = statistics.median(ratios)
     speed = statistics.median(outcome.speed for outcome in found)
@@ -155,7 +163,7 @@ def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome]) -> bool
 
 
 def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tuple[str, float]:
-    """Mean accuracy on ``rows`` with its range and its distance to the script's, in points; and the distance."""
+    """Return the mean accuracy on ``rows``, range and difference from the script's, as text; and the difference."""
     ours, theirs = ([getattr(outcome, rows) for outcome in outcomes] for outcomes in (found, script))
     if None in ours:
         return "-", 0.0
@@ -164,7 +172,7 @@ def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> t
 
 
 def with_new_head(folder: Path, start: Path, seed: int) -> Path:
-    """The pretrained model as a folder of its own, with a head of random weights for the job's classes."""
+    """Return a folder with the pretrained model and a new head of random weights from ``seed``."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -182,7 +190,7 @@ def with_new_head(folder: Path, start: Path, seed: int) -> Path:
 
 
 def outcome(job: Job, name: str) -> Outcome:
-    """Run one of the three and judge what it trained."""
+    """Run one of the three, and measure the accuracy of what it trained."""
     out = job.folder / f"{name.replace(' ', '-')}-{job.nproc}-{job.seed}"
     trained, speed = run_script(job, out) if name == "script" else run_ours(job, out, OURS[name])
     if job.steps is not None:
@@ -192,6 +200,7 @@ def outcome(job: Job, name: str) -> Outcome:
 
 
 def run_script(job: Job, out: Path) -> tuple[Path, float]:
+    """Run the script; return the folder of the trained model, and samples per second."""
     script = str(Path(__file__).parent / "native/seed_script.py")
     several = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={job.nproc}"]
     end = [f"--steps={job.steps}"] if job.steps else []
@@ -203,6 +212,7 @@ def run_script(job: Job, out: Path) -> tuple[Path, float]:
 
 
 def run_ours(job: Job, out: Path, flags: Sequence[str]) -> tuple[Path, float]:
+    """Run distcore; return the folder of the trained model, and samples per second."""
     strategy = ["--strategy", "single" if job.nproc == 1 else "ddp", "--nproc", str(job.nproc)]
     data = ["--data", str(job.folder / "train.json"), "--eval-data", str(job.folder / "kept.json")]
     same = ["--global-batch-size", str(32 * job.nproc), "--lr", str(job.lr), "--seed", str(job.seed), "--out", str(out)]
@@ -215,13 +225,14 @@ def run_ours(job: Job, out: Path, flags: Sequence[str]) -> tuple[Path, float]:
 
 
 def quiet(command: Sequence[str]) -> None:
+    """Run ``command``, and exit with its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
 def accuracy(model_folder: Path, rows_file: Path) -> float:
-    """Percent of the rows that the model gets right: plain transformers, fp32, rows of like length together."""
+    """Return the accuracy in percent, with plain transformers in fp32; rows of similar length share a batch."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,21 +1,25 @@
-"""Measure the laws and write the tables of the READMEs: python tools/law_tables.py [ddp fsdp …]
+"""Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp …]
 
-A table stands between ``<!-- laws -->`` and ``<!-- /laws -->``: a row a case, a column a set of options, in it the
-measured error. What a strategy is exempt from is a dash, with the reason below the table.
+What is measured goes into docs/laws.json, case by case; without names everything is measured, with ``--tables-only``
+nothing. The tables between ``<!-- laws -->`` and ``<!-- /laws -->`` are made from that file: in each README one column
+per setting, in docs/laws.md one per strategy. A cell is the largest error of the cases in its row.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
-import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from distcore.testing.cases import LAWS, Finding
+from distcore.testing.cases import LAWS
 from distcore.testing.runner import check
 
 ROOT = Path(__file__).parents[1]
-COLUMNS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
+NUMBERS = ROOT / "docs/laws.json"
+SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     "plugins/ddp": [("ddp", "ddp", 2, {}), ("static graph", "ddp", 2, {"static_graph": True}), ("dp", "dp", 1, {})],
     "plugins/fsdp": [
         ("full", "fsdp", 2, {}),
@@ -31,47 +35,145 @@ COLUMNS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     ],
     "examples/strategy-localsgd": [("every=1", "localsgd", 2, {}), ("every=4", "localsgd", 2, {"every": 4})],
 }
+"""By the folder whose README shows them: title, strategy, ranks and options."""
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
+Setting = dict[str, Any]
+"""title, strategy, ranks, options, and ``found``: by case the measured error, or the reason of an exemption."""
 
-def table(columns: dict[str, list[Finding]]) -> str:
-    """Return the findings as Markdown; raises SystemExit if a law is broken."""
-    first = next(iter(columns.values()))
-    lines = [f"| law | case | bound | {' | '.join(columns)} |", "|---|---|---|" + "---|" * len(columns)]
-    for row, finding in enumerate(first):
-        cells = [_cell(found[row]) for found in columns.values()]
-        bounds = {f"{found[row].bound:.0e}" for found in columns.values() if found[row].bound}
-        law = f"{LAWS[finding.law]} {finding.law}"
-        lines.append(f"| {law} | {finding.case} | {'/'.join(sorted(bounds)) or '0'} | {' | '.join(cells)} |")
-    reasons = {(name, f.note): None for name, found in columns.items() for f in found if f.held is None}
-    notes = [
-        f"- {name}: {', '.join(f.case for f in columns[name] if f.held is None and f.note == note)}: {note}"
-        for name, note in reasons
+
+def measured(title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]) -> Setting:
+    """Measure one setting, and note law and bound of what was measured in ``cases``.
+
+    Raises SystemExit if a law is broken.
+    """
+    print(f"measure {strategy} {options} on {ranks} rank(s)", flush=True)
+    findings = check(strategy, ranks, options)
+    if broken := [str(finding) for finding in findings if finding.held is False]:
+        raise SystemExit("\n".join(broken))
+    for finding in findings:
+        known = cases.setdefault(finding.case, {"law": finding.law, "bound": 0.0})
+        known["bound"] = max(known["bound"], finding.bound or 0.0)
+    found = {finding.case: finding.note if finding.error is None else _short(finding.error) for finding in findings}
+    return {"title": title, "strategy": strategy, "ranks": ranks, "options": options, "found": found}
+
+
+def _short(error: float) -> float:
+    """Two digits, as the tables show them."""
+    return float(f"{error:.1e}")
+
+
+def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
+    """Fold the cases of each law that share a bound into one row; a column is the worst of its settings."""
+    lines = [f"| law | bound | {' | '.join(columns)} | cases |", "|---|---|" + "---|" * len(columns) + "---|"]
+    for (law, bound), names in _folded(cases).items():
+        cells = [
+            _cell([setting["found"][name] for setting in settings for name in names]) for settings in columns.values()
+        ]
+        lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} | {', '.join(names)} |")
+    exempt = list(_exempt(cases, columns))
+    return "\n".join([*lines, "", *(["Exempt, with the declared reason:", "", *exempt] if exempt else [])]) + "\n"
+
+
+def _folded(cases: dict[str, Any]) -> dict[tuple[str, float], list[str]]:
+    """The names of the cases by law and bound, laws in order, exact ones first."""
+    folded: dict[tuple[str, float], list[str]] = {}
+    for name, case in cases.items():
+        folded.setdefault((case["law"], case["bound"]), []).append(name)
+    return dict(sorted(folded.items(), key=lambda item: (LAWS[item[0][0]], item[0][1])))
+
+
+def _bound(names: list[str], bound: float) -> str:
+    if names == ["failing-rank-ends-job"]:
+        return f"{bound:g} s"
+    return f"{bound:.0e}" if bound else "exact"
+
+
+def _cell(found: list[float | str]) -> str:
+    errors = [error for error in found if not isinstance(error, str)]
+    if not errors:
+        return "exempt"
+    largest = f"{max(errors):.1e}" if max(errors) else "0"
+    return f"{largest}, some exempt" if len(errors) < len(found) else largest
+
+
+def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterator[str]:
+    """One line per column and reason; the cases of a law that is exempt as a whole by the law."""
+    for column, settings in columns.items():
+        reasons: dict[str, dict[str, list[str]]] = {}
+        for setting in settings:
+            for name, reason in setting["found"].items():
+                if isinstance(reason, str):
+                    reasons.setdefault(reason, {}).setdefault(setting["title"], []).append(name)
+        for reason, exempt in reasons.items():
+            everywhere = len(exempt) == len(settings)
+            where = "" if everywhere else f" ({'; '.join(exempt)})"
+            names = list(dict.fromkeys(name for by_setting in exempt.values() for name in by_setting))
+            yield f"- {column}{where}: {', '.join(_listed(names, cases))}: {reason}"
+
+
+def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
+    for law in LAWS:
+        of_law = [name for name, case in cases.items() if case["law"] == law]
+        gone = [name for name in of_law if name in names]
+        yield from [f"law {LAWS[law]}"] if gone == of_law else gone
+
+
+def by_setting(numbers: dict[str, Any], folder: str) -> str:
+    """The table of a README."""
+    return "The largest error of the cases in a row; 0 is exactly 0.\n\n" + table(
+        numbers["cases"], {setting["title"]: [setting] for setting in numbers["settings"][folder]}
+    )
+
+
+def by_strategy(numbers: dict[str, Any]) -> str:
+    """The table of docs/laws.md, and what each of its columns covers."""
+    columns: dict[str, list[Setting]] = {}
+    for folder, settings in numbers["settings"].items():
+        for setting in settings if folder.startswith("plugins/") else []:
+            columns.setdefault(setting["strategy"], []).append(setting)
+    covers = [f"- {name}: {'; '.join(map(_layout, settings))}" for name, settings in columns.items()]
+    return "\n".join([table(numbers["cases"], columns), "Measured under:", "", *covers]) + "\n"
+
+
+def _layout(setting: Setting) -> str:
+    options = ", ".join(f"`{key}={value}`" for key, value in setting["options"].items()) or "default options"
+    return f"{options} on {setting['ranks']} rank{'s' if setting['ranks'] > 1 else ''}"
+
+
+def pages(numbers: dict[str, Any]) -> dict[Path, str]:
+    """Every page with a table of the laws, with the table that it should show."""
+    tables = {ROOT / folder / "README.md": by_setting(numbers, folder) for folder in numbers["settings"]}
+    return tables | {ROOT / "docs/laws.md": by_strategy(numbers)}
+
+
+def with_table(text: str, found: str) -> str:
+    """The page ``text`` with ``found`` between its marks."""
+    return MARKS.sub(lambda marks: f"{marks[1]}{found}{marks[2]}", text)
+
+
+def chosen(names: Collection[str]) -> list[str]:
+    """The folders that are meant by the last part of their names; all where nothing is said."""
+    wanted = set(names)
+    return [
+        folder for folder in SETTINGS if not wanted or folder.rpartition("/")[2].removeprefix("strategy-") in wanted
     ]
-    return "\n".join([*lines, "", *(["Exempt, with the declared reason:", "", *notes] if notes else [])]) + "\n"
 
 
-def _cell(finding: Finding) -> str:
-    if finding.held is None:
-        return "–"
-    if not finding.held:
-        raise SystemExit(str(finding))
-    return "0" if not finding.error else f"{finding.error:.1e}"
-
-
-def main(chosen: list[str]) -> None:
-    for folder, settings in COLUMNS.items():
-        if chosen and Path(folder).name not in chosen and Path(folder).name.removeprefix("strategy-") not in chosen:
-            continue
-        columns = {
-            title: check(strategy, nproc, settings={f"strategy_options.{key}": value for key, value in options.items()})
-            for title, strategy, nproc, options in settings
-        }
-        readme = ROOT / folder / "README.md"
-        found = table(columns)
-        readme.write_text(MARKS.sub(lambda marks, found=found: f"{marks[1]}{found}{marks[2]}", readme.read_text()))
-        print(f"{readme}\n{found}", flush=True)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="folders to measure; default: all")
+    parser.add_argument("--tables-only", action="store_true", help="measure nothing, write the tables again")
+    arguments = parser.parse_args()
+    numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
+    settings = numbers["settings"]
+    for folder in [] if arguments.tables_only else chosen(arguments.names):
+        settings[folder] = [measured(*setting, numbers["cases"]) for setting in SETTINGS[folder]]
+        numbers["settings"] = {name: settings[name] for name in SETTINGS if name in settings}
+        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
+    for page, found in pages(numbers).items():
+        page.write_text(with_table(page.read_text(), found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

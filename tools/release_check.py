@@ -25,7 +25,7 @@ from pathlib import Path
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 PLACEHOLDER = "example.invalid"
-"""The host that stands in pyproject.toml, CHANGELOG.md and SECURITY.md until the project has addresses."""
+"""The host in pyproject.toml, CHANGELOG.md and SECURITY.md until the project has real addresses."""
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 SPDX = "Apache-2.0"
 
@@ -36,25 +36,28 @@ class Archive:
 
     file: Path
     members: dict[str, bytes]
-    """Content by path; without the top folder, which every file of an sdist is in."""
+    """Content by path; for an sdist, relative to its top folder."""
     metadata_folder: str
-    """Where the metadata stands, with a slash at its end: ``X.dist-info/`` in a wheel, the top of an sdist."""
+    """Folder of the metadata: ``X.dist-info/`` in a wheel, empty in an sdist, where it is at the top."""
 
     @property
     def is_wheel(self) -> bool:
+        """True for a wheel, False for an sdist."""
         return self.file.suffix == ".whl"
 
     @cached_property
     def metadata(self) -> Message:
+        """The fields of METADATA or PKG-INFO."""
         return message_from_bytes(self.members[f"{self.metadata_folder}{'METADATA' if self.is_wheel else 'PKG-INFO'}"])
 
     @property
     def name(self) -> str:
+        """The name of the distribution."""
         return str(self.metadata["Name"])
 
 
 def read(file: Path) -> Archive:
-    """Read a wheel or an sdist."""
+    """Read a wheel or an sdist into memory."""
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as wheel:
             members = {name: wheel.read(name) for name in wheel.namelist()}
@@ -81,6 +84,7 @@ def version_problems(archive: Archive) -> Iterator[str]:
 
 
 def license_problems(archive: Archive) -> Iterator[str]:
+    """Check that the archive names and holds the project's LICENSE."""
     if archive.metadata["License-Expression"] != SPDX:
         yield f"License-Expression is {archive.metadata['License-Expression']}, expected {SPDX}"
     path = f"{archive.metadata_folder}licenses/LICENSE" if archive.is_wheel else "LICENSE"
@@ -91,6 +95,7 @@ def license_problems(archive: Archive) -> Iterator[str]:
 
 
 def address_problems(archive: Archive) -> Iterator[str]:
+    """Check that there are project URLs, and no placeholders."""
     if not archive.metadata.get_all("Project-URL"):
         yield "no project URLs"
     for name in sorted(name for name, content in archive.members.items() if PLACEHOLDER.encode() in content):
@@ -98,7 +103,7 @@ def address_problems(archive: Archive) -> Iterator[str]:
 
 
 def changelog_problems(archive: Archive) -> Iterator[str]:
-    """Of the archive that has a changelog: the core's sdist."""
+    """Check the changelog, in the one archive that has one: the core's sdist."""
     changelog = archive.members.get("CHANGELOG.md", b"").decode()
     heading = rf"^## \[{re.escape(str(archive.metadata['Version']))}\] - \d{{4}}-\d\d-\d\d$"
     if changelog and not re.search(heading, changelog, re.M):
@@ -106,7 +111,7 @@ def changelog_problems(archive: Archive) -> Iterator[str]:
 
 
 def pair_problems(archives: list[Archive]) -> Iterator[str]:
-    """Each distribution as an sdist and a wheel of one version."""
+    """Check that each distribution has one sdist and one wheel, of the same version."""
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for archive in archives:
         kind = "wheel" if archive.is_wheel else "sdist"
@@ -118,7 +123,7 @@ def pair_problems(archives: list[Archive]) -> Iterator[str]:
 
 
 def problems(archives: list[Archive]) -> Iterator[str]:
-    """One line for everything that forbids publishing ``archives``."""
+    """Yield one line for each reason not to publish ``archives``."""
     yield from pair_problems(archives)
     for archive in archives:
         for check in (version_problems, license_problems, address_problems, changelog_problems):
@@ -126,6 +131,7 @@ def problems(archives: list[Archive]) -> Iterator[str]:
 
 
 def main() -> int:
+    """Check a folder and print the problems; return 0 if there are none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the sdists and wheels are")
     folder = parser.parse_args().folder

@@ -1,4 +1,4 @@
-"""What people write by hand for Hugging Face Accelerate, its DDP."""
+"""A hand-written training script for Hugging Face Accelerate with DDP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 
 def train(job: Job) -> Timing:
+    """Train in one rank; return the step times and losses."""
     bucket_view = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
         cpu=True,

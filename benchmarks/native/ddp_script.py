@@ -1,4 +1,4 @@
-"""What people write by hand for DistributedDataParallel."""
+"""A hand-written training script for DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(job: Job) -> Timing:
+    """Train in one rank; return the step times and losses."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(job.groups(model.module), lr=job.config.lr, fused=True)
@@ -37,5 +38,6 @@ def train(job: Job) -> Timing:
 
 
 def mean(value: Tensor) -> Tensor:
+    """Average a value over ranks."""
     dist.all_reduce(value)
     return value / dist.get_world_size()

@@ -1,4 +1,4 @@
-"""What people write by hand for DeepSpeed: a config, ``initialize``, and ``step`` after every micro-batch."""
+"""A hand-written training script for DeepSpeed: a config, ``initialize``, and ``step`` after every micro-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 
 def train(job: Job) -> Timing:
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled at the first start
+    """Train in one rank; return the step times and losses."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled on first use
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)
     deepspeed.init_distributed("gloo")
@@ -42,6 +43,7 @@ def train(job: Job) -> Timing:
 
 
 def config_of(job: Job, model: Any) -> dict[str, Any]:
+    """Return DeepSpeed's config for the job."""
     zero = {"stage": job.config.strategy_options["stage"]}
     if zero["stage"] == 3:
         zero["stage3_param_persistence_threshold"] = 10 * model.config.hidden_size
@@ -54,5 +56,6 @@ def config_of(job: Job, model: Any) -> dict[str, Any]:
 
 
 def mean(value: Tensor) -> Tensor:
+    """Average a value over ranks."""
     dist.all_reduce(value)
     return value / dist.get_world_size()

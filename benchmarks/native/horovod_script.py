@@ -1,4 +1,4 @@
-"""What people write by hand for Horovod: wrap the optimizer, broadcast once, synchronise before clipping."""
+"""A hand-written training script for Horovod: wrap the optimizer, broadcast once, synchronise before clipping."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from distcore_horovod.rendezvous import connect
 
 
 def train(job: Job) -> Timing:
+    """Train in one rank; return the step times and losses."""
     init(job)
     model = job.model()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -44,5 +45,5 @@ def train(job: Job) -> Timing:
 
 
 def init(job: Job) -> None:
-    """What horovodrun would do for these ranks, which distcore has started: tell them their place, let them meet."""
+    """Connect the ranks. distcore has started them, so nobody else does what ``horovodrun`` would do."""
     connect(RankInfo(rank=job.rank, size=job.size, local_rank=job.rank, local_size=job.size), timeout=60)

@@ -1,8 +1,9 @@
-"""The seed's job as the published scripts do it: tokenise while collating, pad every row to 128, fp32, one Python loop.
+"""The seed's job as the published scripts do it: tokenise when collating, pad every row to 128, fp32, one Python loop.
 
     python benchmarks/native/seed_script.py MODEL_FOLDER TRAIN.json OUT --seed 0        alone, or under torchrun
 
-It knows nothing of distcore. OUT gets the trained model, and timing.json: samples, seconds, milliseconds of each step.
+It does not use distcore. It writes to OUT the trained model, and timing.json: samples, seconds, and milliseconds of
+each step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MAX_LENGTH, BATCH, LOG_EVERY = 128, 32, 10
 
 
 def main() -> None:
+    """Train, save the model and the times."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("train")
@@ -64,6 +66,7 @@ def main() -> None:
 
 
 def groups(model: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups of AdamW: no weight decay on biases and normalisation weights."""
     plain = ("bias", "LayerNorm.weight")
     return [
         {"params": [p for n, p in model.named_parameters() if not n.endswith(plain)], "weight_decay": 0.01},
@@ -74,7 +77,7 @@ def groups(model: Any) -> list[dict[str, Any]]:
 def train(
     model: Any, optimizer: torch.optim.Optimizer, loader: Any, device: torch.device, steps: int | None
 ) -> tuple[int, list[float]]:
-    """One epoch, or its first ``steps``; this rank's samples, and the time at the start and after each step."""
+    """Train one epoch, or its first ``steps``. Return this rank's samples, and the times of start and step ends."""
     model.train()
     samples, times = 0, [time.perf_counter()]
     autocast = torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
@@ -94,7 +97,7 @@ def train(
             print(f"step {number} loss {shown.item():.4f}", flush=True)
         samples += len(batch["labels"])
         times.append(time.perf_counter())
-    if device.type == "cuda":  # the last steps may only be queued yet
+    if device.type == "cuda":  # the last steps may still be running
         torch.cuda.synchronize()
         times[-1] = time.perf_counter()
     return samples, times

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
     from distcore.data.cache import cached_folder as cached_folder
+    from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat as flat
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
     from distcore.distributed.process_group import join_process_group as join_process_group
-    from distcore.distributed.process_group import lay_out_gradients as lay_out_gradients
     from distcore.distributed.process_group import leave_process_group as leave_process_group
     from distcore.distributed.process_group import open_store as open_store
+    from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
     from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "defaults": "distcore.plugin.defaults",
+    "dtensors": "distcore.distributed.dtensors",
     "flat": "distcore.distributed.flat",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
@@ -92,7 +94,7 @@ _HOME = {
     "gather_rows": "distcore.distributed.process_group",
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
-    "lay_out_gradients": "distcore.distributed.process_group",
+    "rebuild_gradient_buckets": "distcore.distributed.process_group",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
     "sum_over_ranks": "distcore.distributed.process_group",
@@ -111,4 +113,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
-    return module if name in ("defaults", "flat") else getattr(module, name)
+    return module if name in ("defaults", "dtensors", "flat") else getattr(module, name)

@@ -25,9 +25,11 @@ class Optimizer(_Tree):
     """AdamW; biases and normalisation weights get no weight decay."""
 
     name: str = Field("adamw", description="optimizer; a strategy may offer its own")
-    weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, per unit of learning rate")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay rates of the running means of the gradient and of its square"
+    )
+    eps: float = Field(1e-8, gt=0, description="added to the denominator of the step, against division by zero")
 
 
 class Schedule(_Tree):
@@ -35,9 +37,9 @@ class Schedule(_Tree):
 
     name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
-        "auto", description="optimizer steps; auto: warmup_ratio of the run"
+        "auto", description="optimizer steps in which the rate rises to its peak; auto: warmup_ratio of the run"
     )
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
 
 
 class Clip(_Tree):
@@ -50,8 +52,8 @@ class Clip(_Tree):
 class Columns(_Tree):
     """Names of the columns in files with named columns."""
 
-    text: str = "text"
-    label: str = "label"
+    text: str = Field("text", description="column that holds the text")
+    label: str = Field("label", description="column that holds the label")
 
 
 class Loader(_Tree):
@@ -67,7 +69,7 @@ class Loader(_Tree):
 class Tokenizer(_Tree):
     """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
 
-    vocab_size: int = Field(8000, ge=64)
+    vocab_size: int = Field(8000, ge=64, description="tokens in the vocabulary")
 
 
 class Checkpoints(_Tree):
@@ -75,7 +77,7 @@ class Checkpoints(_Tree):
 
     best: Literal["loss", "accuracy"] | None = Field("loss", description="also keep the best evaluation; null: off")
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
-    asynchronous: bool = Field(False, description="write beside the next steps, from a copy in memory")
+    asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
 
 
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
@@ -92,48 +94,63 @@ class RunConfig(_Tree):
     preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")
     strategy: str = Field("single", description="how the model is spread over ranks")
     strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
-    nproc: int | Auto = Field("auto", description="processes to start here; auto: one a GPU, else one")
+    nproc: int | Auto = Field(
+        "auto", description="processes to start on this machine; auto: one per GPU, or one where there is none"
+    )
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="type of device; auto: cuda where torch sees a GPU"
+    )
     task: str = Field("text-classification", description="what is trained")
     model: str = Field("bert-mini", description="built-in name, local Hugging Face folder, or hub name")
     data: str = Field("stdlib-docs", description="data file, or the name of an embedded data set")
     eval_data: str | None = Field(None, description="file to evaluate on, instead of a part of --data")
     test_data: str | None = Field(None, description="file for the final test; default: the evaluation rows")
     eval_fraction: float = Field(0.1, gt=0, lt=1, description="part of --data kept for evaluation")
-    columns: Columns = Columns()
-    epochs: int = Field(1, ge=1)
+    columns: Columns = Field(Columns(), description="names of the columns in data files")
+    epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
     micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
     lr: float | Auto = Field("auto", description="peak learning rate; auto: 1e-4 or 5e-4 from scratch, 3e-5 pretrained")
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    clip: Clip = Clip()
+    optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
+    schedule: Schedule = Field(Schedule(), description="learning rate over the run")
+    clip: Clip = Field(Clip(), description="gradient clipping")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
     )
-    max_seq_len: int = Field(128, ge=4, description="longer rows are cut, in tokens")
-    dropout: float | None = Field(None, ge=0, lt=1, description="overrides the model's own")
-    gradient_checkpointing: bool = False
-    tokenizer: Tokenizer = Tokenizer()
-    loader: Loader = Loader()
-    seed: int = Field(0, ge=0, lt=2**32)
+    max_seq_len: int = Field(128, ge=4, description="tokens of a row; longer rows are cut")
+    dropout: float | None = Field(None, ge=0, lt=1, description="probability of dropout, 0 to 1; null: the model's own")
+    gradient_checkpointing: bool = Field(
+        False,
+        description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
+    )
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the vocabulary that a built-in model trains")
+    loader: Loader = Field(Loader(), description="how rows become batches")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
+    )
     out: str | None = Field(None, description="run folder; default: a new one under runs/")
     resume: str | None = Field(None, description="auto, or the path of a checkpoint")
-    resume_changed: list[str] | None = Field(None, description="keys whose change since then is accepted")
+    resume_changed: list[str] | None = Field(
+        None, description="keys that may differ from those of the checkpoint that is resumed"
+    )
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
-    checkpoints: Checkpoints = Checkpoints()
+    checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
     extensions: dict[str, bool | dict[str, Any]] = Field(
         default_factory=dict,
         description="name, or file.py:Class, to true, false or its options",
     )
     data_guard_steps: int = Field(2, ge=0, description="first steps in which ranks compare the rows they train on")
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_level_replica: Literal["debug", "info", "warning", "error"] = "warning"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level of messages of rank 0"
+    )
+    log_level_replica: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least level of messages of the other ranks"
+    )
 
     @field_validator("resume_changed", mode="before")
     @classmethod

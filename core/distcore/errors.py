@@ -1,4 +1,4 @@
-"""What distcore raises. A message says what is wrong, where, with which value, and what to do next, in one line."""
+"""The exceptions of distcore. A message is one line: what is wrong, where, with which value, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 
 class DistcoreError(Exception):
-    """Base of everything that distcore raises on purpose; ``exit_code`` is the process's exit status."""
+    """Base class of every error that distcore raises on purpose."""
 
     exit_code = 2
+    """Exit status of a process that ends with this error."""
 
 
 class ConfigError(DistcoreError):
-    """A configuration value that cannot work, found before any rank starts."""
+    """A configuration value that cannot work; found before any rank starts."""
 
 
 class DataError(DistcoreError):
@@ -25,7 +26,7 @@ class ModelError(DistcoreError):
 
 
 class StrategyError(DistcoreError):
-    """A strategy or extension that is missing, broken, blocked or breaks its contract."""
+    """A strategy or extension that is missing, blocked, does not import, or breaks the contract of a hook."""
 
 
 class CheckpointError(DistcoreError):
@@ -33,23 +34,23 @@ class CheckpointError(DistcoreError):
 
 
 class DamagedError(CheckpointError):
-    """A file of a checkpoint is not what was written; the message names the file."""
+    """A file of a checkpoint differs from what was written; the message names the file."""
 
 
 class AgreementError(DistcoreError):
-    """Ranks that must agree do not; the message names the ranks (law 8)."""
+    """Ranks differ in a value on which they must agree (law 8); the message names the ranks."""
 
     exit_code = 3
 
 
 class TrainingError(DistcoreError):
-    """Training itself went wrong: a loss or a gradient that is not finite."""
+    """Training cannot continue: a loss or a gradient is not finite."""
 
     exit_code = 3
 
 
 class StoppedError(DistcoreError):
-    """SIGTERM ended the run, all ranks at the same step, after a committed checkpoint."""
+    """SIGTERM ended the run: all ranks stopped at the same step and committed a checkpoint."""
 
     exit_code = 143
 

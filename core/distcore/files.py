@@ -1,4 +1,4 @@
-"""Text files that others read: JSON that any parser takes, and writes that a reader sees whole or not at all."""
+"""Text files that other programs read: strict JSON, and atomic writes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
-    """Return ``value`` as JSON text, not escaped to ASCII; NaN and Infinity, which JSON lacks, become null."""
+    """Return ``value`` as JSON text, not escaped to ASCII; NaN and Infinity become null, because JSON has neither."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write ``text`` to a draft beside ``file`` and rename it, so that another process reads all of it or nothing."""
+def write_atomically(file: Path, text: str) -> None:
+    """Write ``text`` to ``file`` as UTF-8; another process sees the whole text or no new file.
+
+    A temporary file in the same folder is renamed, which is atomic on one file system.
+    """
     draft = file.with_name(f".{file.name}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)

@@ -1,4 +1,4 @@
-"""Plain tables on the screen, and in a file that stdout was sent to."""
+"""Plain tables for stdout, whether it is a terminal or a file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from rich.table import Table
 
 
 def plain_table() -> Table:
-    """A table without lines: bold headings, two columns of space between cells."""
+    """Return a table without rules: bold headings, two spaces between columns."""
     return Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def console_for(width_of_a_file: int) -> Console:
-    """The console of stdout, as wide as the terminal, or ``width_of_a_file`` columns where stdout is none."""
+def stdout_console(file_width: int) -> Console:
+    """Return a console on stdout: as wide as the terminal, or ``file_width`` characters where stdout is none."""
     screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=width_of_a_file)
+    return screen if screen.is_terminal else Console(highlight=False, width=file_width)

@@ -1,4 +1,4 @@
-"""An extension of a dozen lines that works under every strategy: stop at the first value that is not finite."""
+"""An extension in a dozen lines, for every strategy: stop at the first loss or gradient norm that is not finite."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from distcore import DistcoreError, Run, StepResult, hookimpl
 
 
 class NanGuard:
+    """Raise DistcoreError instead of training on."""
+
     @hookimpl(wrapper=True)
     def backward(self, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+        """Check the loss before its backward pass."""
         if not isfinite(loss):
             raise DistcoreError(f"the loss is {loss.item()}: try a lower --lr")
         return (yield)
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        """Check the gradient norm after the step; under fp16 the loss scaler skips such steps itself."""
         result = yield
         if result.grad_norm is not None and run.config.precision != "fp16" and not isfinite(result.grad_norm):
             raise DistcoreError(f"the gradient norm is {result.grad_norm.item()}: try a lower --lr")

@@ -1,7 +1,7 @@
-"""Checkpoints without strategy and world size, committed whole or not at all; docs/checkpoint-format.md.
+"""Checkpoints that do not depend on strategy or world size; docs/checkpoint-format.md describes the format.
 
-``step-NNNNNNNN/`` holds safetensors files that the ranks wrote in parallel, ``state.json``, and a manifest with the
-size and SHA-256 of every file. Reading one runs no pickle.
+A folder ``step-NNNNNNNN/`` has safetensors files that the ranks wrote in parallel, ``state.json``, and a manifest with
+size and SHA-256 of every file. It appears complete, by one rename, or not at all. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 from torch import Tensor
 
-from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_share, staging_of
+from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.job_state import check_job, progress_in, restore, small_state
+from distcore.checkpoint.job_state import check_job, collect_job_state, restore, saved_progress
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import checkpoints_in, leave_branch, problem_of, retain, whole_ones
-from distcore.checkpoint.writer import FILE_BYTES, PARTS, blocks_of, write_share
-from distcore.distributed.agreement import from_main, on_all_ranks
+from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
+from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, write_rank_files
+from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.plugin.contract import Progress, Run, World
 from distcore.plugin.hooks import Hooks
 
 log = logging.getLogger("distcore")
 __all__ = [
-    "FORMAT", "MANIFEST", "PARTS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load", "load_weights",
-    "read_small_state", "read_tensors", "resume", "retain", "save",
+    "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
+    "load_weights", "read_job_state", "read_tensors", "resume", "retain", "save",
 ]  # fmt: skip
 
 
@@ -42,25 +42,30 @@ def save(
     files: Files | None = None,
     limit: int = FILE_BYTES,
 ) -> Path:
-    """Commit ``folder/step-NNNNNNNN``, whole or not at all; every rank calls and returns the path.
+    """Commit ``folder/step-NNNNNNNN`` and return its path; every rank calls.
 
-    ``facts`` are JSON values that stand beside the progress. Raises CheckpointError on all ranks if it fails on any:
-    a full disk, or pieces that do not make whole tensors.
+    ``facts`` are JSON values that are added to state.json, ``limit`` bounds a tensor file, in bytes. Raises
+    CheckpointError on all ranks if it fails on one, for example on a full disk, or if the ranks' pieces leave gaps or
+    overlap; then no new checkpoint exists.
     """
     files = files or Files()
     final = folder / f"step-{progress.step:08d}"
     rank, size = run.world.rank, run.world.size
-    blocks = blocks_of(hooks.save_checkpoint(run), rank, size, limit)
-    small = small_state(run, progress) | facts
+    blocks = blocks_to_write(hooks.save_checkpoint(run), rank, size, limit)
+    job_state = collect_job_state(run, progress) | facts
     what = f"checkpoint {final} could not be written"
 
+    start = partial(begin, files, final) if run.world.is_main else _nothing
+    finish = partial(commit, files, final, size, job_state) if run.world.is_main else _nothing
+
     def write() -> None:
-        publish_share(files, final, rank, write_share(files, staging_of(final), blocks, rank, limit))
+        publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
 
     try:
-        on_all_ranks(run, hooks, what, partial(begin, files, final) if run.world.is_main else _nothing)
+        # Each of the three also is a barrier: no rank goes on before all are done.
+        on_all_ranks(run, hooks, what, start)
         on_all_ranks(run, hooks, what, write)
-        on_all_ranks(run, hooks, what, partial(commit, files, final, size, small) if run.world.is_main else _nothing)
+        on_all_ranks(run, hooks, what, finish)
     except CheckpointError:
         if run.world.is_main:
             discard(files, final)
@@ -69,10 +74,10 @@ def save(
 
 
 def find(resume: str, out: Path) -> Path | None:
-    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds none, so that a run starts afresh.
+    """Return the checkpoint that ``--resume`` means; ``None`` if ``auto`` finds no checkpoint in run folder ``out``.
 
-    ``auto``: the newest whose manifest is right and whose files are there in full size. Raises CheckpointError where
-    there are some and none is whole.
+    ``auto`` is the newest checkpoint with a valid manifest whose files exist in full size. Raises CheckpointError if
+    there are checkpoints and all are damaged, or if ``resume`` is a path without a checkpoint.
     """
     folder = out / "checkpoints"
     if resume != "auto":
@@ -80,61 +85,61 @@ def find(resume: str, out: Path) -> Path | None:
         if not (path / MANIFEST).is_file():
             raise CheckpointError(f"resume = {resume!r}: no checkpoint there (a folder step-NNNNNNNN with {MANIFEST})")
         return path
-    found = next(whole_ones(folder), None)
+    found = next(complete_checkpoints(folder), None)
     if found is None and (every := checkpoints_in(folder)):
         raise CheckpointError(f"resume = 'auto': none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
     return found
 
 
 def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progress, dict[str, Any]] | None:
-    """Go on as ``run.config.resume`` says; ``None``: the run starts afresh. Every rank calls.
+    """Resume as ``run.config.resume`` says; return path, progress and state.json, or ``None`` for a new run.
 
-    Clears what a killed writer left. ``auto`` goes back to an earlier checkpoint where the newest turns out to be
-    damaged; a path does not. ``data``: see ``load``.
+    Every rank calls. First removes what a killed process left unfinished. If a checkpoint turns out to be damaged
+    while it is loaded, ``auto`` falls back to an earlier one; a path does not. ``data``: see ``load``.
     """
     out, asked = Path(str(run.config.out)), run.config.resume
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
     found = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
-    path = from_main(run, hooks, str(found or ""))
+    path = broadcast_from_main(run, hooks, str(found or ""))
     if not path:
         return None
     newest = Path(path)
     earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []
     while True:
         try:
-            progress, small = load(run, hooks, newest, data)
+            progress, job_state = load(run, hooks, newest, data)
             break
         except DamagedError as error:
             if not earlier:
                 raise
-            log.warning("passed over: %s", error)
+            log.warning("skipped: %s", error)
             newest = earlier.pop(0)
-    tidy = partial(leave_branch, out / "checkpoints", newest, Files())
+    tidy = partial(remove_newer, out / "checkpoints", newest, Files())
     on_all_ranks(run, hooks, "resume", tidy if run.world.is_main else _nothing)
-    return newest, progress, small
+    return newest, progress, job_state
 
 
 def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[Progress, dict[str, Any]]:
-    """Put the checkpoint at ``path`` into the run; return its progress and the small state beside it.
+    """Load the checkpoint at ``path`` into the run; return its progress and the contents of state.json.
 
-    Ranks share out the files and hash each once before anything is loaded. Raises CheckpointError on all ranks: for
-    a damaged file, with its name (DamagedError), or another job, with the difference. ``data`` identifies the rows
-    that the run trains on; it is compared where both sides know it.
+    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows; it is
+    compared if the checkpoint has one, too. Raises CheckpointError on all ranks: for a damaged file (DamagedError,
+    with its name), or if the checkpoint belongs to another job (with the difference).
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
-    small = checkpoint.small_state()
-    check_job(run, small, path, data)
-    progress = progress_in(small, path)
+    job_state = checkpoint.job_state()
+    check_job(run, job_state, path, data)
+    progress = saved_progress(job_state, path)
     hooks.load_checkpoint(run, checkpoint, progress)
-    restore(run, small, progress, path)
-    return progress, small
+    restore(run, job_state, progress, path)
+    return progress, job_state
 
 
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
-    """Put only the weights of the checkpoint at ``path`` into a run that does not train."""
+    """Load only the weights of the checkpoint at ``path``, into a run that does not train; raises CheckpointError."""
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
-    hooks.load_checkpoint(run, checkpoint, progress_in(checkpoint.small_state(), path))
+    hooks.load_checkpoint(run, checkpoint, saved_progress(checkpoint.job_state(), path))
 
 
 def _verified(path: Path, world: World) -> Checkpoint:
@@ -143,26 +148,27 @@ def _verified(path: Path, world: World) -> Checkpoint:
     return checkpoint
 
 
-def read_small_state(path: Path) -> dict[str, Any]:
-    """Read ``state.json`` of a checkpoint; raises CheckpointError where it is damaged or of another format."""
-    return Checkpoint(path).small_state()
+def read_job_state(path: Path) -> dict[str, Any]:
+    """Read ``state.json`` of a checkpoint; raises CheckpointError if it is damaged or of another format."""
+    return Checkpoint(path).job_state()
 
 
 class Tensors(dict[str, Tensor]):
-    """A state that is in memory as a whole; implements ``distcore.SavedState``."""
+    """Whole tensors in memory, by name; implements ``distcore.SavedState``."""
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
         return self[name].reshape(-1)[start : start + count]
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         return self[name][tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
 
 
-def read_tensors(path: Path, parts: tuple[str, ...] = PARTS) -> Tensors:
-    """Read every tensor of these parts into memory."""
+def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:
+    """Read into memory every tensor whose name starts with one of ``kinds``: ``model``, ``optimizer``."""
     checkpoint = Checkpoint(path)
-    return Tensors({name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in parts})
+    return Tensors({name: checkpoint[name] for name in checkpoint if name.partition("/")[0] in kinds})
 
 
 def _nothing() -> None:
-    """What ranks other than the main one do while it works."""
+    """Do what the other ranks do while the main one works: nothing."""

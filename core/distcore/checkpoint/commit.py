@@ -1,4 +1,4 @@
-"""Commit: a checkpoint is written aside, is on the disk to the last byte, and then appears by one rename."""
+"""Commit: a checkpoint is written to a staging folder, synced to disk, and then appears by one rename."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distcore.checkpoint.manifest import (
     CHECKSUM,
     MANIFEST,
     STATE,
-    Share,
+    RankManifest,
     checksum_line,
-    joined,
+    merge_tensors,
     parse,
     read_json,
     text_of,
@@ -23,56 +23,59 @@ from distcore.checkpoint.manifest import (
 from distcore.checkpoint.tensors import write_hashed
 
 STAGING, REPLACED, REMOVING = ".writing-", ".replaced-", ".removing-"
-"""What folders are called that are not, or no longer, checkpoints."""
+"""Prefixes of folders that are not checkpoints: unfinished, about to be replaced, about to be removed."""
 
 
 def begin(files: Files, final: Path) -> None:
-    """Make the folder aside, empty; on the main rank, before any rank writes."""
+    """Create an empty staging folder for the checkpoint ``final``; on the main rank, before any rank writes."""
     staging = staging_of(final)
     if staging.exists():
         files.remove(staging)
     for folder in [above for above in reversed(staging.parents) if not above.exists()]:
         files.make_folder(folder)
-        files.sync(folder.parent)
+        files.sync(folder.parent)  # without it a crash may lose the new folder, and all that is in it
     files.make_folder(staging)
 
 
 def staging_of(final: Path) -> Path:
-    """Where ``final`` is written until it is whole."""
+    """Return the staging folder, in which ``final`` is written until it is complete."""
     return final.with_name(STAGING + final.name)
 
 
-def publish_share(files: Files, final: Path, rank: int, share: Share) -> None:
-    """Tell the main rank, by a file aside, what this rank wrote."""
-    draft, done = _share_files(final, rank)
-    files.write(draft, iter([share.model_dump_json().encode()]))
-    files.rename(draft, done)
+def publish_rank_manifest(files: Files, final: Path, rank: int, rank_manifest: RankManifest) -> None:
+    """Tell the main rank what this rank wrote, by a file in the staging folder."""
+    draft, done = _rank_manifest_paths(final, rank)
+    files.write(draft, iter([rank_manifest.model_dump_json().encode()]))
+    files.rename(draft, done)  # by a rename, so that the main rank never reads half a file
 
 
 def is_published(final: Path, rank: int) -> bool:
-    """Whether ``rank`` has written its share."""
-    return _share_files(final, rank)[1].exists()
+    """Return True if ``rank`` has written all its files."""
+    return _rank_manifest_paths(final, rank)[1].exists()
 
 
-def commit(files: Files, final: Path, size: int, small: dict[str, Any]) -> None:
-    """Join what ``size`` ranks wrote and make it the checkpoint ``final``; on the main rank, after all have written.
+def commit(files: Files, final: Path, size: int, job_state: dict[str, Any]) -> None:
+    """Make the files that ``size`` ranks wrote the checkpoint ``final``; on the main rank, after all have written.
 
-    Raises CheckpointError if their pieces do not make whole tensors.
+    ``job_state`` becomes state.json. Raises CheckpointError if the pieces of a tensor leave gaps or overlap.
     """
     staging = staging_of(final)
-    shares = [_collect(files, final, rank) for rank in range(size)]
-    entries = {name: entry for share in shares for name, entry in share.files.items()}
-    entries[STATE] = write_hashed(files, staging / STATE, _json(small))
-    manifest = text_of(Share(files=entries, tensors=joined(shares)))
-    parse(manifest, staging / MANIFEST)
+    manifests = [_take_rank_manifest(files, final, rank) for rank in range(size)]
+    entries = {name: entry for written in manifests for name, entry in written.files.items()}
+    entries[STATE] = write_hashed(files, staging / STATE, _json(job_state))
+    manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
+    parse(manifest, staging / MANIFEST)  # raises here, before the commit, rather than when somebody reads it
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))
     files.sync(staging)
-    _put_in_place(files, staging, final)
+    _rename_into_place(files, staging, final)
 
 
-def _put_in_place(files: Files, staging: Path, final: Path) -> None:
-    """Rename; a checkpoint of that step, from before the run went back to an earlier one, makes room first."""
+def _rename_into_place(files: Files, staging: Path, final: Path) -> None:
+    """Rename ``staging`` to ``final``; an older checkpoint of the same step is moved out of the way and then removed.
+
+    There is one if the run was resumed from a checkpoint before it.
+    """
     old = final.with_name(REPLACED + final.name)
     if final.exists():
         files.rename(final, old)
@@ -84,12 +87,12 @@ def _put_in_place(files: Files, staging: Path, final: Path) -> None:
 
 
 def clean_up(files: Files, folder: Path) -> None:
-    """Clear what a killed writer left in ``folder``; on the main rank, before the run looks for a checkpoint."""
+    """Remove unfinished folders of killed runs from ``folder``; on the main rank, before one is looked for."""
     if not folder.is_dir():
         return
     for old in sorted(folder.glob(f"{REPLACED}*")):
         final = old.with_name(old.name.removeprefix(REPLACED))
-        if not final.exists():
+        if not final.exists():  # killed between the two renames: the old checkpoint is still the valid one
             files.rename(old, final)
     files.sync(folder)
     for pattern in (STAGING, REPLACED, REMOVING):
@@ -98,20 +101,20 @@ def clean_up(files: Files, folder: Path) -> None:
 
 
 def discard(files: Files, final: Path) -> None:
-    """Remove what is aside, as far as that goes: the disk may be full of it."""
+    """Remove the staging folder after a failure, if possible: it may be what fills the disk."""
     with contextlib.suppress(OSError):
         files.remove(staging_of(final))
 
 
-def _collect(files: Files, final: Path, rank: int) -> Share:
-    """Read what ``rank`` handed in, and remove the file, which does not belong to the checkpoint."""
-    _, done = _share_files(final, rank)
-    share = Share.model_validate_json(read_json(done))
+def _take_rank_manifest(files: Files, final: Path, rank: int) -> RankManifest:
+    """Read what ``rank`` published, and remove the file, which is not part of the checkpoint."""
+    _, done = _rank_manifest_paths(final, rank)
+    rank_manifest = RankManifest.model_validate_json(read_json(done))
     files.remove(done)
-    return share
+    return rank_manifest
 
 
-def _share_files(final: Path, rank: int) -> tuple[Path, Path]:
+def _rank_manifest_paths(final: Path, rank: int) -> tuple[Path, Path]:
     name = f"rank-{rank:05d}.json"
     return staging_of(final) / f".{name}", staging_of(final) / name
 

@@ -1,4 +1,4 @@
-"""How far two tensors, and the parameters of two checkpoints, are from each other."""
+"""Numerical differences between two tensors, and between the parameters of two checkpoints."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ MODEL = "model/"
 
 
 class Difference(NamedTuple):
-    """Between two tensors; infinite where their shapes differ."""
+    """How far a tensor is from an expected one; infinite if their shapes differ."""
 
     largest: float
-    """The largest absolute difference of an element."""
+    """Largest absolute difference of two elements."""
     relative: float
-    """The L2 norm of the differences over that of the expected tensor, or over 1 where that is zero."""
+    """L2 norm of the difference, divided by the norm of the expected tensor, or by 1 if that is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """Between two models: the largest difference of an element, and the L2 norm of all differences."""
+    """How far the parameters of a checkpoint are from those of a reference."""
 
     largest: float
+    """Largest absolute difference of two elements."""
     relative: float
-    """The norm of the differences over the norm of the reference, all parameters together."""
+    """L2 norm of all differences, divided by the norm of all parameters of the reference."""
     tensor: str
-    """Where the largest difference is; empty if there is none."""
+    """Name of the tensor with the largest difference; empty if there is no difference."""
 
 
 def difference(found: Tensor, expected: Tensor) -> Difference:
-    """Compare in float64 on the CPU; any shapes and dtypes."""
+    """Compare two tensors of any shape and dtype, in float64 on the CPU."""
     if found.shape != expected.shape:
         return Difference(math.inf, math.inf)
     expected = expected.detach().cpu().double()
@@ -47,7 +48,7 @@ def difference(found: Tensor, expected: Tensor) -> Difference:
 
 
 def distance(path: Path, reference: Path) -> Distance:
-    """Read two checkpoints tensor by tensor; infinite where they do not hold the same tensors."""
+    """Compare the models of two checkpoints, one tensor at a time; infinite if names or shapes differ."""
     one, other = Checkpoint(path), Checkpoint(reference)
     names = {name for name in {*one, *other} if name.startswith(MODEL)}
     largest, where, apart, size = 0.0, "", 0.0, 0.0
@@ -58,13 +59,13 @@ def distance(path: Path, reference: Path) -> Distance:
         found = difference(one[name], expected)
         norm = float(expected.norm())
         apart, size = apart + (found.relative * (norm or 1.0)) ** 2, size + norm**2
-        if found.largest > largest or math.isnan(found.largest):
+        if found.largest > largest or math.isnan(found.largest):  # NaN is not greater than anything
             largest, where = found.largest, name.removeprefix(MODEL)
     return Distance(largest=largest, relative=math.sqrt(apart / (size or 1.0)), tensor=where)
 
 
 def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]:
-    """Relative difference, and one line that says it, for each tensor in which ``other`` is not ``one``."""
+    """Yield, for each tensor that differs, the relative difference and a line of text about it."""
     for name in sorted(set(one) | set(other)):
         if name not in one or name not in other:
             yield math.inf, f"{name}  only in {(one if name in one else other).path}"

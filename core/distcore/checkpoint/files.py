@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the file system, one method an operation, so that a test can stop between any two."""
+"""The file operations of checkpoints, one method each, so that a test can simulate a crash between any two."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ class Files:
     """The real file system."""
 
     def make_folder(self, path: Path) -> None:
+        """Create a folder, unless it exists; its parent must exist."""
         path.mkdir(exist_ok=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a new file; nothing of it is sure to survive a crash before ``sync``."""
+        """Write a new file; before ``sync`` a crash may lose any part of it. Raises FileExistsError if it exists."""
         with path.open("xb") as file:
             for chunk in chunks:
                 file.write(chunk)
 
     def sync(self, path: Path) -> None:
-        """Wait until a file's bytes, or a folder's names, are on the disk."""
+        """Wait until the bytes of a file, or the names in a folder, are on disk."""
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -29,10 +30,11 @@ class Files:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or folder, atomically."""
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a folder with all that is in it."""
+        """Remove a file, or a folder and everything in it."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -1,7 +1,7 @@
-"""The small state of a checkpoint: progress, schedule, scaler, and the job that it belongs to.
+"""The contents of state.json: progress, learning rates, loss scale, and the config of the job.
 
-Random state needs no saving: the order of the data and every dropout mask are functions of seed, step, rank and
-micro-batch.
+Random state is not saved, because there is none to save: the order of the rows is a function of seed and epoch, and
+dropout one of seed, step, rank and micro-batch.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ FIXED = (
     "task", "eval_fraction", "columns", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
     "optimizer.name",
 )  # fmt: skip
-"""Without these the saved position in the data, or the saved tensors, would mean something else."""
+"""Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
+them."""
 CHANGEABLE = (
     "model", "max_seq_len", "dropout", "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
 )  # fmt: skip
-"""With another value the run goes on, but not as the uninterrupted one would have."""
+"""Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
+uninterrupted run."""
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Tell one set of training rows from another, wherever its file lies.
+    """Return a SHA-256, in hexadecimal, that identifies the training rows independently of where their file is.
 
-    By length and items of every row and, where the data set can tell, by what the rows say. Reads no row.
+    It covers length and items of every row and, if the dataset has a digest of its content, that. Reads no row.
     """
     digest = hashlib.sha256()
-    for column in (dataset.lengths, dataset.items):
+    for column in (dataset.lengths, dataset.items):  # in one byte order, so that all machines agree
         digest.update(np.ascontiguousarray(column, dtype="<i8").data)
     if isinstance(dataset, Identified):
         digest.update(dataset.content.encode())
     return digest.hexdigest()
 
 
-def small_state(run: Run, progress: Progress) -> dict[str, Any]:
-    """What goes into state.json, as JSON values."""
+def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return what goes into state.json, as JSON values."""
     return {
         "progress": asdict(progress),
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
@@ -57,54 +59,65 @@ def small_state(run: Run, progress: Progress) -> dict[str, Any]:
     }
 
 
-def config_in(small: dict[str, Any], path: Path) -> RunConfig:
-    """The config of the run that wrote the checkpoint at ``path``."""
+def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
+    """Return the config of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is not valid."""
     try:
-        return RunConfig.model_validate(small.get("config"))
+        return RunConfig.model_validate(job_state.get("config"))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise CheckpointError(f"{path / 'state.json'}: config.{where}: not one that this distcore knows") from None
+        raise CheckpointError(f"{path / 'state.json'}: config.{where}: not valid in this version of distcore") from None
 
 
-def job_of(config: RunConfig, total_steps: object) -> dict[str, Any]:
-    """What a resumed run must share with the one that was interrupted."""
+def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
+    """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
     tree = config.model_dump(mode="json")
-    return {key: _at(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": total_steps}
+    return {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": total_steps}
 
 
-def check_job(run: Run, small: dict[str, Any], path: Path, data: str | None) -> None:
-    """Raise CheckpointError, naming the difference, if the checkpoint is of another job than ``run``."""
-    saved, mine = job_of(config_in(small, path), small.get("total_steps")), job_of(run.config, run.total_steps)
+def check_job(run: Run, job_state: dict[str, Any], path: Path, data: str | None) -> None:
+    """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint, naming the first difference.
+
+    Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the fingerprint of the
+    run's training rows, ``None`` if unknown.
+    """
+    saved, mine = (
+        job_values(saved_config(job_state, path), job_state.get("total_steps")),
+        job_values(run.config, run.total_steps),
+    )
     accepted = set(run.config.resume_changed or ())
     possible = [key for key in mine if key not in FIXED]
     for key in sorted(accepted.difference(possible)):
         hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
-        raise CheckpointError(f"--resume-changed {key}: nothing that a resumed run may change{hint}")
+        raise CheckpointError(f"--resume-changed {key}: not a key that a resumed run may change{hint}")
     for key, value in mine.items():
         if saved[key] != value and key not in accepted:
             then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
-                f"the run would not go on exactly; {then}"
+                f"the resumed run would differ from an uninterrupted one; {then}"
             )
-    # Another vocabulary or maximum length tells the same rows in other tokens.
-    if data is not None and not accepted & {"model", "max_seq_len"} and small.get("data") not in (data, None):
+    # Another vocabulary or max_seq_len changes the tokens of the same rows, and hence the fingerprint.
+    if data is not None and not accepted & {"model", "max_seq_len"} and job_state.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 
-def progress_in(small: dict[str, Any], path: Path) -> Progress:
-    """How far the run was that wrote the checkpoint at ``path``."""
-    with _explained(path):
-        return Progress(**{field.name: _count(small["progress"][field.name]) for field in fields(Progress)})
+def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
+    """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is damaged."""
+    with _checkpoint_errors(path):
+        return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
 
 
-def restore(run: Run, small: dict[str, Any], progress: Progress, path: Path) -> None:
-    """Put schedule and scaler where they were. Parameter groups may be other ones."""
-    with _explained(path):
-        rates = [float(rate) for rate in small["learning_rates"]]
-        _restore_scale(run, small["scaler"])
+def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
+    """Restore learning rates, schedule and loss scale; raises CheckpointError if state.json is damaged.
+
+    The run may have other parameter groups than the one that saved, because another strategy makes its own.
+    """
+    with _checkpoint_errors(path):
+        rates = [float(rate) for rate in job_state["learning_rates"]]
+        _restore_loss_scale(run, job_state["scaler"])
     if isinstance(run.scheduler, LambdaLR):
-        rates = _wind(run.scheduler, progress.step)
+        rates = _set_schedule_step(run.scheduler, progress.step)
+    # A constant rate that the user changed for this run stays; a schedule was already set from the config above.
     constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
         for index, group in enumerate(run.optimizer.param_groups):
@@ -112,36 +125,39 @@ def restore(run: Run, small: dict[str, Any], progress: Progress, path: Path) -> 
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn what a state.json of another form raises into one line with its name."""
+def _checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turn the errors that a malformed state.json causes into a CheckpointError, one line with the file's name."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 
-def _wind(scheduler: LambdaLR, step: int) -> list[float]:
-    """Set a schedule, which is a function of the step, to ``step``; return the learning rates there."""
+def _set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
+    """Set a schedule to ``step`` without stepping through those before it; return the learning rates there."""
     rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
     scheduler.load_state_dict(scheduler.state_dict() | position)
     return rates
 
 
-def _restore_scale(run: Run, saved: dict[str, Any]) -> None:
-    """Set the loss scale to what is saved of it, maybe by another's scaler; nothing is saved of a run without fp16."""
+def _restore_loss_scale(run: Run, saved: dict[str, Any]) -> None:
+    """Restore the loss scale, as far as the saved state has its keys: another kind of scaler may have written it.
+
+    ``saved`` is empty if the run that saved did not use fp16.
+    """
     if run.loss_scale is not None and saved:
         kept = run.loss_scale.state_dict()
         run.loss_scale.load_state_dict({key: type(kept[key])(saved[key]) for key in kept if key in saved})
 
 
-def _at(tree: dict[str, Any], dotted: str) -> Any:
+def _lookup(tree: dict[str, Any], dotted: str) -> Any:
     for key in dotted.split("."):
         tree = tree[key]
     return tree
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:  # True is an int, too
         raise ValueError(f"expected a count, found {value!r}")
     return value

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: its files with size and SHA-256, its tensors with the pieces that they are kept in.
+"""The manifest of a checkpoint: size and SHA-256 of every file, and where the pieces of every tensor are.
 
-A manifest comes from a disk that may be damaged, or from a stranger: everything that it says is checked before any
-of it is used. See docs/checkpoint-format.md.
+A piece is a range of consecutive elements of a flattened tensor. A manifest may be damaged, or written by somebody who
+is not trusted, so all of it is checked before any of it is used. docs/checkpoint-format.md describes the format.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ READABLE = (1, 2)
 """Formats that are read; format 1 knows neither boxes nor grids."""
 MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json"
 LARGEST_JSON = 2**30
-"""Bytes of JSON that are read at most."""
+"""Largest JSON file that is read, in bytes: a damaged or hostile one must not fill the memory."""
 BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-"""Bytes of one element, by the names that safetensors gives to dtypes."""
+"""Bytes per element, by safetensors' names of dtypes."""
 
 
 class _Entry(BaseModel):
@@ -48,19 +48,25 @@ class _Entry(BaseModel):
 
 
 class FileEntry(_Entry):
-    """One file beside the manifest."""
+    """One file of the checkpoint."""
 
     size: Count
+    """In bytes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """In hexadecimal."""
 
 
 class PieceEntry(_Entry):
-    """Elements ``start`` to ``start + count`` of a flattened tensor: the tensor ``key`` of ``file``."""
+    """Elements ``start`` to ``start + count`` of a flattened tensor, and where they are stored."""
 
     file: FileName
+    """Name of the safetensors file."""
     key: str
+    """Name of the stored tensor in that file."""
     start: Count
+    """Index of the first element in the flattened tensor."""
     count: Annotated[Count, Field(gt=0)]
+    """Number of elements."""
 
 
 class TensorEntry(_Entry):
@@ -70,14 +76,18 @@ class TensorEntry(_Entry):
     """
 
     dtype: str
+    """In safetensors' name, such as ``F32``."""
     shape: Annotated[list[Count], Field(max_length=16)]
+    """Shape of the whole tensor."""
     pieces: list[PieceEntry] = []
+    """In the order of ``start``; empty where the tensor is kept as boxes."""
     boxes: list[BoxEntry] | None = None
+    """In the order of their offsets, where they make no regular grid."""
     grid: GridEntry | None = None
 
     @property
     def count(self) -> int:
-        """Elements of the whole."""
+        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @property
@@ -92,17 +102,20 @@ class TensorEntry(_Entry):
         return [box for box in self.boxes or () if box.region.overlap(wanted)]
 
 
-class Share(_Entry):
-    """What one rank wrote."""
+class RankManifest(_Entry):
+    """What one rank wrote; its tensors may have gaps, which the pieces of other ranks fill."""
 
     files: dict[FileName, FileEntry]
+    """By name."""
     tensors: dict[str, TensorEntry]
+    """By name, such as ``model/head.weight``."""
 
 
-class Manifest(Share):
-    """What a checkpoint holds; a value of this type is consistent in itself."""
+class Manifest(RankManifest):
+    """The contents of a whole checkpoint. Creating one raises ValueError unless it is consistent."""
 
     format: int
+    """Version of the format: ``FORMAT``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,7 +128,7 @@ class Manifest(Share):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         if STATE not in self.files:
-            raise ValueError(f"lists no {STATE}")
+            raise ValueError(f"does not list {STATE}")
         for name, tensor in self.tensors.items():
             self._check(name, tensor)
         return self
@@ -132,6 +145,7 @@ class Manifest(Share):
                 problem = "overlap" if piece.start < end else "leave a gap"
                 raise ValueError(f"tensor {name!r}: pieces {problem} at element {min(end, piece.start)}")
             end += piece.count
+            # The size bounds how much a reader allocates for a count that somebody made up.
             if piece.file not in self.files or piece.count * BYTES[tensor.dtype] > self.files[piece.file].size:
                 raise ValueError(f"tensor {name!r}: {piece.file} is not listed, or smaller than the piece it holds")
         if end != tensor.count:
@@ -153,8 +167,12 @@ class Manifest(Share):
                 raise ValueError(f"tensor {name!r}: {file} is not listed, or smaller than the box it holds")
 
 
-def joined(shares: Iterable[Share]) -> dict[str, TensorEntry]:
-    """Put together what ranks wrote; a piece or box that several ranks hold and wrote alike counts once."""
+def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
+    """Merge the tensors that ranks wrote, in the order of names; a piece or box that several ranks wrote is
+    taken once.
+
+    Raises CheckpointError if ranks disagree on the dtype or shape of a tensor.
+    """
     dtypes: dict[str, TensorEntry] = {}
     pieces: dict[str, dict[tuple[int, int], PieceEntry]] = {}
     boxes: dict[str, dict[Region, BoxEntry]] = {}
@@ -163,7 +181,7 @@ def joined(shares: Iterable[Share]) -> dict[str, TensorEntry]:
             first = dtypes.setdefault(name, tensor)
             if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
                 raise CheckpointError(
-                    f"tensor {name!r}: ranks disagree on what it is: {first.dtype} {first.shape} and "
+                    f"tensor {name!r}: ranks disagree on dtype or shape: {first.dtype} {first.shape} and "
                     f"{tensor.dtype} {tensor.shape}; the strategy's save_checkpoint() is wrong"
                 )
             for piece in tensor.pieces:
@@ -182,7 +200,7 @@ def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes:
     return first.model_copy(update={"pieces": every, "boxes": kept, "grid": grid})
 
 
-def text_of(share: Share) -> bytes:
+def text_of(share: RankManifest) -> bytes:
     """Return the manifest of what all ranks wrote, as JSON: one line per file and per tensor."""
     tree = share.model_dump(mode="json", exclude_none=True)
     parts = [f' "format": {FORMAT}']
@@ -197,7 +215,7 @@ def _json(value: object) -> str:
 
 
 def parse(text: bytes, file: Path) -> Manifest:
-    """Return the manifest in ``text``; raises CheckpointError, one line, for anything that is wrong with it."""
+    """Return the manifest in ``text``; raises CheckpointError, one line, if it is not valid JSON or not consistent."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -205,9 +223,9 @@ def parse(text: bytes, file: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest of the checkpoint ``path``, and that its files are there in full size.
+    """Read the manifest of the checkpoint ``path``; check it, and that all files exist in full size.
 
-    Cheap: no tensor is read. Raises CheckpointError with the name of the file that is wrong.
+    Reads no tensor. Raises CheckpointError with the name of the file that is wrong.
     """
     text = read_json(path / MANIFEST)
     if read_json(path / CHECKSUM) != checksum_line(text):
@@ -221,25 +239,28 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def checksum_line(text: bytes) -> bytes:
-    """What ``sha256sum manifest.json`` prints."""
+    """Return what ``sha256sum manifest.json`` prints for a manifest ``text``."""
     return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def size_of(file: Path) -> int:
-    """Bytes of a regular file: a link, a pipe or a device is refused without being opened."""
+    """Return the size of a file in bytes.
+
+    Raises CheckpointError, without opening it, for a link, a pipe or a device; DamagedError if it cannot be read.
+    """
     try:
         found = file.lstat()
     except OSError as error:
         raise DamagedError(f"{file}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{file}: is not a plain file")
+        raise CheckpointError(f"{file}: is not a regular file")
     return found.st_size
 
 
 def read_json(file: Path) -> bytes:
-    """Read a file of JSON, which must not be huge."""
+    """Return the bytes of a JSON file; raises CheckpointError if it is larger than ``LARGEST_JSON`` or unreadable."""
     if (size := size_of(file)) > LARGEST_JSON:
-        raise CheckpointError(f"{file}: {size} bytes of JSON; refused")
+        raise CheckpointError(f"{file}: {size} bytes of JSON, more than the limit of {LARGEST_JSON}")
     try:
         return file.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A committed checkpoint, read lazily: files are opened when a tensor of theirs is asked for, pieces alone are read."""
+"""Reading a committed checkpoint lazily: a file is opened when one of its tensors is asked for."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distcore.errors import CheckpointError, DamagedError
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by name, as hooks load them; implements ``distcore.SavedState``."""
+    """The tensors of a checkpoint by name; implements ``distcore.SavedState``."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest, and no tensor; raises CheckpointError for what is wrong with it."""
+        """Read the manifest, and no tensor; raises CheckpointError if it is not valid or a file is missing."""
         self.path = path
         self.manifest = read_manifest(path)
         self._open: dict[str, Any] = {}
@@ -35,14 +35,17 @@ class Checkpoint:
         return iter(self.manifest.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor, in memory of its own."""
+        """Return the whole tensor, a copy on the CPU; raises CheckpointError if there is none of that name."""
         entry = self.entry(name)
         if entry.boxes is not None or entry.grid is not None:
             return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return ``count`` elements of the flattened tensor from ``start`` on; only these are read."""
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``; read only these.
+
+        Raises CheckpointError if there is no such tensor or range, or if a file is damaged.
+        """
         entry = self.entry(name)
         if start < 0 or count < 0 or start + count > entry.count:
             raise CheckpointError(
@@ -52,7 +55,9 @@ class Checkpoint:
             rows = _rows_around(entry, start, count)
             found = self._assemble(name, entry, rows).reshape(-1)
             return found[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
-        parts = [self._part(entry, piece, start, count) for piece in entry.pieces if _meet(piece, start, count)]
+        parts = [
+            self._read_overlap(entry, piece, start, count) for piece in entry.pieces if _overlap(piece, start, count)
+        ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -72,35 +77,35 @@ class Checkpoint:
         return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
 
     def entry(self, name: str) -> TensorEntry:
-        """Dtype, shape and pieces of a tensor."""
+        """Return dtype, shape and pieces of a tensor; raises CheckpointError if there is none of that name."""
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.path}: holds no tensor {name!r}; it was saved from another model")
         return self.manifest.tensors[name]
 
-    def small_state(self) -> dict[str, Any]:
-        """Return what stands in state.json: progress, scheduler, scaler, job."""
+    def job_state(self) -> dict[str, Any]:
+        """Return the contents of state.json; raises CheckpointError if the file is damaged."""
         text = read_json(self.path / STATE)
-        self._compare(STATE, hashlib.sha256(text).hexdigest())
+        self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
-            small = json.loads(text)
+            job_state = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path / STATE}: is no JSON: {error}") from None
-        if not isinstance(small, dict):
-            raise CheckpointError(f"{self.path / STATE}: expected keys and values, found a {type(small).__name__}")
-        return small
+            raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
+        if not isinstance(job_state, dict):
+            raise CheckpointError(f"{self.path / STATE}: expected a JSON object, found a {type(job_state).__name__}")
+        return job_state
 
-    def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Hash one share of the files; raises CheckpointError with the name of one that is damaged."""
-        for name in sorted(self.manifest.files)[share::shares]:
+    def verify(self, rank: int = 0, size: int = 1) -> None:
+        """Hash this rank's share of the files, all by default; raises DamagedError with the name of a damaged one."""
+        for name in sorted(self.manifest.files)[rank::size]:
             with (self.path / name).open("rb") as file:
-                self._compare(name, hashlib.file_digest(file, "sha256").hexdigest())
+                self._check_digest(name, hashlib.file_digest(file, "sha256").hexdigest())
 
-    def _compare(self, name: str, digest: str) -> None:
+    def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:
             raise DamagedError(f"{self.path / name}: damaged: its SHA-256 is not the one in the manifest")
 
-    def _part(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
-        """The elements that ``piece`` has of those asked for, copied out of the mapped file."""
+    def _read_overlap(self, entry: TensorEntry, piece: PieceEntry, start: int, count: int) -> Tensor:
+        """Return a copy of those elements of ``piece`` that lie between ``start`` and ``start + count``."""
         try:
             values: Tensor = self._file(piece.file).get_tensor(piece.key)
         except (OSError, SafetensorError) as error:
@@ -111,7 +116,7 @@ class Checkpoint:
                 f"says {piece.count} of {DTYPES[entry.dtype]}"
             )
         first = max(0, start - piece.start)
-        return values.reshape(-1)[first : start + count - piece.start].clone()
+        return values.reshape(-1)[first : start + count - piece.start].clone()  # a view would keep the file mapped
 
     def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
         """Copy ``wanted`` out of the boxes that share an element with it."""
@@ -146,5 +151,5 @@ def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
     return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
 
 
-def _meet(piece: PieceEntry, start: int, count: int) -> bool:
+def _overlap(piece: PieceEntry, start: int, count: int) -> bool:
     return piece.start < start + count and start < piece.start + piece.count

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and how the others go."""
+"""Which checkpoints are kept, and how the others are removed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ log = logging.getLogger("distcore")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The committed checkpoints of a folder, the newest first; committed is not undamaged."""
+    """Return the committed checkpoints of a folder, the newest first; they may have been damaged since."""
+    # Names have at least eight digits, so those of later steps may be longer: compare the lengths first.
     return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name), reverse=True)
 
 
-def whole_ones(folder: Path) -> Iterator[Path]:
-    """Those whose manifest is right and whose files are there in full size, the newest first."""
+def complete_checkpoints(folder: Path) -> Iterator[Path]:
+    """Yield the checkpoints with a valid manifest whose files exist in full size, the newest first."""
     for path in checkpoints_in(folder):
         if problem := problem_of(path):
-            log.warning("passed over: %s", problem)
+            log.warning("skipped: %s", problem)
         else:
             yield path
 
 
 def problem_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint that can be seen without reading its tensors."""
+    """Return what is wrong with a checkpoint, as far as its manifest and file sizes show it; else ``None``."""
     try:
         read_manifest(path)
     except CheckpointError as error:
@@ -37,8 +38,8 @@ def problem_of(path: Path) -> str | None:
     return None
 
 
-def leave_branch(folder: Path, continued: Path, files: Files) -> None:
-    """Remove the checkpoints that are newer than the one a run continues from: they belong to a course it has left."""
+def remove_newer(folder: Path, continued: Path, files: Files) -> None:
+    """Remove the checkpoints that are newer than ``continued``, from which the run resumes and will write them anew."""
     if continued.resolve().parent == folder.resolve():
         every = checkpoints_in(folder)
         for path in every[: next(index for index, path in enumerate(every) if path.name == continued.name)]:
@@ -48,19 +49,20 @@ def leave_branch(folder: Path, continued: Path, files: Files) -> None:
 def retain(folder: Path, keep_last: int, best: int | None, files: Files | None = None) -> None:
     """Keep the newest ``keep_last`` checkpoints and that of step ``best``; remove the others.
 
-    Each is renamed first, so that none is ever half there. Nothing goes unless one that stays is whole.
+    Removes nothing if all checkpoints to keep are damaged.
     """
     every = checkpoints_in(folder)
-    stay = [path for path in every if path in every[:keep_last] or path.name == f"step-{best or 0:08d}"]
-    if all(problem_of(path) for path in stay):
+    kept = [path for path in every if path in every[:keep_last] or path.name == f"step-{best or 0:08d}"]
+    if all(problem_of(path) for path in kept):
         return
     files = files or Files()
     for path in every:
-        if path not in stay:
+        if path not in kept:
             _remove(path, files)
 
 
 def _remove(path: Path, files: Files) -> None:
-    gone = path.with_name(f"{REMOVING}{path.name}")
-    files.rename(path, gone)
-    files.remove(gone)
+    # Renamed first: a folder that is only half removed must not look like a checkpoint.
+    removing = path.with_name(f"{REMOVING}{path.name}")
+    files.rename(path, removing)
+    files.remove(removing)

@@ -1,4 +1,4 @@
-"""The checkpoints of a running training: when it is told to, in line or beside the steps that follow."""
+"""Saving checkpoints during training: in the foreground, or in a background thread while training goes on."""
 
 from __future__ import annotations
 
@@ -11,92 +11,97 @@ from threading import Thread
 from typing import Any
 
 from distcore import checkpoint
-from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_share, staging_of
+from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.job_state import small_state
-from distcore.checkpoint.writer import Block, blocks_of, in_memory, write_share
+from distcore.checkpoint.job_state import collect_job_state
+from distcore.checkpoint.writer import Block, blocks_to_write, copied_to_cpu, write_rank_files
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import CheckpointError
 from distcore.plugin.contract import Progress, Run
 from distcore.plugin.hooks import Hooks
 
 POLL = 0.02
-"""Seconds between two looks at what other ranks have written."""
+"""Seconds between two checks of what other ranks have written."""
 
 
 class Saver:
-    """Saves, tells the extensions, and lets go of what is neither recent nor the best. At most one save is in flight.
+    """Saves checkpoints, calls ``on_checkpoint``, and removes those that are neither recent nor the best.
 
-    Every rank makes the same calls.
+    At most one save is in progress. Every rank makes the same calls.
     """
 
     def __init__(self, run: Run, hooks: Hooks, data: str, files: Files | None = None) -> None:
-        """``data`` is the fingerprint of the training rows."""
+        """``data`` is the fingerprint of the training rows; ``files`` replaces the file system in tests."""
         self._run, self._hooks, self._data = run, hooks, data
         self._files = files or Files()
         self._folder = Path(str(run.config.out)) / "checkpoints"
-        self._flight: tuple[Future[Path], Progress] | None = None
+        self._pending: tuple[Future[Path], Progress] | None = None
 
     def save(self, progress: Progress, best: dict[str, Any] | None) -> None:
-        """Commit a checkpoint; with ``checkpoints.asynchronous`` return once the state is copied.
+        """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state is copied to memory.
 
-        ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError, of this save or of
-        the one before.
+        ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError if this save fails, or
+        the one that was still in progress.
         """
         self.wait()
         run, hooks, facts = self._run, self._hooks, {"best": best, "data": self._data}
         if run.config.checkpoints.asynchronous:
-            self._flight = (self._take_off(progress, facts), progress)
+            self._pending = (self._start_background_save(progress, facts), progress)
             return
         path = checkpoint.save(run, hooks, progress, self._folder, facts, self._files)
         self._retain(best)
         hooks.on_checkpoint(run, progress, path)
 
     def check(self) -> None:
-        """After each step: raises CheckpointError if the save beside it has failed; costs nothing otherwise."""
-        if self._flight and self._flight[0].done():
+        """Raise CheckpointError if a save in the background has failed; cheap enough to call after each step."""
+        if self._pending and self._pending[0].done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until no save is in flight."""
-        if self._flight:
-            (future, progress), self._flight = self._flight, None
+        """Wait for the save in progress, if any; raises CheckpointError if it failed."""
+        if self._pending:
+            (future, progress), self._pending = self._pending, None
             path = future.result()
             self._hooks.on_checkpoint(self._run, progress, path)
 
-    def _take_off(self, progress: Progress, facts: dict[str, Any]) -> Future[Path]:
-        """Copy the state, and have a thread write it. Ranks meet here for the last time: the rest goes by files."""
+    def _start_background_save(self, progress: Progress, facts: dict[str, Any]) -> Future[Path]:
+        """Copy the state to memory, and start a thread that writes it.
+
+        The thread makes no collectives, which could mix with those of training: ranks communicate by files.
+        """
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
-        blocks = in_memory(blocks_of(hooks.save_checkpoint(run), run.world.rank, run.world.size))
-        small = small_state(run, progress) | facts
+        blocks = copied_to_cpu(blocks_to_write(hooks.save_checkpoint(run), run.world.rank, run.world.size))
+        job_state = collect_job_state(run, progress) | facts
         start = partial(begin, self._files, final) if run.world.is_main else lambda: None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)
-        return _beside(lambda: self._write(final, blocks, small))
+        return _in_background(lambda: self._write(final, blocks, job_state))
 
-    def _write(self, final: Path, blocks: list[Block], small: dict[str, Any]) -> Path:
+    def _write(self, final: Path, blocks: list[Block], job_state: dict[str, Any]) -> Path:
         world, files = self._run.world, self._files
         try:
-            publish_share(files, final, world.rank, write_share(files, staging_of(final), blocks, world.rank))
+            publish_rank_manifest(
+                files, final, world.rank, write_rank_files(files, staging_of(final), blocks, world.rank)
+            )
             if world.is_main:
-                self._await(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
-                commit(files, final, world.size, small)
-                self._retain(small["best"])
+                self._wait_until(lambda: all(is_published(final, rank) for rank in range(world.size)), final)
+                commit(files, final, world.size, job_state)
+                self._retain(job_state["best"])
             else:
-                self._await(lambda: not staging_of(final).exists(), final)
+                self._wait_until(lambda: not staging_of(final).exists(), final)
                 if not final.exists():
-                    raise CheckpointError("another rank gave it up")
+                    raise CheckpointError("another rank could not write its part")
         except (OSError, CheckpointError) as error:
-            discard(files, final)  # the other ranks see that it is gone
+            discard(files, final)  # other ranks wait for it to be committed or to disappear
             raise CheckpointError(f"checkpoint {final} could not be written: {error}") from error
         return final
 
-    def _await(self, condition: Callable[[], bool], final: Path) -> None:
+    def _wait_until(self, condition: Callable[[], bool], final: Path) -> None:
         deadline = time.monotonic() + self._run.config.timeout
         while not condition():
             if not staging_of(final).exists() and not final.exists():
-                raise CheckpointError("another rank gave it up")
+                raise CheckpointError("another rank could not write its part")
             if time.monotonic() > deadline:
-                raise CheckpointError(f"other ranks did not write their share in {self._run.config.timeout} s")
+                raise CheckpointError(f"other ranks did not finish writing within {self._run.config.timeout} s")
             time.sleep(POLL)
 
     def _retain(self, best: dict[str, Any] | None) -> None:
@@ -105,14 +110,15 @@ class Saver:
             checkpoint.retain(self._folder, self._run.config.checkpoints.keep_last, step, self._files)
 
 
-def _beside(work: Callable[[], Path]) -> Future[Path]:
+def _in_background(work: Callable[[], Path]) -> Future[Path]:
     future: Future[Path] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the training thread must see it
             future.set_exception(error)
 
+    # A daemon: a rank that fails must be able to end while a save is still waiting for other ranks.
     Thread(target=run, name="distcore-checkpoint", daemon=True).start()
     return future

@@ -1,4 +1,4 @@
-"""Safetensors files: written while they are hashed, so that no byte is read again; and read piece by piece."""
+"""Writing safetensors files, hashed while they are written so that they need not be read again."""
 
 from __future__ import annotations
 
@@ -19,33 +19,38 @@ DTYPES = {
     "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32, "I64": torch.int64,
     "U64": torch.uint64, "F64": torch.float64,
 }  # fmt: skip
+"""torch dtypes by safetensors' names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHUNK = 2**24
+"""Bytes that are hashed and written at a time."""
 
 
 def write_file(files: Files, path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """Write ``tensors`` as a safetensors file and wait until it is on the disk."""
+    """Write ``tensors``, by key, as a new safetensors file and wait until it is on disk; return size and SHA-256."""
     return write_hashed(files, path, _chunks(tensors))
 
 
 def write_hashed(files: Files, path: Path, chunks: Iterator[bytes | memoryview]) -> FileEntry:
-    """Write a file and wait until it is on the disk; return what the manifest says of it."""
+    """Write ``chunks`` to a new file and wait until it is on disk; return size and SHA-256."""
     size, digest = 0, hashlib.sha256()
 
-    def passing() -> Iterator[bytes | memoryview]:
+    def hashed() -> Iterator[bytes | memoryview]:
         nonlocal size
         for chunk in chunks:
             digest.update(chunk)
             size += memoryview(chunk).nbytes
             yield chunk
 
-    files.write(path, passing())
+    files.write(path, hashed())
     files.sync(path)
     return FileEntry(size=size, sha256=digest.hexdigest())
 
 
 def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: length of the header, header, data; wide elements first, so all are aligned."""
+    """Yield the bytes of a safetensors file: length of the header, header, data.
+
+    Tensors with wider elements come first, so that all data are aligned.
+    """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header, end = {}, 0
     for name in names:
@@ -53,9 +58,10 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # spaces after the header align the data
     yield len(text).to_bytes(8, "little")
     yield text
     for name in names:
+        # As bytes, because numpy has no bfloat16.
         data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         yield from (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))

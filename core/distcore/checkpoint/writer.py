@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint: the pieces that it alone holds, and its share of what all hold."""
+"""What one rank writes of a checkpoint: its own pieces, and its share of the tensors that all ranks hold."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from torch import Tensor
 
 from distcore.checkpoint.boxes import BoxEntry, key_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.manifest import FileEntry, PieceEntry, Share, TensorEntry
+from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.errors import CheckpointError
 from distcore.plugin.contract import Box, Piece, State
 
-PARTS = ("model", "optimizer")
+STATE_KINDS = ("model", "optimizer")
+"""What the name of every tensor starts with, before the first ``/``."""
 FILE_BYTES = 2**30
-"""A file is closed before it grows beyond this."""
+"""Largest tensor data of one file, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """What goes to one file: a run of elements, or a box. ``values`` has the tensor's own shape if it is all of it."""
+    """A tensor, consecutive elements of a flattened one, or a box of one, that is written to one file."""
 
     name: str
+    """Name of the tensor, such as ``model/head.weight``."""
     values: Tensor
+    """The elements: in the tensor's own shape if these are all, else of shape ``(count,)``."""
     start: int
     """Index of the first element in the flattened tensor; of a box, too."""
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Shape of the whole tensor."""
     offset: tuple[int, ...] | None = None
     """Of a box: the index of its first element in each dimension."""
 
     @property
     def key(self) -> str:
-        """Name in the file: the parameter's own for a whole tensor, else with the index of its first element."""
+        """Key in the file: the name without its kind and, for a part of a tensor, with ``@`` and ``start``."""
         bare = self.name.partition("/")[2]
         if self.offset is not None:
             return key_of(bare, self.offset)
@@ -44,49 +47,62 @@ class Block:
         return bare if whole else f"{bare}@{self.start}"
 
 
-def write_share(files: Files, folder: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES) -> Share:
-    """Write this rank's blocks into ``folder``, in files of some ``limit`` bytes; return what was written."""
+def write_rank_files(
+    files: Files, folder: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES
+) -> RankManifest:
+    """Write this rank's blocks into ``folder``, at most ``limit`` bytes of data per file; return what was written."""
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
-    for part in PARTS:
-        for index, group in enumerate(_groups([b for b in blocks if b.name.startswith(f"{part}/")], limit)):
-            file = f"{part}-{rank:05d}-{index:03d}.safetensors"
+    for kind in STATE_KINDS:
+        for index, group in enumerate(_group_into_files([b for b in blocks if b.name.startswith(f"{kind}/")], limit)):
+            file = f"{kind}-{rank:05d}-{index:03d}.safetensors"
             written[file] = write_file(files, folder / file, {block.key: block.values for block in group})
             for block in group:
-                _add(tensors, block, file)
+                _add_entry(tensors, block, file)
     for block in blocks:
-        if not block.values.numel():
-            _add(tensors, block, None)
-    return Share(files=written, tensors=tensors)
+        if not block.values.numel():  # a tensor without elements is in the manifest, and in no file
+            _add_entry(tensors, block, None)
+    return RankManifest(files=written, tensors=tensors)
 
 
-def blocks_of(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> list[Block]:
-    """What ``rank`` of ``size`` writes of its ``state``: a function of the state alone, so ranks need not talk."""
+def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES) -> list[Block]:
+    """Return the blocks that ``rank`` of ``size`` writes, in the order of names.
+
+    Pieces are written by the rank that holds them. Whole tensors are on every rank, and each is written by one; all
+    ranks compute the same assignment, so they need not communicate.
+    Raises CheckpointError for a name or dtype that a checkpoint cannot have.
+    """
     _check_names(state)
     own = [
-        block for name, held in state.items() if not isinstance(held, Tensor) for block in _cut_held(name, held, limit)
+        block
+        for name, held in state.items()
+        if not isinstance(held, Tensor)
+        for block in _split_held(name, held, limit)
     ]
     whole = [
         block
         for name, tensor in state.items()
         if isinstance(tensor, Tensor)
-        for block in _cut(name, tensor, 0, tuple(tensor.shape), limit)
+        for block in _split_large(name, tensor, 0, tuple(tensor.shape), limit)
     ]
-    return sorted([*own, *_deal(whole, rank, size)], key=lambda block: (block.name, block.start))
+    return sorted([*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start))
 
 
-def in_memory(blocks: Sequence[Block]) -> list[Block]:
-    """Copy the values, so that training can go on while they are written."""
+def copied_to_cpu(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks with their values copied to main memory, so that training may change the originals."""
     return [replace(block, values=block.values.detach().to("cpu", copy=True)) for block in blocks]
 
 
 def _check_names(state: State) -> None:
     for name, value in state.items():
         parts = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
-        if any(dtype not in NAMES for dtype in (part.dtype for part in parts)) or name.partition("/")[0] not in PARTS:
+        if (
+            any(dtype not in NAMES for dtype in (part.dtype for part in parts))
+            or name.partition("/")[0] not in STATE_KINDS
+        ):
             dtype = parts[0].dtype if parts else None
             raise CheckpointError(
-                f"hook save_checkpoint(): returned {name!r} of {dtype}; expected model/NAME or optimizer/NAME/KEY "
+                f"hook save_checkpoint(): returned {name!r} of {dtype or parts[0].dtype}; expected model/NAME or optimizer/NAME/KEY "
                 "and a dtype that safetensors knows"
             )
 
@@ -95,15 +111,17 @@ def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
     return [held] if isinstance(held, Piece | Box) else held
 
 
-def _cut_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
+def _split_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
     for part in _parts(held):
         if isinstance(part, Piece):
-            yield from _cut(name, part.values, part.start, part.shape, limit)
+            yield from _split_large(name, part.values, part.start, part.shape, limit)
         else:
-            yield from _cut_box(name, part.values, part.offset, part.shape, limit)
+            yield from _split_box(name, part.values, part.offset, part.shape, limit)
 
 
-def _cut_box(name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int) -> Iterator[Block]:
+def _split_box(
+    name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int
+) -> Iterator[Block]:
     """One block, or several, cut along the first dimension that can be, where a file would grow beyond ``limit``."""
     if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
         raise CheckpointError(
@@ -115,7 +133,7 @@ def _cut_box(name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[in
         for at in range(0, values.shape[axis], rows):
             part = values.narrow(axis, at, min(rows, values.shape[axis] - at))
             moved = tuple(o + at * (a == axis) for a, o in enumerate(offset))
-            yield from _cut_box(name, part, moved, shape, limit)
+            yield from _split_box(name, part, moved, shape, limit)
         return
     start = 0
     for at, length in zip(offset, shape, strict=True):
@@ -123,8 +141,8 @@ def _cut_box(name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[in
     yield Block(name=name, values=values, start=start, shape=shape, offset=offset)
 
 
-def _cut(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
-    """One block, or several where a single file would grow beyond ``limit``."""
+def _split_large(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
+    """Yield one block, or several if the values have more than ``limit`` bytes."""
     step = max(1, limit // values.element_size())
     if values.numel() <= step:
         yield Block(name=name, values=values, start=start, shape=shape)
@@ -134,10 +152,11 @@ def _cut(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: i
         yield Block(name=name, values=flat[at : at + step], start=start + at, shape=shape)
 
 
-def _deal(blocks: list[Block], rank: int, size: int) -> list[Block]:
-    """Give each block to the rank with the fewest bytes so far, the largest first: alike on every rank."""
+def _assign_to_rank(blocks: list[Block], rank: int, size: int) -> list[Block]:
+    """Return the blocks of ``rank``: the largest block first, each goes to the rank with the fewest bytes so far."""
     loads = [0] * size
     mine = []
+    # Ties are broken by name: all ranks must come to the same order.
     for block in sorted(blocks, key=lambda block: (-block.values.nbytes, block.name, block.start)):
         taker = min(range(size), key=lambda other: (loads[other], other))
         loads[taker] += block.values.nbytes
@@ -146,7 +165,7 @@ def _deal(blocks: list[Block], rank: int, size: int) -> list[Block]:
     return mine
 
 
-def _groups(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
+def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
     group: list[Block] = []
     room = limit
     for block in blocks:
@@ -161,7 +180,7 @@ def _groups(blocks: Sequence[Block], limit: int) -> Iterator[list[Block]]:
         yield group
 
 
-def _add(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
+def _add_entry(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
     dtype, shape = NAMES[block.values.dtype], list(block.shape)
     new = TensorEntry(dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else [])
     entry = tensors.setdefault(block.name, new)

@@ -1,1 +1,1 @@
-"""The command line: it reads arguments, starts a job and prints; nothing here imports torch."""
+"""The command line: it parses arguments, starts a job and prints. No module here imports torch directly."""

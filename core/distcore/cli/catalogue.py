@@ -1,4 +1,4 @@
-"""What strategies are installed, whether they import, what they declare, and their options."""
+"""Describe the installed strategies: whether they can be imported, what they declare, and their options."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from distcore.plugin import registry
 from distcore.plugin.hooks import build, capabilities_of
 from distcore.plugin.options import options_of
 from distcore.plugin.shorthand import shorthand_of
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
 Description = dict[str, Any]
-WIDTH_OF_A_FILE = 120
-"""Columns of the tables where stdout is not a terminal, which knows its own."""
+"""A strategy as JSON values."""
+FILE_WIDTH = 120
+"""Characters per line where stdout is not a terminal."""
 
 
 def describe_all() -> list[Description]:
@@ -26,7 +27,7 @@ def describe_all() -> list[Description]:
 
 
 def describe(name: str, offered: list[EntryPoint]) -> Description:
-    """Return all that is to say of one strategy, as JSON values; a reason instead where it cannot be used."""
+    """Describe one strategy, or say in ``reason`` why it cannot be used. ``offered``: its entry points."""
     facts: Description = {
         "name": name,
         "distribution": " and ".join(registry.distribution(entry) for entry in offered),
@@ -49,8 +50,8 @@ def describe(name: str, offered: list[EntryPoint]) -> Description:
 
 
 def show(found: list[Description]) -> None:
-    """Print one table of strategies, then one of options for each that has any."""
-    console = console_for(WIDTH_OF_A_FILE)
+    """Print a table of the strategies, then one table of options per strategy that has any."""
+    console = stdout_console(FILE_WIDTH)
     console.print(_overview([facts for facts in found if facts["importable"]]))
     for facts in found:
         if not facts["importable"]:
@@ -77,7 +78,7 @@ def _overview(found: list[Description]) -> Table:
 def _options(facts: Description) -> Table:
     table = _table(f"{facts['name']}: option", "type", "default", "meaning")
     for option in facts["options"]:
-        short = f" For short: {facts['name']}:VALUE." if option["name"] == facts["shorthand"] else ""
+        short = f" Short form: {facts['name']}:VALUE." if option["name"] == facts["shorthand"] else ""
         table.add_row(option["name"], option["type"], option["default"] or "required", f"{option['doc']}{short}")
     return table
 

@@ -1,6 +1,6 @@
-"""The flags of ``distcore train``, written out so that ``--help`` needs no config class and no torch.
+"""The flags of ``distcore train``, written out so that ``--help`` imports neither the config class nor torch.
 
-A test compares them with the fields of RunConfig: names, defaults and choices.
+A test compares their names, defaults and choices with the fields of RunConfig.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from typing import NamedTuple
 
 
 class Flag(NamedTuple):
-    """One flag: its name, what it takes, the default as text, the help, and its config key where that differs."""
+    """One flag of the command line."""
 
     name: str
+    """With its two hyphens."""
     takes: str
+    """What stands for the value in ``--help``: a word in capitals, or the choices."""
     default: str
+    """The default in words."""
     help: str
     path: str = ""
+    """Dotted config key; empty: the name, with underscores."""
 
     @property
     def key(self) -> str:
@@ -29,8 +33,8 @@ GROUPS: dict[str, list[Flag]] = {
     "what is trained": [
         Flag("--task", "NAME", "text-classification", "what is trained"),
         Flag("--model", "NAME", "bert-mini", "built-in name, local Hugging Face folder, or hub name"),
-        Flag("--dropout", "P", "the model's own", "overrides the model's own"),
-        Flag("--max-seq-len", "TOKENS", "128", "longer rows are cut, in tokens"),
+        Flag("--dropout", "P", "the model's own", "dropout probability; overrides the model's own"),
+        Flag("--max-seq-len", "TOKENS", "128", "tokens of a row; longer rows are cut"),
     ],
     "data": [
         Flag("--data", "FILE", "stdlib-docs", "data file (.json .jsonl .csv .parquet), or an embedded data set"),
@@ -49,28 +53,28 @@ GROUPS: dict[str, list[Flag]] = {
     ],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
-        Flag("--max-restarts", "N", "0", "times to start a job afresh that died, from its newest checkpoint"),
-        Flag("--nproc", "N", "auto", "processes to start here; auto: one a GPU, else one"),
+        Flag("--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"),
+        Flag("--nproc", "N", "auto", "processes to start here; auto: one per GPU, else one"),
     ],
     "training": [
-        Flag("--epochs", "N", "1", "times over the data"),
+        Flag("--epochs", "N", "1", "passes over the training rows"),
         Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
         Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: 1e-4 or 5e-4 from scratch, 3e-5 pretrained"),
-        Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "of the forward pass; auto: bf16 where it is fast"),
+        Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
-        Flag("--seed", "N", "0", "same seed, same run"),
+        Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
-        Flag("--resume", "auto|PATH", "a fresh run", "go on from the newest checkpoint in --out, or from this one"),
-        Flag("--resume-changed", "KEYS", "none", "go on though these differ from then, such as lr,total_steps"),
+        Flag("--resume", "auto|PATH", "a fresh run", "continue from the newest checkpoint in --out, or from this one"),
+        Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,total_steps"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
-        Flag("--log-level", LEVELS, "info", "messages of rank 0"),
-        Flag("--log-level-replica", LEVELS, "warning", "messages of the other ranks"),
+        Flag("--log-level", LEVELS, "info", "log level of rank 0"),
+        Flag("--log-level-replica", LEVELS, "warning", "log level of the other ranks"),
     ],
 }
 

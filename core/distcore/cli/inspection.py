@@ -1,4 +1,4 @@
-"""What a person asks of checkpoints: which are there, are they whole, do two differ; and as a Hugging Face folder."""
+"""``distcore checkpoint``: list checkpoints, verify them, compare two, export one to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from distcore.errors import CheckpointError, ConfigError
 from distcore.jobs.export import export
 
 DAMAGED = 2
-"""Exit status where a checkpoint is damaged; 1 where two differ, as ``diff`` and ``cmp`` have it."""
+"""Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
 
 
 def run(action: str, paths: list[Path], to: Path | None) -> int:
-    """Do one action of ``distcore checkpoint``; return the exit status."""
+    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError."""
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (to is not None):
-        raise ConfigError("checkpoint: --to DIR belongs to export, and export needs it")
+        raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
     if to is not None:
         export(_one(paths[0]), to)
         print(f"exported to {to}")
@@ -32,7 +32,7 @@ def run(action: str, paths: list[Path], to: Path | None) -> int:
 
 
 def ls(path: Path) -> int:
-    """Print a line for each checkpoint of a run, the newest last."""
+    """Print one line per checkpoint of a run, the newest last. ``path``: a run folder or a checkpoint."""
     found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
     if not found:
         raise CheckpointError(f"{path}: no checkpoints there")
@@ -42,7 +42,7 @@ def ls(path: Path) -> int:
 
 
 def verify(path: Path) -> int:
-    """Read every byte of a checkpoint, or of all of a run; say which are whole."""
+    """Read every byte of a checkpoint, or of all checkpoints of a run; print for each whether it is whole."""
     found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
     if not found:
         raise CheckpointError(f"{path}: no checkpoints there")
@@ -58,7 +58,7 @@ def verify(path: Path) -> int:
 
 
 def diff(first: Path, second: Path) -> int:
-    """Print the tensors in which two checkpoints differ, the most different first."""
+    """Print the tensors in which two checkpoints differ, the largest difference first."""
     one, other = Checkpoint(_one(first)), Checkpoint(_one(second))
     lines = sorted(differing(one, other), reverse=True)
     for _, line in lines:
@@ -68,8 +68,9 @@ def diff(first: Path, second: Path) -> int:
 
 
 def _line(checkpoint: Checkpoint) -> str:
-    small, files = checkpoint.small_state(), checkpoint.manifest.files.values()
-    progress, best = small.get("progress", {}), small.get("best")
+    """Describe a checkpoint in one line: name, epoch, samples, size, and its metric if it is the best one."""
+    job_state, files = checkpoint.job_state(), checkpoint.manifest.files.values()
+    progress, best = job_state.get("progress", {}), job_state.get("best")
     mark = f"  best {best['metric']} {best['value']:.4f}" if best and best["step"] == progress.get("step") else ""
     size = sum(file.size for file in files) / 2**20
     return (
@@ -79,7 +80,7 @@ def _line(checkpoint: Checkpoint) -> str:
 
 
 def _one(path: Path) -> Path:
-    """A checkpoint, or the newest of a run folder."""
+    """Return ``path`` if it is a checkpoint, else the newest checkpoint of the run folder."""
     if (path / MANIFEST).is_file():
         return path
     found = checkpoints_in(path / "checkpoints")

@@ -1,4 +1,4 @@
-"""The command line. It imports a command when that command runs, and nothing heavy before."""
+"""Entry point of the command line. A command's module is imported only when that command runs, to keep help fast."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "strategies": "list the installed strategies: what they declare, and their options",
 }
 INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # a defect of distcore or of a plugin: one line, and the traceback for whoever mends it
+    except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         from distcore.cli.tracebacks import write_traceback
 
         cause = " ".join(f"{type(error).__name__}: {error}".split())
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Parse the global flags, import the command, and run it on the rest; raises DistcoreError."""
+    """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError."""
     top = top_parser()
     given = top.parse(argv)
     block(given.block)
@@ -64,13 +65,13 @@ def run(argv: list[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our form of errors: one line, which names the nearest flag."""
+    """argparse, but an error is a ConfigError of one line that names the nearest flag."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)  # type: ignore[arg-type]
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parse all of ``argv``; raises ConfigError for what is unknown, missing or too much."""
+        """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
         namespace, unknown = self.parse_known_args(argv)
         if not unknown:
             return namespace
@@ -80,18 +81,19 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")
 
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError; argparse calls this for every error that it finds."""
         raise ConfigError(f"{message.removeprefix('argument ')} ({self.prog} --help explains)")
 
 
 class _Help(argparse.HelpFormatter):
-    """Flags in one column and their help in the next, whatever the length of a flag."""
+    """A wide column for flags, so that most have their help on the same line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
 
 
 def top_parser() -> Parser:
-    """The parser of what stands before the command's own flags."""
+    """Return the parser of the arguments up to the command's name."""
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
     top = Parser(
@@ -109,11 +111,11 @@ def top_parser() -> Parser:
 
 
 class _TopHelp(_Help, argparse.RawDescriptionHelpFormatter):
-    """Keeps the table of commands as it is written."""
+    """Keeps the line breaks of the table of commands."""
 
 
 def add_block_flag(parser: argparse.ArgumentParser) -> None:
-    """``-p no:NAME``, before or after the command."""
+    """Add ``-p no:NAME``, which may stand before or after the command."""
     parser.add_argument(
         "-p", dest="block", metavar="no:NAME", action="append", default=[],
         help="do not load the plugin or distribution NAME; repeatable",
@@ -121,7 +123,10 @@ def add_block_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def block(given: list[str]) -> None:
-    """Block the named plugins here and, through the environment, in every rank started from here."""
+    """Block the named plugins in this process and, through the environment, in every rank that it starts.
+
+    ``given``: the values of ``-p``. Raises ConfigError.
+    """
     for text in given:
         if not text.startswith("no:") or text == "no:":
             raise ConfigError(f"-p {text}: expected no:NAME, such as -p no:{text}")

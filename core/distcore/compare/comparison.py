@@ -1,4 +1,4 @@
-"""A comparison from its flags to its files."""
+"""Run a comparison: from the request to the table and the three files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
 from distcore.checkpoint import find
-from distcore.checkpoint.distance import Distance, distance
+from distcore.checkpoint.distance import distance
 from distcore.compare.facts import Entry, Facts, communication, facts_of
 from distcore.compare.page import page
 from distcore.compare.rows import Request, rows_of
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 def run(request: Request) -> int:
-    """Compare; 0 if every row that can run did. Raises DistcoreError."""
+    """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
     out = _folder(request.out)
     rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
@@ -34,7 +35,7 @@ def run(request: Request) -> int:
     try:
         measure(entries, reference, request)
         complete = True
-    finally:  # what an interrupted comparison has found so far is kept
+    finally:  # an interrupted comparison keeps what it has measured so far
         facts = facts_of(entries, reference, request.warm_up, _about(request) | {"complete": complete})
         write(facts, out)
     show(facts)
@@ -43,7 +44,7 @@ def run(request: Request) -> int:
 
 
 def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
-    """Run every row that can, round after round; then measure what must not disturb the times."""
+    """Run every row that can run, round by round; then measure distances and communication, apart from the times."""
     for number, entry in schedule(entries, request.rounds, request.interleave):
         if entry.runs:
             _time(entry, number, request.rounds)
@@ -54,18 +55,21 @@ def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
         if entry.runs and request.communication and entry.timings[0].report["world_size"] > 1:
             entry.profile = profiled(entry.row.config, entry.row.folder / "profile")
             found = communication(entry.profile)
-            _say(
-                f"{entry.row.name}: communication {f'{found * 1e3:.1f} ms a step' if found is not None else 'not seen'}"
-            )
+            shown = f"{found * 1e3:.1f} ms per step" if found is not None else "not measurable"
+            _print(f"{entry.row.name}: communication {shown}")
 
 
 def _about(request: Request) -> Facts:
+    """Return how the comparison was made, for compare.json."""
     command = shlex.join(["distcore", *sys.argv[1:]])
     return {"command": command, "rounds": request.rounds, "interleaved": request.interleave}
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
-    """Say which row runs when: every second round backwards, so that a machine that drifts is fair to all."""
+    """Yield (round, entry) in the order of running, rounds from 1.
+
+    With ``interleave`` every second round runs backwards, so that a machine that grows slower is fair to all rows.
+    """
     if not interleave:
         yield from ((number, entry) for entry in entries for number in range(1, rounds + 1))
         return
@@ -74,7 +78,7 @@ def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tu
 
 
 def write(facts: Facts, out: Path) -> None:
-    """Write the three files; raises ConfigError where that fails."""
+    """Write the three files into ``out``; raises ConfigError if that fails."""
     files = {"compare.json": strict_json(facts, indent=1), "compare.md": markdown(facts), "compare.html": page(facts)}
     for name, text in files.items():
         try:
@@ -85,44 +89,43 @@ def write(facts: Facts, out: Path) -> None:
 
 
 def _time(entry: Entry, number: int, rounds: int) -> None:
-    """One timed run of a row; of the later rounds no checkpoint stays, only its distance from the first round's."""
+    """Time one run of a row. Later rounds keep no checkpoint, only its distance from that of the first round."""
     out = entry.row.folder / f"round-{number}"
     result = timed(entry.row.config, out)
-    of = f"round {number} of {rounds}: " if rounds > 1 else ""
+    prefix = f"round {number} of {rounds}: " if rounds > 1 else ""
     if isinstance(result, Failed):
         entry.failed = result
-        _say(f"{of}{entry.row.name}: failed: {result.error}")
+        _print(f"{prefix}{entry.row.name}: failed: {result.error}")
         return
     entry.timings.append(result)
-    _say(f"{of}{entry.row.name}: {result.wall:.1f} s, {result.report['samples_per_second']:.1f} samples/s in training")
+    speed = result.report["samples_per_second"]
+    _print(f"{prefix}{entry.row.name}: {result.wall:.1f} s, {speed:.1f} samples/s in training")
     if len(entry.timings) > 1:
-        apart = distance(_checkpoint(out), _parameters(entry))
-        entry.repeat = max(filter(None, (entry.repeat, apart)), key=_size)
+        moved = distance(_checkpoint(out), _parameters(entry))
+        entry.repeat = max(filter(None, (entry.repeat, moved)), key=attrgetter("largest"))
         shutil.rmtree(out / "checkpoints")
 
 
-def _size(apart: Distance) -> float:
-    return apart.largest
-
-
 def _parameters(entry: Entry) -> Path:
+    """Return the checkpoint whose parameters are compared with those of other rows."""
     return _checkpoint(entry.row.folder / "round-1")
 
 
 def _checkpoint(out: Path) -> Path:
+    """Return the newest checkpoint of a run folder; raises RankError if there is none."""
     found = find("auto", out)
     if found is None:
-        raise RankError(f"{out}: the run ended well, but left no checkpoint")
+        raise RankError(f"{out}: the run succeeded but left no checkpoint")
     return found
 
 
 def _folder(given: str | None) -> Path:
-    """The folder to write to, not made yet; raises ConfigError where there is another comparison in it."""
+    """Return the folder to write to, not created yet; raises ConfigError if another comparison is in it."""
     folder = Path(given or f"runs/compare-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.is_file() or any((folder / name).exists() for name in ("compare.json", "runs")):
         raise ConfigError(f"--out {folder}: holds another comparison, or is a file; choose another folder")
     return folder
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

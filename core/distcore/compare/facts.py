@@ -1,4 +1,4 @@
-"""What a comparison comes to, as JSON values: all that table and page show, and all of compare.json."""
+"""The results of a comparison as JSON values: the content of compare.json, from which table and page are made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from distcore.distributed.devices import available_cores
 from distcore.files import strict_json
 
 Facts = dict[str, Any]
+"""JSON values by name."""
 VERSION = 1
+"""Version of the format of compare.json."""
 COUNTED = ("steps", "samples")
-"""What a report must say as the reference's does, or the run did not train on the same rows."""
+"""Keys in which a report must equal the reference's; otherwise the runs trained on different rows."""
 
 
 @dataclass(kw_only=True)
@@ -29,21 +31,24 @@ class Entry:
 
     row: Row
     timings: list[Timing] = field(default_factory=list)
+    """One per round that has succeeded."""
     failed: Failed | None = None
+    """The first run that failed; the row is not run again."""
     profile: Mapping[str, Any] | Failed | None = None
+    """The content of profile.json."""
     distance: Distance | None = None
-    """From the reference's first run."""
+    """Distance of the parameters from the reference's, both after the first round."""
     repeat: Distance | None = None
-    """Of a later round's parameters from those of its own first, the largest."""
+    """Largest distance of the parameters after a later round from those after the first round of this row."""
 
     @property
     def runs(self) -> bool:
-        """Whether it can run, and has not failed."""
+        """True if the row can run, and has not failed."""
         return self.row.reason is None and self.failed is None
 
 
 def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
-    """Return everything, of everything; ``about`` says how it was measured."""
+    """Return the comparison as JSON values. ``about`` says how it was measured; ``warm_up`` is a number of steps."""
     base = next(entry for entry in entries if entry.row.name == reference)
     facts = {
         "version": VERSION,
@@ -55,7 +60,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
         "job": dict(base.row.job),
         "rows": [_row_facts(entry, base, warm_up) for entry in entries],
     }
-    return dict(json.loads(strict_json(facts)))  # table and page read what compare.json says
+    return dict(json.loads(strict_json(facts)))  # table and page get exactly what compare.json says
 
 
 def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
@@ -81,7 +86,7 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         "micro_batch_size": config.micro_batch_size,
         **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
         "samples_per_second_range": [f(one["samples_per_second"] for one in rounds) for f in (min, max)],
-        **_steps(entry.timings, warm_up),
+        **_step_quantiles(entry.timings, warm_up),
         "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
         "loss": report["evaluation"].get("loss"),
@@ -93,8 +98,8 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
 
 
 def _round_facts(timing: Timing, warm_up: int) -> Facts:
-    """Where the time of one run went; the parts add up to its wall time."""
-    first = _first(timing, warm_up)
+    """Return the parts of one run's time in seconds, which add up to its wall time, and its speed."""
+    first = _first_counted(timing, warm_up)
     early, later = timing.steps[:first], timing.steps[first:]
     extra = max(0.0, sum(early) - len(early) * statistics.median(later))
     return {
@@ -107,18 +112,19 @@ def _round_facts(timing: Timing, warm_up: int) -> Facts:
     }
 
 
-def _first(timing: Timing, warm_up: int) -> int:
-    """The first step that counts: a run too short for all of the warm-up leaves out half of itself."""
+def _first_counted(timing: Timing, warm_up: int) -> int:
+    """Return the index of the first step after the warm-up, which is at most half of the run."""
     return min(warm_up, len(timing.steps) // 2)
 
 
-def _steps(timings: Sequence[Timing], warm_up: int) -> Facts:
-    seconds = sorted(one for timing in timings for one in timing.steps[_first(timing, warm_up) :])
+def _step_quantiles(timings: Sequence[Timing], warm_up: int) -> Facts:
+    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in seconds, without the warm-up."""
+    seconds = sorted(one for timing in timings for one in timing.steps[_first_counted(timing, warm_up) :])
     return {f"step_p{part}_seconds": _quantile(seconds, part / 100) for part in (5, 50, 95)}
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
-    """Between the two neighbours, as numpy does it."""
+    """Interpolate linearly between the two nearest values, as numpy does by default."""
     position = part * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -126,7 +132,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
-    """Seconds of a step in which a collective was under way on rank 0; ``None``: not measured, or not to be seen."""
+    """Return the seconds per step in which rank 0 was in a collective; ``None``: not measured, or not measurable."""
     if profile is None or isinstance(profile, Failed):
         return None
     found: float | None = profile["seconds_per_step"]["communication"]
@@ -134,14 +140,14 @@ def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
 
 
 def _notes(entry: Entry, base: Entry) -> list[str]:
-    """What a reader must know before he compares this row with the others."""
+    """Return what a reader must know before comparing this row with the others, one sentence each."""
     notes = [f"{key} = {mine!r}, the reference has {other!r}" for key, (mine, other) in entry.row.differs.items()]
     notes += [f"does not keep {law}" for law in entry.row.exempt]
     for timing in entry.timings[:1] if base.timings else []:
         mine, other = _counts(timing), _counts(base.timings[0])
         notes += [f"{key}: {mine[key]}, the reference {other[key]}" for key in mine if mine[key] != other[key]]
     if entry.distance and not math.isfinite(entry.distance.relative):
-        notes.append(f"{entry.distance.tensor}: not a tensor that can be compared with the reference's")
+        notes.append(f"{entry.distance.tensor}: this tensor cannot be compared with the reference's")
     if isinstance(entry.profile, Failed):
         notes.append(f"communication could not be measured: {entry.profile.error}")
     return notes

@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file that needs nothing else, neither scripts nor the network."""
+"""The HTML page of a comparison: one file that works alone, without scripts and without network."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PARTS = {
     "training_seconds": ("a", "training"),
     "rest_seconds": ("d", "evaluation, saving, ending"),
 }
-"""Parts of the wall time, with their colours."""
+"""Part of the wall time to its colour, a class of the style, and its name in the legend."""
 
 
 def page(facts: Facts) -> str:
-    """Return the whole page."""
+    """Return the page as HTML."""
     listed = "".join(f"<li>{escape(line)}</li>" for line in remarks(facts))
     explained = "".join(f"<li>{escape(line)}</li>" for line in explanations(facts))
     rows = [row for row in facts["rows"] if has_run(row)]
@@ -58,6 +58,7 @@ def page(facts: Facts) -> str:
 
 
 def _where(facts: Facts) -> str:
+    """Return in one line what was trained, on which machine."""
     machine, job = facts["machine"], facts["job"]
     said = ", ".join(
         f"{key} {job[key]}" for key in ("model", "data", "global_batch_size", "precision", "device") if key in job
@@ -80,14 +81,14 @@ def _class(row: Facts, facts: Facts) -> str:
 
 def _plots(rows: list[Facts], facts: Facts) -> str:
     shown = {
-        "Samples a second, range over rounds": plots.bars([_speed(row, facts) for row in rows]),
-        f"Where the wall time goes, seconds {_legend()}": plots.bars([_wall(row, facts) for row in rows]),
-        "Step time, milliseconds: 5 %, median, 95 %": plots.ranges([_step(row, facts) for row in rows]),
-        "Peak memory of a rank, MiB": plots.bars([_memory(row, facts) for row in rows]),
+        "Samples per second, with the range over rounds": plots.bars([_speed(row, facts) for row in rows]),
+        f"Parts of the wall time, in seconds {_legend()}": plots.bars([_wall(row, facts) for row in rows]),
+        "Step time in milliseconds: 5 %, median, 95 %": plots.ranges([_step(row, facts) for row in rows]),
+        "Peak memory of a rank, in MiB": plots.bars([_memory(row, facts) for row in rows]),
     }
-    apart = [_distance(row, facts) for row in rows if row["distance"] and row["distance"]["relative"] is not None]
-    if apart:
-        shown[f"Parameters: relative distance from {escape(facts['reference'])}"] = plots.powers(apart)
+    distances = [_distance(row, facts) for row in rows if row["distance"] and row["distance"]["relative"] is not None]
+    if distances:
+        shown[f"Parameters: relative distance from {escape(facts['reference'])}"] = plots.log_dots(distances)
     return "".join(f"<h2>{title}</h2>\n{plot}\n" for title, plot in shown.items())
 
 

@@ -1,4 +1,4 @@
-"""Plots as SVG that stands in the page itself: bars with a range, stacked bars, dots on a logarithmic axis."""
+"""Plots as inline SVG: stacked bars, ranges with a dot, dots on a logarithmic axis. One row of a plot per strategy."""
 
 from __future__ import annotations
 
@@ -8,42 +8,46 @@ from dataclasses import dataclass
 from html import escape
 
 LABELS, WIDTH, ROW, BAR = 190, 760, 26, 16
-"""Pixels: of the column of names, of the whole, from row to row, of a bar."""
+"""In pixels: width of the column of names, width of the whole plot, distance between rows, height of a bar."""
 VALUES = 150
-"""Pixels to the right of the plot, where values are written."""
+"""Pixels to the right of the axis area, for the values in writing."""
 PLOT = WIDTH - LABELS - VALUES
+"""Pixels of the axis area."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a bar: its length, its colour (a class of the page's style), and what it is."""
+    """One part of a stacked bar."""
 
     value: float
+    """Its length, in the unit of the plot."""
     colour: str
+    """A class of the page's style."""
     what: str
+    """Text of the tooltip."""
 
 
 def bars(rows: Sequence[tuple[str, list[Part], tuple[float, float] | None, str]]) -> str:
-    """A bar a row: name, the parts it is made of, the range of the whole if there is one, and its text."""
+    """Return one stacked bar per row. A row: name, parts, (low, high) of the whole bar if there is a range, text."""
     longest = max([sum(part.value for part in parts) for _, parts, _, _ in rows] + [s[1] for _, _, s, _ in rows if s])
     drawn = []
     for index, (name, parts, spread, text) in enumerate(rows):
-        at, y = 0.0, index * ROW + (ROW - BAR) / 2
+        end, y = 0.0, index * ROW + (ROW - BAR) / 2
         drawn.append(_name(index, name))
         for part in parts:
             drawn.append(
-                f'<rect class="{part.colour}" x="{_x(at, longest):.1f}" y="{y:.1f}" '
+                f'<rect class="{part.colour}" x="{_x(end, longest):.1f}" y="{y:.1f}" '
                 f'width="{part.value / longest * PLOT:.1f}" height="{BAR}"><title>{escape(part.what)}</title></rect>'
             )
-            at += part.value
+            end += part.value
         if spread and spread[0] < spread[1]:
             drawn.append(_whisker(index, _x(spread[0], longest), _x(spread[1], longest)))
-        drawn.append(_text(index, max(_x(at, longest), _x(spread[1], longest) if spread else 0) + 6, text))
+        drawn.append(_text(index, max(_x(end, longest), _x(spread[1], longest) if spread else 0) + 6, text))
     return _svg(len(rows), drawn)
 
 
 def ranges(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
-    """A line a row from its low to its high value, with a dot between: name, low, middle, high, text."""
+    """Return one line per row from low to high, with a dot between them. A row: name, low, middle, high, text."""
     longest = max(high for _, _, _, high, _ in rows)
     drawn = []
     for index, (name, low, middle, high, text) in enumerate(rows):
@@ -52,8 +56,8 @@ def ranges(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
     return _svg(len(rows), drawn)
 
 
-def powers(rows: Sequence[tuple[str, float, str]]) -> str:
-    """A dot a row on a logarithmic axis: name, value, text. What is 0 stands at the left edge."""
+def log_dots(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Return one dot per row on a logarithmic axis. A row: name, value, text; a value of 0 is at the left edge."""
     logs = [math.log10(value) for _, value, _ in rows if value > 0]
     low, high = (math.floor(min(logs)) - 1, math.ceil(max(logs)) + 1) if logs else (-8, 0)
     drawn = [
@@ -72,6 +76,7 @@ def _svg(rows: int, drawn: Sequence[str], below: int = 0) -> str:
 
 
 def _x(value: float, longest: float) -> float:
+    """Return the x coordinate of ``value`` on a linear axis that ends at ``longest``."""
     return LABELS + value / (longest or 1.0) * PLOT
 
 

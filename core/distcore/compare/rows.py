@@ -1,4 +1,4 @@
-"""The rows of a comparison: one job under different strategies; refused where a row's job is another one."""
+"""The rows of a comparison: the same job under different strategies. Rows with different jobs are refused."""
 
 from __future__ import annotations
 
@@ -19,94 +19,101 @@ from distcore.plugin.contract import Capabilities
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
 
-FREE = frozenset({
+MAY_DIFFER = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "preset", "loader.workers", "timeout", "max_restarts",
     "out", "resume", "resume_changed", "log_level", "log_level_replica",
 })  # fmt: skip
-"""Keys that may differ from row to row: how the job is done. Every other key says what the job is."""
+"""Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
-"""Keys that a row of its own cannot set."""
+"""Keys that ``--row`` cannot set."""
 LAWS = ("order", "gradient", "clipping", "evaluation")
-"""What a strategy may declare not to keep, and a reader of the table has to know."""
+"""Laws that matter to a reader of the table, if a strategy declares that it does not keep them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be compared, and how: the flags of ``distcore compare``."""
+    """What to compare, and how: the flags of ``distcore compare``."""
 
     config: str | None
-    """A config file, or none."""
+    """Path of a config file, or none."""
     changes: Mapping[str, Any]
-    """Values over it, by dotted key."""
+    """Values by dotted key that override the file."""
     strategies: str
-    """Rows by strategy, with commas between."""
+    """Rows named by strategy, separated by commas."""
     row: Sequence[str]
     """More rows, each ``NAME KEY=VALUE …``."""
     reference: str | None
-    """The row to measure distances from; ``None``: the first."""
+    """Name of the row to measure distances from; ``None``: the first."""
     allow_different: str
-    """Keys of the job in which rows may differ, with commas between."""
+    """Keys of the job in which rows may differ, separated by commas."""
     skip_missing: bool
+    """Leave out rows that cannot run here, instead of raising."""
     rounds: int
+    """Times to run every row."""
     interleave: bool
+    """Run all rows in every round, every second round backwards; else all rounds of a row at once."""
     warm_up: int
-    """First steps of a run, which are shown apart."""
+    """Optimizer steps at the start of a run that do not count for speed."""
     communication: bool
-    """Whether to measure it, in one more run of every row."""
+    """Measure communication, in one more run of every row."""
     out: str | None
     """The folder to write to; ``None``: a new one under runs/."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row: its name as the user wrote it, and its config with nothing left to choose."""
+    """One row of the comparison."""
 
     name: str
+    """As the user wrote it."""
     folder: Path
-    """Where the runs of this row go."""
+    """Folder for the runs of this row."""
     config: RunConfig
+    """Resolved; for a row that cannot run, as the user gave it."""
     reason: str | None = None
-    """Why it cannot run; its config is what was asked then."""
+    """Why the row cannot run; ``None`` if it can."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """What must be the same in all rows, by dotted key."""
+    """Values that must be the same in all rows, by dotted key."""
     differs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Keys in which it differs from the reference all the same: its own value and the reference's."""
+    """Keys of the job in which the row differs from the reference: its own value, the reference's value."""
     exempt: tuple[str, ...] = ()
     """Laws that the strategy declares not to keep, with its reasons."""
 
 
 def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
-    """Return the rows and the name of the reference; raises DistcoreError, one line, before anything has started."""
+    """Return the rows, and the name of the reference row; raises DistcoreError before anything has started."""
     if rank_info := join(os.environ):
         raise ConfigError(
-            f"compare: {rank_info.launcher} started this process as a rank; compare starts its own, run it alone"
+            f"compare: {rank_info.launcher} started this process as a rank; compare starts its own: run it directly"
         )
-    asked = asked_for(request.strategies, request.row)
-    reference = request.reference or next(iter(asked))
-    if reference not in asked:
-        raise ConfigError(f"--reference {reference}: no such row{nearest(reference, asked)} (rows: {', '.join(asked)})")
-    load_config(request.config, dict(request.changes))  # what is wrong for all rows is said without naming one
+    requested = parse_rows(request.strategies, request.row)
+    reference = request.reference or next(iter(requested))
+    if reference not in requested:
+        known = ", ".join(requested)
+        raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
+    load_config(request.config, dict(request.changes))  # an error in all rows is reported without the name of a row
     rows = [
         _row(request, name, settings, out / "runs" / f"{number:02d}-{re.sub(r'[^0-9A-Za-z.=-]+', '-', name)}")
-        for number, (name, settings) in enumerate(asked.items())
+        for number, (name, settings) in enumerate(requested.items())
     ]
     if all(row.reason for row in rows):
         raise ConfigError(f"no row can run: row {rows[0].name!r}: {rows[0].reason}")
     return compared(rows, reference, request.allow_different), reference
 
 
-def asked_for(strategies: str, own: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Map name of a row to its own settings, in order: names split at commas, then one row for each of ``own``."""
+def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Map the name of each row to its settings, in order: those of ``--strategies``, then ``more``, those of ``--row``.
+
+    Raises ConfigError.
+    """
     found: dict[str, dict[str, Any]] = {}
     names = [[name.strip()] for name in strategies.split(",")] if strategies else []
-    for words in (*names, *(_words(text) for text in own)):
+    for words in (*names, *(_words(text) for text in more)):
         name = " ".join(words)
         if not words or not words[0]:
-            raise ConfigError(f"--strategies {strategies}: expected names with commas between them")
+            raise ConfigError(f"--strategies {strategies}: expected names separated by commas")
         if name in found:
-            raise ConfigError(
-                f"row {name!r} is asked for twice; a row with --row 'NAME KEY=VALUE' may have its own keys"
-            )
+            raise ConfigError(f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other settings")
         found[name] = {"strategy": words[0], **_settings(words[1:], name)}
     if not found:
         raise ConfigError("compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE'")
@@ -114,7 +121,10 @@ def asked_for(strategies: str, own: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
-    """Note where rows differ from the reference; raises ConfigError for a difference that is not ``allowed``."""
+    """Return the rows with ``differs`` filled in; raises ConfigError for a difference that is not in ``allowed``.
+
+    ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
+    """
     base = next(row for row in rows if row.name == reference)
     keys = [key.strip() for key in allowed.split(",") if key.strip()]
     for key in keys:
@@ -141,6 +151,7 @@ def _is_under(key: str, above: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
+    """Split the value of ``--row`` as a shell does."""
     try:
         return shlex.split(text) or [""]
     except ValueError as error:
@@ -148,24 +159,26 @@ def _words(text: str) -> list[str]:
 
 
 def _settings(words: list[str], name: str) -> dict[str, Any]:
+    """Parse the ``KEY=VALUE`` words of row ``name``."""
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or key in NOT_FOR_ROWS:
-            why = f"{key} is not a row's to set" if equals else f"expected KEY=VALUE, found {word!r}"
+            why = f"a row cannot set {key}" if equals else f"expected KEY=VALUE, found {word!r}"
             raise ConfigError(f"--row {name!r}: {why}; write --row 'NAME KEY=VALUE', such as 'NAME seed=1'")
     return parse_settings(words)
 
 
 def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) -> Row:
+    """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
     config = load_config(request.config, _changes(request, settings))
     try:
-        config, declared = _ready(config, settings, folder)
+        config, declared = _resolved(config, settings, folder)
     except (ConfigError, StrategyError) as error:
         if not request.skip_missing:
             raise ConfigError(f"row {name!r}: {error}") from None
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
     leaves = flatten(config.model_dump(mode="json"))
-    job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in FREE)}
+    job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in MAY_DIFFER)}
     if "schedule" in declared.owns:
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
@@ -173,14 +186,14 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
 
 
 def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
-    """The flags, and over them the row's own; options in a file are for the strategy that it names."""
+    """Merge flags and the row's own settings. Strategy options of the file go to rows with the file's strategy only."""
     in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
-    foreign: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
-    return foreign | dict(request.changes) | settings
+    reset: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
+    return reset | dict(request.changes) | settings
 
 
-def _ready(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:
-    """Resolve a row's config as ``distcore train`` will, with its data in the cache."""
+def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:
+    """Resolve a row's config as ``distcore train`` does, prepare its data, and return it with the capabilities."""
     config = expand_shorthand(config.model_copy(update={"out": str(folder)}))
     declared = capabilities_of(config.strategy, build_strategy(config))
     if declared.processes == "one" and "nproc" not in settings:

@@ -1,4 +1,4 @@
-"""Runs of rows: each a ``distcore train`` in a fresh process, so that its start-up is the user's own."""
+"""Run the rows: each run is a ``distcore train`` in a fresh process, with the start-up time that a user would see."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import RunConfig, dump_config
-from distcore.launchers.surroundings import sigterm_raises
+from distcore.launchers.contexts import sigterm_raises
 
 PROFILED_STEPS = 20
-"""Optimizer steps of the run in which communication is measured; the profile needs 18."""
-PATIENCE = 10
-"""Seconds that a run has to end in when the comparison is stopped."""
+"""Optimizer steps of a run in which communication is measured; the profile extension needs 18."""
+GRACE = 10
+"""Seconds that a run gets to end after SIGTERM, before it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """What one run took, in seconds; evaluations and checkpoints are no part of a step."""
+    """How long one run took; times are in seconds."""
 
     wall: float
     """From the start of its process to its end."""
     start_up: float
     """From the start of its process to the first step."""
     steps: tuple[float, ...]
+    """Duration of each optimizer step, without evaluations and checkpoints."""
     samples: tuple[int, ...]
-    """Rows of each step."""
+    """Rows of each optimizer step, over all ranks."""
     threads: int
-    """Of each rank."""
+    """Computing threads of each rank."""
     report: Mapping[str, Any]
+    """The content of report.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """A run that did not end well: its own one line."""
+    """A run that failed."""
 
     error: str
+    """The error in one line."""
 
 
 def timed(config: RunConfig, out: Path) -> Timing | Failed:
-    """Train once, into ``out``."""
+    """Train once, with ``out`` as run folder, and return how long it took."""
     started = time.monotonic()
-    error = _train(_with(config, stopwatch=True), out)
+    error = _train(_with_extensions(config, stopwatch=True), out)
     wall = time.monotonic() - started
     if error:
         return Failed(error=error)
@@ -66,8 +69,9 @@ def timed(config: RunConfig, out: Path) -> Timing | Failed:
 
 
 def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
-    """Train for a few steps, not timed, under the profile extension; return what it wrote."""
-    error = _train(_with(config, profile=True).model_copy(update={"max_steps": PROFILED_STEPS}), out)
+    """Train for a few steps with the profile extension, untimed; return the content of profile.json."""
+    short = config.model_copy(update={"max_steps": PROFILED_STEPS})
+    error = _train(_with_extensions(short, profile=True), out)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if error:
         return Failed(error=error)
@@ -75,12 +79,12 @@ def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
     return facts
 
 
-def _with(config: RunConfig, **extensions: bool) -> RunConfig:
+def _with_extensions(config: RunConfig, **extensions: bool) -> RunConfig:
     return config.model_copy(update={"extensions": config.extensions | extensions})
 
 
 def _train(config: RunConfig, out: Path) -> str | None:
-    """Run ``distcore train``, its output in a log beside ``out``; return its error's line, ``None`` if all is well."""
+    """Run ``distcore train``, its output in a log file beside ``out``; return its error line, ``None`` on success."""
     out.parent.mkdir(parents=True, exist_ok=True)
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
     file.write_text(dump_config(config), encoding="utf-8")
@@ -91,22 +95,23 @@ def _train(config: RunConfig, out: Path) -> str | None:
             code = child.wait()
         finally:
             _end(child)
-    return _last_words(log, code) if code else None
+    return _error_line(log, code) if code else None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Have it end its ranks, and itself; its ranks do not outlive it."""
+    """End the process, if it still runs: by SIGTERM, on which it also ends its ranks, after ``GRACE`` by SIGKILL."""
     if child.poll() is None:
         child.terminate()
         try:
-            child.wait(PATIENCE)
+            child.wait(GRACE)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
 
 
-def _last_words(log: Path, code: int) -> str:
+def _error_line(log: Path, code: int) -> str:
+    """Return the last error line in the log of a run that failed, or how its process ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return said[-1] if said else f"{how}; its output is in {log}"
+    return errors[-1] if errors else f"{how}; its output is in {log}"

@@ -1,4 +1,4 @@
-"""The table of a comparison: for the screen, as Markdown, and as cells for the page."""
+"""The table of a comparison: on the screen, as Markdown, and as cells for the page."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from distcore.compare.facts import Facts
-from distcore.tables import console_for, plain_table
+from distcore.tables import plain_table, stdout_console
 
-WIDTH_OF_A_FILE = 200
-"""Columns where stdout is not a terminal, which knows its own."""
+FILE_WIDTH = 200
+"""Characters per line where stdout is not a terminal."""
 ANY_WIDTH = 10_000
-CHIEF = ("row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", "accuracy", "rel. Δ")
-"""Columns that a narrow screen shows; compare.md has all."""
+"""More characters than any table has."""
+MAIN_COLUMNS = ("row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", "accuracy", "rel. Δ")
+"""Columns shown on a narrow screen; compare.md has all."""
 MARK = "≠"
-"""Behind the name of a row that is not comparable in all, or of which something must be known."""
-NOTHING = "n/a"
+"""Follows the name of a row that has notes, such as a difference from the reference."""
+NOT_AVAILABLE = "n/a"
 
 Cell = Callable[[Facts], str]
+"""Turns the facts of a row into the text of one cell."""
 
 
 def show(facts: Facts) -> None:
-    """Print the table, on a narrow screen its chief columns, and below it what must be known of rows."""
-    console = console_for(WIDTH_OF_A_FILE)
+    """Print the table, only its main columns on a narrow screen, and below it the remarks on single rows."""
+    console = stdout_console(FILE_WIDTH)
     whole = _table(facts, headings(facts))
     fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
-    console.print(whole if fits else _table(facts, CHIEF))
+    console.print(whole if fits else _table(facts, MAIN_COLUMNS))
     for line in remarks(facts):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -43,7 +45,7 @@ def _table(facts: Facts, shown: Sequence[str]) -> Table:
 
 
 def markdown(facts: Facts) -> str:
-    """The same as a page of Markdown."""
+    """Return the table, the remarks and the explanations as a Markdown page."""
     names = headings(facts)
     rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
     lines = [_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)]
@@ -54,18 +56,18 @@ def markdown(facts: Facts) -> str:
 
 
 def headings(facts: Facts) -> list[str]:
-    """The first row of the table."""
+    """Return the column headings."""
     return ["row", *columns(facts)]
 
 
 def cells(row: Facts, facts: Facts) -> list[str]:
-    """One row of the table, of a row that has run."""
+    """Return the cells of a row that has run."""
     name = f"{row['name']} {MARK}" if row["notes"] else row["name"]
     return [name, *(cell(row) for cell in columns(facts).values())]
 
 
 def columns(facts: Facts) -> dict[str, Cell]:
-    """What the table shows of a row, by heading."""
+    """Map each heading after the first to the function that makes its cell."""
     several = facts["rounds"] > 1
     return {
         "ranks": lambda row: f"{row['world_size']} × {row['threads']} thr.",
@@ -80,15 +82,15 @@ def columns(facts: Facts) -> dict[str, Cell]:
         "peak MiB/rank": lambda row: _number(row["peak_memory_bytes"] / 2**20, 0),
         "loss": lambda row: _number(row["loss"], 4),
         "accuracy": lambda row: _number(row["accuracy"], 4),
-        "max |Δ|": lambda row: _tiny(row["distance"], "largest"),
-        "rel. Δ": lambda row: _tiny(row["distance"], "relative"),
+        "max |Δ|": lambda row: _difference(row["distance"], "largest"),
+        "rel. Δ": lambda row: _difference(row["distance"], "relative"),
     }
 
 
 def remarks(facts: Facts) -> Iterator[str]:
-    """What must be known of single rows: failed, left out, not comparable."""
+    """Yield one line per remark on a single row: failed, left out, different from the reference."""
     if not facts["complete"]:
-        yield "interrupted: not every run was made"
+        yield "interrupted: some runs are missing"
     for row in facts["rows"]:
         if row["failed"]:
             yield f"{row['name']}: failed: {row['failed']}"
@@ -97,33 +99,33 @@ def remarks(facts: Facts) -> Iterator[str]:
         yield from (f"{row['name']} {MARK} {note}" for note in row["notes"])
         again = row.get("distance_between_rounds")
         if again and again["largest"]:
-            yield f"{row['name']}: does not repeat itself bit for bit: max |Δ| between rounds {again['largest']:.1e}"
+            yield f"{row['name']}: not reproducible bit for bit: max |Δ| between rounds {again['largest']:.1e}"
 
 
 def explanations(facts: Facts) -> Iterator[str]:
-    """How each number came about."""
+    """Yield sentences that say how each number was measured."""
     warm, rounds = facts["warm_up_steps"], facts["rounds"]
     order = "rows one after the other" if not facts["interleaved"] else "every second round in the opposite order"
-    yield f"{rounds} round(s), {order if rounds > 1 else 'one after the other'}; each run a process of its own."
-    yield "Wall: start to end of the process; start-up: to the first step; the rest is evaluation, saving, ending."
-    yield f"Warm-up: what the first {warm} steps took above the median step (compilation, allocation, first contact)."
-    yield f"Speed and step times leave those {warm} steps out, and evaluations and checkpoints; medians over rounds."
+    yield f"{rounds} round(s), {order if rounds > 1 else 'one after the other'}; each run is a process of its own."
+    yield "Wall: start to end of the process; start-up: start to the first step; rest: evaluation, saving, shutdown."
+    yield f"Warm-up: the extra time of the first {warm} steps over median steps (compilation, allocation, connecting)."
+    yield f"Speed and step times: without those {warm} steps, evaluations and checkpoints; medians over rounds."
     yield (
-        "Communication: time of a step in which rank 0 was in a collective, beside its computing or not, waiting for "
-        f"other ranks included; from a short, traced run that is not timed. {NOTHING}: the backend communicates "
-        "outside of torch.distributed, or it was not measured."
+        "Communication: the time per step in which rank 0 was in a collective, waiting for other ranks included, while "
+        "computing or not; from a short traced run that is not timed. "
+        f"{NOT_AVAILABLE}: not measured, or the backend communicates outside of torch.distributed."
     )
-    yield "Memory: the largest of all ranks; what a GPU's tensors took, on a CPU the resident set of the process."
+    yield "Memory: the largest over all ranks; on a GPU that of the tensors, on a CPU the resident set of the process."
     yield (
-        f"Δ: final parameters from those of {facts['reference']}: the largest difference, and the L2 norm of all "
-        "differences over that of the parameters. Rounding alone makes it small, not zero."
+        f"Δ: difference of the final parameters from those of {facts['reference']}: the largest one (max), and the L2 "
+        "norm of all differences divided by that of the parameters (rel.). Rounding alone makes it small, not zero."
     )
     if facts["job"].get("dropout") != 0:
         yield "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is rounding alone."
 
 
 def has_run(row: Facts) -> bool:
-    """Whether a round of it has ended well."""
+    """True if a round of the row has succeeded."""
     return bool(row.get("rounds"))
 
 
@@ -132,7 +134,7 @@ def _line(texts: list[str]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return NOTHING if value is None else f"{value:.{digits}f}"
+    return NOT_AVAILABLE if value is None else f"{value:.{digits}f}"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -149,11 +151,11 @@ def _communication(row: Facts) -> str:
     if row["world_size"] == 1:
         return "none"
     found = row["communication_seconds"]
-    return NOTHING if found is None else _milliseconds(found)
+    return NOT_AVAILABLE if found is None else _milliseconds(found)
 
 
-def _tiny(distance: Facts | None, key: str) -> str:
+def _difference(distance: Facts | None, key: str) -> str:
     if distance is None:
-        return NOTHING
+        return NOT_AVAILABLE
     value = distance[key]
     return "∞" if value is None else "0" if not value else f"{value:.1e}"

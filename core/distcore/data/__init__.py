@@ -1,1 +1,1 @@
-"""Reading, splitting and tokenising text, once, into a cache that every rank maps into memory."""
+"""What every task needs of data: records from files, a cache on disk, batches from a sampler."""

@@ -1,7 +1,7 @@
-"""A cache on disk: folders that exist whole or not at all, built once however many processes ask at once.
+"""A cache of folders on disk. A folder is built once, even if several processes need it at the same time.
 
-It lies under ``DISTCORE_CACHE``, else ``$XDG_CACHE_HOME/distcore``, else ``~/.cache/distcore``. Nothing in it is
-precious: it may be deleted whenever no run is starting.
+The cache is ``$DISTCORE_CACHE``, else ``$XDG_CACHE_HOME/distcore``, else ``~/.cache/distcore``. It can be built again,
+so it may be deleted whenever no run is starting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from filelock import FileLock
 from distcore.errors import DataError
 
 MANIFEST = "manifest.json"
+"""Name of the file with the CRC-32 of every other file in a cached folder."""
 
 
 def cache_root() -> Path:
@@ -28,29 +29,30 @@ def cache_root() -> Path:
 
 
 def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """Return the folder of ``key``, filled by ``build(folder)`` if it is missing or damaged.
+    """Return the folder ``kind/key`` of the cache, filled by ``build(folder)`` if it is missing or damaged.
 
-    ``key`` must name the content: whatever changes the content changes the key. What ``build`` raises passes
-    through and leaves nothing behind. Raises DataError if the cache cannot be written.
+    ``key`` must identify the content, for example by a hash of all that the content depends on: an intact
+    folder is returned as it is. What ``build`` raises passes through, and no folder is left behind. Raises DataError if
+    the cache cannot be written.
     """
     folder = cache_root() / kind / key
-    if _is_whole(folder):
+    if _is_intact(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
-            if not _is_whole(folder):
-                _replace(folder, build)
+            if not _is_intact(folder):
+                _rebuild(folder, build)
     except OSError as error:
         hint = "set DISTCORE_CACHE to a folder that can be written"
         raise DataError(f"cache folder {cache_root()}: {error.strerror or error}; {hint}") from error
     return folder
 
 
-def _replace(folder: Path, build: Callable[[Path], None]) -> None:
-    """Build beside the folder and rename; the lock is held, so what lies there is left from a killed process."""
+def _rebuild(folder: Path, build: Callable[[Path], None]) -> None:
+    """Build in a temporary folder and rename it; the caller holds the lock."""
     fresh = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed: nobody else builds under the lock
     fresh.mkdir()
     try:
         build(fresh)
@@ -62,8 +64,8 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _is_whole(folder: Path) -> bool:
-    """True if every file has the checksum that it was sealed with."""
+def _is_intact(folder: Path) -> bool:
+    """Return True if every file still has the checksum that the manifest lists."""
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return all(_checksum(folder / name) == value for name, value in sums.items())
@@ -72,6 +74,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _checksum(path: Path) -> int:
+    """Return the CRC-32 of a file: fast, and enough against damage; it is no protection against an attacker."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -1,1 +1,1 @@
-"""torch.distributed for strategies: process group, flat buffers, devices, agreement between ranks."""
+"""What strategies build on: process group, flat buffers, devices, and checks that ranks agree."""

@@ -1,6 +1,6 @@
-"""What ranks must agree on (law 8), and that they train on different rows; checked with the strategy's own gather.
+"""Checks that ranks agree (law 8) and that each row is trained on once, and actions that fail on all ranks or none.
 
-Also: an action that every rank runs and whose failure on one rank is raised on all.
+Ranks communicate by the strategy's own ``gather_outputs``, because a strategy need not use torch.distributed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
 
 
 def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
-    """Raise AgreementError, naming fact and ranks, unless every fact is the same on every rank."""
+    """Raise AgreementError unless each of ``facts``, any JSON value, is the same on every rank.
+
+    The message names the fact and the ranks that differ from rank 0. Every rank calls.
+    """
     names = sorted(facts)
     digests = torch.tensor([[_digest(facts[name]) for name in names]], device=run.world.device)
     gathered = hooks.gather_outputs(run, {"facts": digests})["facts"].cpu()
@@ -57,7 +60,11 @@ def check_agreed(run: Run, hooks: Hooks, **facts: object) -> None:
 
 
 def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], planned: np.ndarray) -> None:
-    """Raise AgreementError unless the ranks together train on exactly the planned rows, each once."""
+    """Raise AgreementError unless the ranks together train on each of the ``planned`` rows exactly once.
+
+    ``batches`` are this rank's micro-batches of a step, ``planned`` the row numbers of its global batch, shape
+    ``(rows,)``. Every rank calls.
+    """
     mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.is_padding]
     mine = mine or [torch.empty(0, dtype=torch.long)]
     _check_same_rows(run, hooks, torch.cat(mine))
@@ -87,17 +94,18 @@ def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
             raise AgreementError(f"strategy {hooks.name!r}: ranks {ranks} are data shard {shard} but have other rows")
 
 
-def from_main(run: Run, hooks: Hooks, text: str) -> str:
-    """Return the main rank's ``text`` on every rank."""
+def broadcast_from_main(run: Run, hooks: Hooks, text: str) -> str:
+    """Return the main rank's ``text`` on every rank; every rank calls."""
     mine = list(text.encode()) if run.world.is_main else []
     gathered = hooks.gather_outputs(run, {"text": torch.tensor(mine, dtype=torch.long, device=run.world.device)})
     return bytes(gathered["text"].tolist()).decode()
 
 
 def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
-    """Run ``action`` on every rank; if it fails on one, raise on all.
+    """Run ``action`` on every rank and return its result; if it fails on one rank, raise on all.
 
-    Raises CheckpointError (DamagedError if it was one) with the words of the first rank that failed.
+    A failure is an OSError or a CheckpointError. Raises CheckpointError (DamagedError if it was one) with the message
+    of the first rank that failed; ``what`` stands before that of an OSError.
     """
     result, failure = None, None
     try:
@@ -119,11 +127,11 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> 
         first = next(rank for rank, size in enumerate(sizes) if size)
         kind = DamagedError if gathered["damaged"].tolist()[first] else CheckpointError
         raise kind(bytes(gathered["words"].tolist()[: sizes[first]]).decode()) from failure
-    return result  # type: ignore[return-value]  # no failure: it is what action returned
+    return result  # type: ignore[return-value]  # there was no failure, so this is what action returned
 
 
 def _digest(fact: object) -> int:
-    """63 bits of a fact that JSON can write."""
+    """Hash a JSON value to 63 bits, which fit into an element of an int64 tensor."""
     text = json.dumps(fact, sort_keys=True, default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

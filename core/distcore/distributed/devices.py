@@ -1,4 +1,4 @@
-"""Which device belongs to a rank."""
+"""Which device a rank uses, and what the machine offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distcore.plugin.contract import RankInfo
 
 
 def resolve_device(config: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda`` for ``config.device``; raises ConfigError where CUDA was asked for in vain."""
+    """Return ``cpu`` or ``cuda`` for ``config.device``; raises ConfigError for ``cuda`` on a machine without a GPU."""
     found = count_gpus()
     if config.device == "cuda" and not found:
         raise ConfigError("device = 'cuda': torch sees no GPU here; use --set device=cpu, or leave it out")
@@ -20,29 +20,34 @@ def resolve_device(config: RunConfig) -> str:
 
 
 def count_gpus() -> int:
-    """Number of GPUs, asked without making a CUDA context: ranks may be forked from this process."""
+    """Return the number of GPUs, without creating a CUDA context: ranks may be forked from this process."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def available_cores() -> int:
-    """Number of CPU cores that this process may run on, at least 1."""
+    """Return the number of CPU cores that this process may run on, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_fast_bf16() -> bool:
-    """True if this CPU multiplies bfloat16 matrices in hardware; elsewhere they are slower than in fp32."""
+    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16 is slower than fp32."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
-    """Return this rank's own device: GPU number ``local_rank``, or the CPU; makes that GPU the current one."""
+    """Return this rank's device, the CPU or GPU number ``local_rank``, and make that GPU the current one.
+
+    Raises ConfigError for bf16 on a GPU without bfloat16 arithmetic.
+    """
     if resolve_device(config) == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", rank_info.local_rank)
     torch.cuda.set_device(device)
     if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(device)  # asked here: it takes a CUDA context, which no fork survives
+        name = torch.cuda.get_device_name(
+            device
+        )  # not before: asking creates a CUDA context, which does not survive a fork
         raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
     return device

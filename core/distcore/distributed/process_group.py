@@ -1,4 +1,4 @@
-"""torch.distributed for strategies that stand on its process group: join, sum, gather rows of unequal numbers."""
+"""For strategies that use torch.distributed's process group: join, leave, sum, and gather rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distcore.plugin.contract import LOOPBACK, RankInfo, World
 def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
     """Join the default process group (gloo on the CPU, nccl on GPUs) and return the world that it reports.
 
-    ``main_memory``: ranks on GPUs send tensors that are in main memory, too, over gloo. Reads the addresses that the
-    launcher exported; a process alone needs none.
+    With ``main_memory`` ranks on GPUs can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
+    MASTER_PORT from the environment; a single process needs neither.
     """
-    if dist.is_initialized():  # left by a run in this process that failed
+    if dist.is_initialized():  # a failed run in this process left its group behind
         dist.destroy_process_group()
     device = device_of(config, rank_info)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -39,26 +39,27 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
 
 
 def open_store(rank_info: RankInfo) -> Store:
-    """Return the store that the launcher gave the ranks, or that rank 0 hosts here while it holds the answer.
+    """Return the key-value store of the ranks: the launcher's, or one that rank 0 hosts as long as it keeps the result.
 
-    For backends that meet without a process group; reads the addresses that the launcher exported.
+    For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
     return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
 
 
 def has_state_in_buffers(model: nn.Module) -> bool:
-    """True if buffers of ``model`` are part of its state, such as running statistics, which ranks must share.
+    """Return True if ``model`` has persistent buffers, such as running statistics, which ranks must synchronise.
 
-    Buffers that are not saved, such as position numbers, are the same on every rank for ever: sending them in every
-    step would cost a collective for nothing.
+    Other buffers, such as position numbers, are always the same on every rank: to send them in every step would waste
+    a collective.
     """
     return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
 
 
 def _store(rank_info: RankInfo) -> Store | None:
-    """The store to meet at; ``None``: the launcher's own, or rank 0's by MASTER_ADDR and MASTER_PORT.
+    """Return a store, or ``None`` if torch should find or open one by MASTER_ADDR and MASTER_PORT.
 
-    torch's own server listens on all interfaces, so on one machine rank 0 hands it a loopback socket.
+    torch's own server listens on all network interfaces. On one machine rank 0 therefore opens the store itself, on
+    a loopback socket, unless the launcher already hosts one.
     """
     if rank_info.size == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
@@ -71,14 +72,15 @@ def _store(rank_info: RankInfo) -> Store | None:
     return TCPStore(LOOPBACK, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
 
 
-def lay_out_gradients(wrapped: nn.Module, module: nn.Module) -> None:
-    """Run a backward pass that counts for nothing through ``wrapped``: ``module``, its gradients averaged in buckets.
+def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
+    """Run a dummy backward pass, so that gradient buckets are rebuilt before the first step.
 
-    torch moves gradients between its buckets once, after the first backward of a process. Above two ranks the order
-    of a sum depends on the place: without this a resumed run rounds otherwise than one that was never interrupted.
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch assigns gradients to buckets anew after the first
+    backward of a process. With more than two ranks the order in which a gradient is summed depends on its place in a
+    bucket: a resumed run would round differently in its first step than a run that was never interrupted.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    own = vars(module).get("forward")  # of the instance: wrappers put theirs there
+    own = vars(module).get("forward")  # some wrappers replace the method on the instance
     module.forward = lambda: torch.stack([parameter.sum() for parameter in trained]).sum()
     try:
         wrapped().backward()
@@ -90,11 +92,9 @@ def lay_out_gradients(wrapped: nn.Module, module: nn.Module) -> None:
 
 
 def leave_process_group(world: World) -> bool:
-    """Leave the default process group, every rank having come so far.
-
-    A wrapped model that is kept by nothing but a cycle goes first: later it would take the group along, and hold the
-    interpreter's lock while it waits for a thread that wants the lock.
-    """
+    """Leave the default process group once every rank has called; return True."""
+    # Free wrapped models that only a reference cycle still holds. Destroyed later, such a model would destroy the
+    # group while it holds the interpreter's lock, and wait for a thread that needs the lock: a deadlock.
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
@@ -102,17 +102,17 @@ def leave_process_group(world: World) -> bool:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over ranks, on every rank; ``values`` stays as it is."""
+    """Return the sum of ``values`` over ranks, on every rank, same shape and dtype; ``values`` is not changed."""
     total = values.clone()
     dist.all_reduce(total)
     return total
 
 
 def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join the rows of all ranks in rank order, on every rank.
+    """Concatenate the rows of all ranks in rank order; the same result on every rank.
 
-    Each tensor is ``(n_r, …)`` on rank r, n_r may be 0; the answer is ``(sum of n_r, …)``, dtypes kept. One
-    collective for all lengths, one for each tensor, padded to the longest rank.
+    Each tensor has shape ``(n_r, …)`` on rank r, where n_r may be 0, and ``(sum of n_r, …)`` in the result; dtypes
+    are kept. Needs one collective for all lengths, and one per tensor, padded to the longest n_r.
     """
     if not outputs:
         return {}
@@ -123,10 +123,10 @@ def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
-    longest = max(lengths)
+    longest = max(lengths)  # all_gather takes the same shape from every rank
     padded = rows.new_zeros((longest, *rows.shape[1:]))
     padded[: len(rows)] = rows
-    if longest == 0:
+    if longest == 0:  # on every rank, so all of them leave out the collective
         return padded
     return torch.cat([part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)])
 

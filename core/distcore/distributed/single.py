@@ -1,4 +1,4 @@
-"""``single``: one process, one device. The reference that every law compares with."""
+"""``single``: one process, one device. The laws compare every other strategy with it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from distcore.plugin.hookspecs import hookimpl
 
 
 class SingleStrategy:
-    """Train in one process; every operation but ``setup`` is the core's default."""
+    """Train in one process; every hook except ``setup`` is the core's default."""
 
     capabilities: ClassVar = Capabilities(spec_version=2, processes="one", collectives_per_step=0)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Return a world of one rank, on the configured device."""
         return World(rank=0, size=1, local_rank=0, device=device_of(config, rank_info))

@@ -1,1 +1,1 @@
-"""The training loop and what stands around it: resolve a config, build a run, train, evaluate, log."""
+"""The training loop, and the steps around it: resolve a config, build a run, train, evaluate, log."""

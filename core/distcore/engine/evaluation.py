@@ -15,12 +15,13 @@ from distcore.plugin.task import Dataset, Datasets, Task
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run ``task.outputs`` over ``dataset`` on all ranks; the same answer on every rank.
+    """Run ``task.outputs`` over ``dataset`` on all ranks; return the same result on every rank.
 
-    Raises AgreementError if a row came back twice or not at all: the strategy's sampler or gather is wrong.
+    ``data`` are the run's datasets, which the task's report may need. Raises AgreementError if a row comes back twice
+    or not at all, because the strategy's sampler or gather is wrong.
     """
     outputs = hooks.gather_outputs(run, forward_all(run, hooks, task, dataset))
-    index = outputs.pop("index", torch.empty(0, dtype=torch.long))
+    index = outputs.pop("index", torch.empty(0, dtype=torch.long))  # missing if the dataset has no rows
     order = torch.argsort(index)
     evaluated, unique = len(index), len(torch.unique(index))
     if not evaluated == unique == len(dataset):
@@ -40,9 +41,10 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
 
 @torch.no_grad()
 def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> dict[str, Tensor]:
-    """Outputs of this rank's rows with their ``index``; as many forwards on every rank.
+    """Return the outputs of this rank's rows, ``(n_r, …)`` by name, and the row numbers as ``index``, ``(n_r,)``.
 
-    Padding is cut away, and so is what a rank computed that does not speak for its data shard.
+    Every rank runs the same number of forward passes, as sharded parameters need; padding rows are dropped, and
+    so are the rows of a rank that does not speak for its data shard.
     """
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)

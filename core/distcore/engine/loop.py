@@ -1,4 +1,4 @@
-"""The loop. A batch goes down this page once and never comes back up:
+"""The training loop, in the order in which a batch passes through it:
 
 sampler → collate → device → accumulate → the task's loss → backward → … last micro-batch … → step.
 """
@@ -24,16 +24,17 @@ from distcore.plugin.task import Batch, Dataset, Task
 def steps(
     run: Run, hooks: Hooks, task: Task, dataset: Dataset, progress: Progress
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
-    """Train from ``progress`` to ``run.total_steps``; after each optimizer step give what was done.
+    """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The tensor is this rank's share of the step's mean loss: the sum over ranks is ``loss_multiplier`` times the mean.
+    The loss is a scalar tensor on the device: summed over ranks, and divided by ``loss_multiplier``, it is the mean
+    loss over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows.
     """
     plan = training_plan(run.config, dataset)
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = hooks.passes_or(partial(train_step, hooks))
-    uniform = bool((dataset.items == 1).all())  # each row counts one: nothing to add up in every step
-    guarded = progress.step + run.config.data_guard_steps
+    uniform = bool((dataset.items == 1).all())  # then a step has as many items as rows, with nothing to add up
+    guarded = progress.step + run.config.data_guard_steps  # up to here the rows are checked, which costs a gather
     run.model.train()
     while progress.step < run.total_steps:
         stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
@@ -45,7 +46,7 @@ def steps(
             if progress.step < guarded:
                 check_rows(run, hooks, micros, rows)
             seed_step(run, progress.step)
-            # The divisor, once and for all: the items of the whole global batch, which every rank can count.
+            # The only division of the loss: by the items of the whole global batch, which every rank can count.
             items = len(rows) if uniform else int(dataset.items[rows].sum())
             scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
             loss = passes(run, micros, scaled_loss(run, task, scale, autocast))
@@ -63,6 +64,7 @@ def scaled_loss(run: Run, task: Task, scale: float, autocast: AbstractContextMan
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         with autocast:
             total = task.loss(model, to_device(batch, run.world.device))
+        # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
         return total * (0.0 if micro.is_padding else scale)
 
     return scaled
@@ -83,15 +85,16 @@ def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], l
 
 
 def loss_multiplier(run: Run) -> int:
-    """What one rank's loss is multiplied by, so that the mean over data shards is the mean over items."""
+    """Return the factor of a rank's loss that cancels a backend's own division by the number of data shards."""
     return run.world.shards if run.capabilities.gradients == "mean" else 1
 
 
 def seed_step(run: Run, step: int) -> None:
-    """Make dropout a function of seed, step and data shard (micro-batches follow in order), so that a run can resume.
+    """Seed torch's generators from seed, step and data shard, so that a resumed run draws the same dropout masks.
 
-    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must not drift.
+    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must not drift apart.
     """
+    # The constants of splitmix64, so that neighbouring seeds, steps and shards give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
     seed = mixed & (2**63 - 1)
     torch.default_generator.manual_seed(seed)
@@ -100,7 +103,7 @@ def seed_step(run: Run, step: int) -> None:
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:
-    """The progress after one more step of ``rows`` samples."""
+    """Return the progress after one more optimizer step, of ``rows`` rows."""
     ended = progress.step_in_epoch + 1 == plan.steps
     return Progress(
         step=progress.step + 1,

@@ -1,4 +1,4 @@
-"""Loss and speed between two log lines, without waiting for the device in between."""
+"""Mean loss and speed between two log lines, without waiting for the device in every step."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from distcore.plugin.hooks import Hooks
 
 
 class Meter:
-    """Counts training time, evaluations and saves left out, and the loss since the last log line."""
+    """Adds up training time, without evaluations and saves, and the loss since the last log line."""
 
     def __init__(self, progress: Progress) -> None:
+        """Start the clock; ``progress`` is where this process starts to train."""
         self.seconds = 0.0
-        """Training time since the start of this process."""
+        """Training time of this process, in seconds."""
         self._first = self._last = progress
         self._seconds_at_last = 0.0
         self._loss: Tensor | float = 0.0
         self._running_since = time.perf_counter()
 
     def add(self, loss: Tensor) -> None:
-        """Take in this rank's share of one step's loss."""
+        """Add the loss of one step, as ``steps`` yields it: a scalar tensor, which stays on the device."""
         self._loss = loss + self._loss
 
     def record(
-        self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, asked: bool
+        self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
     ) -> tuple[dict[str, float], bool]:
-        """Return a line of metrics.jsonl, and whether any rank was ``asked`` to stop.
+        """Return a record for metrics.jsonl, and whether a stop was ``requested`` on any rank; every rank calls.
 
-        The line: the mean loss since the last one over all ranks, and the speed. Both answers come from one sum over
-        ranks, so that being ready to stop costs no collective.
+        The record has the mean loss over all ranks since the last one, and the speed in samples per second. One sum
+        over ranks serves both, so that agreeing to stop costs no extra collective.
         """
         steps = progress.step - self._last.step
         loss = torch.as_tensor(self._loss if run.world.speaks else 0.0, dtype=torch.float64, device=run.world.device)
-        total, askers = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(asked))])).tolist()
+        total, requests = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(requested))])).tolist()
         self._tick()
         seconds = self.seconds - self._seconds_at_last
         record: dict[str, float] = {
@@ -53,17 +54,17 @@ class Meter:
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)
         self._last, self._seconds_at_last, self._loss = progress, self.seconds, 0.0
-        return record, askers > 0
+        return record, requests > 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time spent inside."""
+        """Stop the clock inside the ``with`` block."""
         self._tick()
         yield
         self._running_since = time.perf_counter()
 
     def samples_per_second(self, progress: Progress) -> float:
-        """Mean speed of the training done in this process."""
+        """Return the mean training speed of this process, over all ranks."""
         self._tick()
         return (progress.samples - self._first.samples) / self.seconds if self.seconds else 0.0
 

@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, as the config asks for them."""
+"""The optimizer and the learning-rate schedule of a config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distcore.plugin.contract import OptimizerFactory
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
-    """Return what ``wrap_model`` calls with the module whose parameters are to be trained."""
+    """Return a function that builds the configured optimizer for a module; ``wrap_model`` gets it."""
     return partial(_adamw, config)
 
 
@@ -31,9 +31,9 @@ def _adamw(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Split the trainable parameters in two groups: with decay, and (biases, normalisation weights) without.
+    """Split the trainable parameters into groups with weight decay and, for biases and normalization weights, without.
 
-    By name and module class, not by shape, which a sharding strategy may have changed.
+    It goes by names and module classes, not by shapes, which a sharding strategy may have changed.
     """
     exempt = set(_exempt(module))
     decayed: list[nn.Parameter] = []
@@ -57,27 +57,28 @@ def _exempt(module: nn.Module) -> Iterator[str]:
 
 
 def _can_fuse(module: nn.Module) -> bool:
+    """Return True if torch's fused AdamW takes the parameters: all floating-point, and on one type of device."""
     kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
     return kinds in ({("cpu", True)}, {("cuda", True)})
 
 
 def warmup_steps(config: RunConfig, total_steps: int) -> int:
-    """Optimizer steps of warm-up: as given, or ``warmup_ratio`` of the run."""
+    """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
     given = config.schedule.warmup_steps
     return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
 
 
 def with_warmup(config: RunConfig, total_steps: int) -> RunConfig:
-    """Fill in the one 'auto' that needs the data: the optimizer steps of warm-up."""
+    """Return ``config`` with the warm-up steps filled in, the only 'auto' that needs the size of the data."""
     schedule = config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})
     return config.model_copy(update={"schedule": schedule})
 
 
 def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
-    """Return the schedule, stepped once an optimizer step; ``None`` where the rate never changes."""
+    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate."""
     if config.schedule.name == "constant":
         return None
-    from transformers.optimization import get_scheduler
+    from transformers.optimization import get_scheduler  # slow to import
 
     scheduler: LRScheduler = get_scheduler(
         config.schedule.name, optimizer, warmup_steps(config, total_steps), total_steps
@@ -86,7 +87,7 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
 
 
 def check_schedule(config: RunConfig) -> None:
-    """Raise ConfigError unless transformers knows the schedule and it needs no arguments that we do not give."""
+    """Raise ConfigError unless transformers has a schedule of this name that needs no arguments of its own."""
     from transformers.trainer_utils import SchedulerType
 
     takes_more = ("plateau", "min_lr", "stable", "greedy")

@@ -1,4 +1,4 @@
-"""Precision: autocast around the forward pass, a loss scaler where fp16 needs one."""
+"""Mixed precision: autocast for the forward pass, and a loss scaler for fp16."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(config: RunConfig, capabilities: Capabilities, world: World) -> AbstractContextManager[object]:
-    """Return the context of every forward pass of a run, made once and entered many times."""
+    """Return the context manager for every forward pass of a run; it can be entered again and again."""
     if config.precision == "fp32" or "precision" in capabilities.owns:
         return nullcontext()
     return torch.autocast(world.device.type, dtype=DTYPES[config.precision])
 
 
 def scaler_for(config: RunConfig, capabilities: Capabilities, world: World) -> torch.amp.GradScaler | None:
-    """Return a dynamic loss scaler for fp16, else ``None``."""
+    """Return a dynamic loss scaler for fp16; ``None`` for other precisions or if the strategy owns ``precision``."""
     if config.precision != "fp16" or "precision" in capabilities.owns:
         return None
     return torch.amp.GradScaler(world.device.type)

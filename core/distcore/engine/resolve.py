@@ -1,4 +1,4 @@
-"""From the config a user wrote to one in which nothing is left to choose; everything that can be refused is, here."""
+"""Resolve a config: replace every 'auto', and refuse what cannot work before any process starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task
 
 LARGEST_AUTO_MICRO_BATCH = 32
+"""Most rows per micro-batch that 'auto' chooses."""
 
 
 def resolve(
@@ -27,14 +28,14 @@ def resolve(
     training: bool = True,
     task: Task | None = None,
 ) -> RunConfig:
-    """Fill in every 'auto' that does not need the data, and check the rest, before any process starts.
+    """Return ``config`` with every 'auto' replaced that does not need the data, after checking all values.
 
-    ``nproc`` is the number of ranks where a launcher has already started them. Without ``training`` the run only
-    evaluates, and optimizer and schedule are those of the run that trained. ``task``: the one that is trained where
-    it is not the one that the config names. Raises DistcoreError, one line.
+    ``nproc`` is the number of ranks if ``launcher`` has already started them. With ``training=False`` the run only
+    evaluates: the optimizer and the schedule, which belong to the run that trained, are not checked. ``task`` replaces
+    the task that the config names. Raises DistcoreError, one line.
     """
     if config.resume == "auto" and config.out is None:
-        raise ConfigError("resume = 'auto': needs --out, the run folder to go on with")
+        raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
     config = expand_shorthand(config)
     strategy = build_strategy(config)
     config = _filled(config, strategy, nproc)
@@ -42,7 +43,7 @@ def resolve(
     device = resolve_device(config)
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
-    config = config.model_copy(update={"precision": _precision(config, declared)})
+    config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
     _check_declared(config, declared, launcher, training)
     if training:
         check_schedule(config)
@@ -61,21 +62,24 @@ def resolve(
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
-    """Take from the strategy's own config file what the user, and the launcher that ``started`` ranks, left open."""
-    said = strategy.fill_config() if isinstance(strategy, FillsConfig) else {}
-    left_open = {key for key in said if key not in config.model_fields_set or getattr(config, key) == "auto"}
-    left_open -= {"nproc"} if started is not None else set()
-    return config.model_copy(update={key: said[key] for key in left_open})
+    """Take values from the strategy's own config file for keys that the user did not set.
+
+    ``started`` is the number of ranks if a launcher has started them; it overrides the file.
+    """
+    given = strategy.fill_config() if isinstance(strategy, FillsConfig) else {}
+    unset = {key for key in given if key not in config.model_fields_set or getattr(config, key) == "auto"}
+    unset -= {"nproc"} if started is not None else set()
+    return config.model_copy(update={key: given[key] for key in unset})
 
 
 def build_strategy(config: RunConfig) -> object:
-    """Import the strategy that the config names, and build it from its options."""
+    """Import the strategy that the config names, and build it from its options; raises StrategyError."""
     cls = registry.load("strategies", config.strategy)
     return build("strategy", config.strategy, cls, config.strategy_options)
 
 
 def load_task(config: RunConfig) -> Task:
-    """Import and build the task that the config names."""
+    """Import and build the task that the config names; raises StrategyError if there is none."""
     task: Task = registry.load("tasks", config.task)()
     return task
 
@@ -93,9 +97,9 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
 
 
 def micro_batch_size(config: RunConfig, shards: int) -> int:
-    """Check ``global = micro x shards x accumulation``, or choose the largest micro-batch up to 32 that divides.
+    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
 
-    ``shards``: the number of data shards, which is that of the ranks unless the strategy says otherwise.
+    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
     """
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
@@ -113,9 +117,9 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
 
 
 def check_out(config: RunConfig) -> None:
-    """Raise ConfigError if the run folder cannot be made or holds another run that this one does not resume.
+    """Raise ConfigError if the run folder cannot be created, or has a run that this one does not resume.
 
-    Makes nothing: a run that is refused for another reason leaves no folder behind.
+    Creates nothing: a run that is refused for another reason must not leave a folder behind.
     """
     folder = Path(str(config.out))
     if folder.exists() and not folder.is_dir():
@@ -125,7 +129,7 @@ def check_out(config: RunConfig) -> None:
         raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise ConfigError(f"out = {str(folder)!r}: cannot be made: {above} is not a folder that you may write to")
+        raise ConfigError(f"out = {str(folder)!r}: cannot be created: {above} is not a folder that you may write to")
 
 
 def _nearest_multiples(value: int, unit: int) -> str:
@@ -139,7 +143,7 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
         raise ConfigError(f"nproc = {asked}: must be at least 1")
     if started is not None:
         if asked not in ("auto", started):
-            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave --nproc to it")
+            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc")
         size = started
     elif asked == "auto":
         size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1
@@ -147,14 +151,14 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
         size = asked
     if declared.processes == "one" and size > 1:
         others = strategies_that(lambda other: other.processes == "many")
-        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} is one process; {others} can use several")
+        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
     if device == "cuda" and started is None and size > count_gpus():
         raise ConfigError(f"nproc = {size}: there are {count_gpus()} GPUs here; use fewer ranks or --set device=cpu")
     return size
 
 
 def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, training: bool) -> None:
-    """Compare what is asked with what the strategy declares, and name the strategies that could do it."""
+    """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
     wanted: list[tuple[str, Any, frozenset[str], Any]] = [
         ("device", config.device, declared.devices, lambda other: config.device in other.devices),
         ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
@@ -177,7 +181,10 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
 
 
 def strategies_that(can: Any) -> str:
-    """Name the installed strategies whose declaration satisfies ``can``: asked only for an error message."""
+    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message.
+
+    Imports all strategies, which is too slow for anything else.
+    """
     names = []
     for name in registry.offers("strategies"):
         try:
@@ -190,9 +197,9 @@ def strategies_that(can: Any) -> str:
 
 
 def _precision(config: RunConfig, declared: Capabilities) -> str:
-    """bf16 for 'auto' where the device multiplies in it and the strategy does it right.
+    """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares no problem with it.
 
-    A GPU's own word is only known to its rank.
+    For a GPU only its rank can tell, in ``device_of``; here every GPU counts as fast.
     """
     if config.precision != "auto":
         return config.precision
@@ -213,7 +220,7 @@ def _learning_rate(config: RunConfig, task: Task | None) -> float:
 
 
 def _new_run_folder(config: RunConfig) -> str:
-    """A folder of its own for every run: the time, and a number where a second run starts in the same second."""
+    """Return a new folder name: the time, and a number if another run started in the same second."""
     base = Path("runs") / f"{config.task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
     while folder.exists():

@@ -1,4 +1,4 @@
-"""Being told to stop: SIGTERM reaches one rank or all; they agree on the step at the next log line, where they meet."""
+"""Stopping on SIGTERM, which may reach only one rank: at the next log line all ranks agree to stop."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether this process has been told to stop."""
+    """Whether this process has received SIGTERM."""
 
-    asked = False
+    requested = False
 
 
 @contextmanager
 def on_sigterm() -> Iterator[StopRequest]:
-    """Turn SIGTERM, however often it comes, into a request; outside the main thread, where none arrives, into none."""
+    """Yield a request that SIGTERM sets, without ending the process; restore the handler afterwards.
+
+    Outside the main thread, where no handler can be set, it stays unset.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        request.asked = True
+        request.requested = True
 
     before = signal.signal(signal.SIGTERM, ask)
     try:

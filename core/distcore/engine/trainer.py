@@ -1,4 +1,4 @@
-"""A run from start to report: join, prepare, build, train, evaluate, save."""
+"""A run from start to report: join the ranks, prepare data, build the model, train, evaluate, save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import RunConfig, dump_config
-from distcore.distributed.agreement import check_agreed, check_world, from_main, on_all_ranks
+from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -43,14 +43,18 @@ class Best:
     """The best evaluation so far."""
 
     step: int
+    """Optimizer step after which it was done."""
     metric: str
+    """Name of the metric that is compared."""
     value: float
+    """Its value."""
 
 
 def train(config: RunConfig, task: Task | None = None) -> Report:
-    """Train, evaluate and test in the ranks that a launcher started, or alone; the report, on every rank.
+    """Train, evaluate and test, in the ranks that a launcher started or in this process; return the report.
 
-    Raises DistcoreError, one line, for whatever the user can mend.
+    Every rank calls and gets the same report, which is also written to report.json. ``task`` replaces the task that
+    the config names. Raises DistcoreError, one line, for every error that the user can correct.
     """
     rank_info = join(os.environ) or RankInfo()
     config = resolve(config, rank_info.size, rank_info.launcher, task=task)
@@ -62,8 +66,9 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
         report = train_in(world, config, hooks, task, rank_info)
     except StoppedError as error:
         stopped = str(error)
-    # The run is gone by now, with its traceback: a wrapped model that outlives the process group takes it along when
-    # it goes, holding the interpreter's lock while it waits for a thread that wants the lock.
+    # The run must be free before teardown, and so must be a traceback that refers to it: only the text of a
+    # StoppedError is kept. A wrapped model destroyed later would destroy the process group under the interpreter's
+    # lock, and could deadlock.
     hooks.teardown(world)
     if stopped:
         raise StoppedError(stopped)
@@ -71,11 +76,12 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
 
 def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
-    """What ``train`` does among ranks that have joined; nothing of the run outlives it."""
+    """Train in ranks that have joined; return the report. After it no reference to the run is left."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
-    run = replace(run, config=run.config.model_copy(update={"out": from_main(run, hooks, str(config.out))}))
+    # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
+    run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
     progress, best = resume_or_start(run, hooks, task, data)
     meter = Meter(progress)
@@ -84,17 +90,18 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
 
 
 def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:
-    """Bind the strategy and the extensions of a resolved config, and join the other ranks."""
+    """Register the strategy and the extensions of a resolved config, and join the other ranks."""
     if rank_info.size > 1:
-        export(rank_info)  # ranks of every launcher look alike to a backend
+        export(rank_info)  # backends read the same variables, whatever the launcher
     hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
     return hooks, hooks.setup(config, rank_info)
 
 
 def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets, training: bool = True) -> Run:
-    """Build the model with the run's seed, have the strategy wrap it, and set up its schedule.
+    """Build the model with the run's seed, have the strategy wrap it, and create optimizer and schedule.
 
-    Without ``training`` there is neither optimizer nor schedule: the run only evaluates.
+    With ``training=False`` the run only evaluates and has neither of them. Raises ConfigError if the model lacks
+    gradient checkpointing, StrategyError if the strategy returns no optimizer.
     """
     module = hooks.build_model(config, world, model_source(config, task, data))
     if config.gradient_checkpointing:
@@ -128,7 +135,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
 
 
 def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
-    """Say how to build the task's model: whole, or its skeleton on the meta device."""
+    """Return how to build the task's model: whole, or as a skeleton on the meta device."""
 
     def build() -> torch.nn.Module:
         torch.manual_seed(config.seed)
@@ -142,25 +149,26 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
-    """Optimizer steps of the whole run; the ragged last batch of an epoch counts as one."""
+    """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
 def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
-    """Write what the run folder holds from the first moment on, and go to where ``--resume`` says."""
+    """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is."""
     progress, best = Progress(), None
     if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
-        path, progress, small = found
-        best = best_in(small.get("best"), run.config.checkpoints.best)
+        path, progress, job_state = found
+        best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
 
-    def claim(out: Path) -> None:
+    def write_start_files(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
+        # "x" fails if another run took the same folder after it was checked.
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
         task.save(out, run.config, data)
 
-    on_main(run, hooks, claim)
+    on_main(run, hooks, write_start_files)
     hooks.on_run_start(run)
     return progress, best
 
@@ -168,7 +176,10 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple
 def fit(
     run: Run, hooks: Hooks, task: Task, data: Datasets, progress: Progress, best: Best | None, meter: Meter
 ) -> tuple[Progress, Best | None, Evaluation | None]:
-    """Train to the end; log, evaluate and save when it is time. The last evaluation is of the final weights."""
+    """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
+
+    Raises StoppedError if SIGTERM ended training before, after committing a checkpoint.
+    """
     config, last, stopping = run.config, None, False
     saver = Saver(run, hooks, fingerprint(data.train))
     with on_sigterm() as stop:
@@ -177,10 +188,10 @@ def fit(
             meter.add(loss)
             saver.check()
             if done or progress.step % config.log_every == 0:
-                record, stopping = meter.record(run, hooks, progress, result, stop.asked)
+                record, stopping = meter.record(run, hooks, progress, result, stop.requested)
                 hooks.on_log(run, record)
-            evaluating = done or progress.step_in_epoch == 0 or due(progress.step, config.eval_every)
-            saving = done or stopping or due(progress.step, config.save_every)
+            evaluating = done or progress.step_in_epoch == 0 or is_due(progress.step, config.eval_every)
+            saving = done or stopping or is_due(progress.step, config.save_every)
             if not evaluating and not saving:
                 continue
             with meter.paused():
@@ -188,7 +199,7 @@ def fit(
                 if evaluating:
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = better(run, progress, best, last)
+                    best, improved = update_best(run, progress, best, last)
                 if saving or improved:
                     saver.save(progress, asdict(best) if best else None)
             if stopping:
@@ -199,13 +210,13 @@ def fit(
     return progress, best, last
 
 
-def due(step: int, every: int) -> bool:
-    """True if something that happens ``every`` so many steps (0: never) happens after ``step``."""
+def is_due(step: int, every: int) -> bool:
+    """Return True if ``step`` is a multiple of ``every``; ``every=0`` means never."""
     return every > 0 and step % every == 0
 
 
-def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -> tuple[Best | None, bool]:
-    """Return the best evaluation after ``found``, and whether it is ``found``."""
+def update_best(run: Run, progress: Progress, best: Best | None, found: Evaluation) -> tuple[Best | None, bool]:
+    """Return the best evaluation so far, ``found`` included, and whether it is ``found``."""
     metric = run.config.checkpoints.best
     value = found.metrics.get(metric) if metric else None
     if metric is None or not isinstance(value, float) or not math.isfinite(value):
@@ -216,8 +227,8 @@ def better(run: Run, progress: Progress, best: Best | None, found: Evaluation) -
     return Best(step=progress.step, metric=metric, value=value), True
 
 
-def best_in(saved: object, metric: str | None) -> Best | None:
-    """The best evaluation that a checkpoint tells of, if it was judged by the same ``metric``."""
+def saved_best(saved: object, metric: str | None) -> Best | None:
+    """Return the best evaluation that state.json has as ``saved``; ``None`` if another metric was compared."""
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
     step, value = saved.get("step"), saved.get("value")
@@ -234,7 +245,7 @@ def finish(
     last: Evaluation | None,
     meter: Meter,
 ) -> Report:
-    """Test the final weights, and write report.json and predictions.jsonl."""
+    """Test the final weights, write report.json and predictions.jsonl, and return the report."""
     speed = meter.samples_per_second(progress)
     tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
     peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
@@ -265,18 +276,18 @@ def finish(
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Have the main rank write into the run folder; what fails there ends the run on every rank, in one line."""
+    """Have the main rank write to the run folder; if that fails, raise CheckpointError on every rank."""
     out = Path(str(run.config.out))
     action = partial(write, out) if run.world.is_main else _nothing
     on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)
 
 
 def _nothing() -> None:
-    """What ranks other than the main one write."""
+    """Do what the other ranks do while the main one writes: nothing."""
 
 
 def peak_memory(world: World) -> int:
-    """Bytes: the most GPU memory that tensors took, or on a CPU the process's largest resident set."""
+    """Return the peak memory in bytes: of tensors on the GPU, or of the whole process if it runs on the CPU."""
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated(world.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,1 +1,1 @@
-"""The extensions that ship with distcore: each listens to the events of a run, or wraps its operations."""
+"""The extensions that ship with distcore. An extension listens to the events of a run, or wraps its operations."""

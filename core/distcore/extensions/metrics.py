@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` in the run folder."""
+"""Write logged values and evaluations to ``metrics.jsonl`` in the run folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from distcore.plugin.hookspecs import hookimpl
 
 @dataclass
 class Metrics:
-    """Write one JSON object a logged step, and one an evaluation, as they happen; on the main rank.
+    """Write one JSON object per logged step and one per evaluation, as they happen; on the main rank.
 
-    The file is appended to, so that a resumed run goes on in it; of two lines of one step the later one holds.
+    A resumed run appends to the file that is there. If two lines have the same step, the later line is the valid one.
     """
 
     file: str = "metrics.jsonl"
@@ -27,21 +27,25 @@ class Metrics:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Open the file."""
         if run.world.is_main:
             path = Path(str(run.config.out), self.file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._out = path.open("a", encoding="utf-8", buffering=1)  # a line is on disk before the next step
+            self._out = path.open("a", encoding="utf-8", buffering=1)  # line by line: a killed run loses none
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Write the logged values of a step."""
         self._write(record)
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Write the numbers of an evaluation."""
         self._write(asdict(progress) | {"evaluation": numbers(evaluation.summary())})
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """Close the file."""
         if self._out is not None:
             self._out.close()
             self._out = None
@@ -52,5 +56,5 @@ class Metrics:
 
 
 def numbers(summary: Mapping[str, object]) -> dict[str, float]:
-    """The single numbers of an evaluation's summary, without its tables and texts."""
+    """Return the values of an evaluation's summary that are numbers, without its tables and texts."""
     return {name: value for name, value in summary.items() if isinstance(value, (int, float))}

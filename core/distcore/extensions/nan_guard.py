@@ -1,4 +1,4 @@
-"""End a run at the first loss or gradient that is not finite."""
+"""End a run at the first loss or gradient norm that is not finite."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from distcore.plugin.hookspecs import hookimpl
 
 @dataclass
 class NanGuard:
-    """Raise TrainingError, naming step and rank, instead of training on. Each check waits for the device."""
+    """Raise TrainingError, which names step and rank, instead of training on.
+
+    Each check reads a value from the device and so waits for it.
+    """
 
     loss: bool = True
     """Check the loss of every step, before the optimizer uses its gradient."""
 
     gradients: bool = True
-    """Check the gradient norm of every step; not under fp16, where the loss scaler skips such steps itself."""
+    """Check the gradient norm of every step. Not under fp16, where the loss scaler skips such steps by itself."""
 
     def __post_init__(self) -> None:
         self._done: int | None = None
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
+        """Check the loss of a step; raises TrainingError."""
         loss = yield
         if self.loss and not isfinite(loss):
             raise self._error(run, "the loss", loss)
@@ -34,6 +38,7 @@ class NanGuard:
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        """Check the gradient norm of a step; raises TrainingError."""
         result = yield
         norm = result.grad_norm
         if self.gradients and norm is not None and run.config.precision != "fp16" and not isfinite(norm):
@@ -42,6 +47,7 @@ class NanGuard:
 
     @hookimpl
     def on_step_end(self, progress: Progress) -> None:
+        """Remember the step, for the message."""
         self._done = progress.step
 
     def _error(self, run: Run, what: str, value: Tensor) -> TrainingError:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a short table, and a trace for https://ui.perfetto.dev or chrome://tracing."""
+"""Measure where the time of a step goes: a table, and traces for https://ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from distcore.plugin.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
 PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "rest")
+"""The parts of a step; together they make up all of its time."""
 COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel")
-"""How torch names, in a trace, the time in which a process group communicates, on a CPU and on a GPU."""
+"""How the names of communication events begin in torch's traces, on a CPU (gloo) and on a GPU (nccl)."""
 
 Span = tuple[float, float]
+"""Start and end, in microseconds."""
 
 
 @dataclass
 class Profile:
-    """Time the phases of some steps, then trace a few more; write ``profile.json`` and a trace a rank.
+    """Time the phases of some steps, then trace a few more; write ``profile.json`` and one trace per rank.
 
-    The steps that are timed run without the tracer, which would slow them. On a GPU they wait for the device between
-    phases. Communication runs beside other phases or inside them, so it has a column and is no part of the sum; it is
-    read from the traced steps, and is unknown where a backend communicates outside of ``torch.distributed``.
+    The timed steps run without the tracer, which would slow them down. On a GPU they wait for the device between
+    phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum. It is
+    measured in the traced steps; for a backend that communicates outside of ``torch.distributed`` it is unknown.
     """
 
     wait: int = 5
-    """Steps of this process that are left out: the first ones allocate, compile and compare rows."""
+    """First steps of this process that are not measured: they allocate, compile and compare rows between ranks."""
     steps: int = 10
     """Steps whose phases are timed."""
     traced: int = 3
-    """Steps that are traced after them."""
+    """Steps that are traced after the timed ones."""
 
     def __post_init__(self) -> None:
         self._done = 0
@@ -56,10 +58,13 @@ class Profile:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Warn if the run is too short for a profile."""
         self._on_gpu = run.world.device.type == "cuda"
         need = self.wait + self.steps + self.traced
         if run.total_steps < need and run.world.is_main:
-            log.warning("profile: the run has %d steps, fewer than the %d it looks at", run.total_steps, need)
+            log.warning(
+                "profile: the run has %d steps, fewer than the %d that the profile needs", run.total_steps, need
+            )
 
     @hookimpl(wrapper=True, tryfirst=True)
     def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
@@ -73,11 +78,13 @@ class Profile:
     def accumulate(
         self, run: Run, last: bool
     ) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:
+        """A micro-batch has arrived: its forward pass begins."""
         self._enter("forward")
         return (yield)
 
     @hookimpl(wrapper=True, tryfirst=True)
     def backward(self, run: Run, loss: Tensor) -> Generator[None, Tensor, Tensor]:
+        """Time the backward pass."""
         self._enter("backward")
         answer = yield
         self._enter("rest")
@@ -85,6 +92,7 @@ class Profile:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        """Time the optimizer step."""
         self._enter("optimizer")
         answer = yield
         self._enter("rest")
@@ -92,20 +100,22 @@ class Profile:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def reduce_loss(self, run: Run, values: Tensor) -> Generator[None, Tensor, Tensor]:
+        """The loop begins to log."""
         self._enter("logging")
         return (yield)
 
     @hookimpl(trylast=True)
     def on_log(self, run: Run) -> None:
+        """The loop has logged, and waits for data again."""
         self._enter("data_wait")
 
     @hookimpl(trylast=True)
     def on_step_end(self, run: Run, progress: Progress) -> None:
-        """Go on to the next step, or to what is done with the steps that come next."""
+        """Count the step; start the tracer after the timed steps, write everything after the traced ones."""
         self._enter("data_wait")
         self._done += 1
         if self._done == self.wait + self.steps:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces itself on stderr
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's tracer prints to stderr when it starts
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
             self._tracer = profile(activities=activities, acc_events=True)
             self._tracer.start()
@@ -117,13 +127,16 @@ class Profile:
 
     @hookimpl(trylast=True)
     def on_evaluation_end(self) -> None:
+        """Leave the evaluation out of the times."""
         self._since = time.perf_counter()
 
     @hookimpl(trylast=True)
     def on_checkpoint(self) -> None:
+        """Leave the checkpoint out of the times."""
         self._since = time.perf_counter()
 
     def _enter(self, phase: str) -> None:
+        """End the current phase and start ``phase``: add up its time, and mark it in the trace."""
         timed = self.wait <= self._done < self.wait + self.steps
         if timed and self._on_gpu:
             torch.cuda.synchronize()
@@ -142,7 +155,7 @@ class Profile:
             self._range = None
 
     def _write(self, run: Run, tracer: profile) -> None:
-        """Write this rank's trace; on the main rank also profile.json, and the table to stderr."""
+        """Write this rank's trace; the main rank also writes profile.json, and prints the table to stderr."""
         out = Path(str(run.config.out))
         tracer.export_chrome_trace(str(out / f"trace-rank{run.world.rank}.json"))
         if not run.world.is_main:
@@ -152,21 +165,26 @@ class Profile:
         print(table(facts), f"trace: {out / 'trace-rank0.json'}", sep="\n", file=sys.stderr, flush=True)
 
     def _facts(self, events: Iterable[Any], world_size: int) -> dict[str, Any]:
+        """Return the content of profile.json, times in seconds per step; ``None`` for an unknown communication time."""
         seconds = {phase: self._seconds[phase] / self.steps for phase in PHASES}
         total = sum(seconds.values())
         spans = communication(events)
         inside = {phase: sum(parts) / 1e6 / self.traced for phase, parts in spans.items()} if spans else None
-        alone = 0.0 if world_size == 1 else None
-        together = sum(inside.values()) if inside is not None else alone
+        # No collective in the trace: a single process has none, several communicate where torch does not see it.
+        unseen = 0.0 if world_size == 1 else None
+        total_inside = sum(inside.values()) if inside is not None else unseen
         return {
             "steps": self.steps,
-            "seconds_per_step": seconds | {"communication": together, "total": total},
+            "seconds_per_step": seconds | {"communication": total_inside, "total": total},
             "communication_in": inside,
         }
 
 
 def communication(events: Iterable[Any]) -> dict[str, list[float]] | None:
-    """Microseconds of communication in each phase, from the events of a trace; ``None`` if no collective is in it."""
+    """Return the microseconds of communication in each phase, one number per traced occurrence of the phase.
+
+    ``events`` are those of a trace. ``None`` if there is no collective among them.
+    """
     spans: list[Span] = []
     phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
     for event in events:
@@ -180,7 +198,7 @@ def communication(events: Iterable[Any]) -> dict[str, list[float]] | None:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same time as disjoint spans in order: collectives that run at once count once."""
+    """Merge overlapping spans, in order of time: collectives that run at the same time count once."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -191,14 +209,14 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def overlap(span: Span, others: Iterable[Span]) -> float:
-    """How much of ``span`` lies in ``others``, which are disjoint."""
+    """Return how much of ``span`` is covered by ``others``, which do not overlap each other."""
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
 def table(facts: dict[str, Any]) -> str:
-    """The phases of a step: milliseconds, share of the step, and how much of it a collective was under way."""
+    """Return the table of phases: milliseconds per step, share of the step, milliseconds with a collective running."""
     seconds, inside = facts["seconds_per_step"], facts["communication_in"]
-    lines = [f"profile of {facts['steps']} steps, rank 0:  ms a step    share  of it communicating"]
+    lines = [f"profile of {facts['steps']} steps, rank 0:    ms/step    share  of it communicating"]
     for phase in (*PHASES, "total"):
         share = f"{seconds[phase] / seconds['total']:.1%}"
         part = inside.get(phase, sum(inside.values())) * 1e3 if inside is not None else None

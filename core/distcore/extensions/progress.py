@@ -1,4 +1,4 @@
-"""What a user watches: one live line on a terminal, plain lines elsewhere."""
+"""The progress that a user watches: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
+"""Keys of an evaluation's summary that are not metrics."""
 
 
 @dataclass
 class ProgressLine:
-    """Show step, epoch, loss, learning rate, speed and time left at every log line, on stderr, on the main rank."""
+    """Show step, epoch, loss, learning rate, speed and time left at every log line; on the main rank's stderr."""
 
     bar_width: int = 24
-    """Columns of the bar; 0: no bar."""
+    """Width of the bar in characters; 0: no bar."""
 
     def __post_init__(self) -> None:
         self._console: Console | None = None
@@ -32,29 +33,33 @@ class ProgressLine:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Start the live line if stderr is a terminal."""
         if not run.world.is_main:
             return
         self._console = Console(stderr=True, highlight=False)
         if self._console.is_terminal:
-            # No refresh thread: the line changes when a record comes, and costs the steps between nothing.
+            # No refresh thread: the line changes only when a record comes, and steps in between cost nothing.
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-            self._console.show_cursor(True)  # a rank that is killed must not leave the terminal without one
+            self._console.show_cursor(True)  # a killed rank must not leave the terminal without a cursor
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Redraw the live line, or print a plain one."""
         if self._live is not None:
-            # The empty line keeps what other processes print off the line that is redrawn.
+            # The empty line below takes what other processes print, so that it does not mix with the redrawn line.
             self._live.update(Group(self._row(run, record), Text()), refresh=True)
         elif self._console is not None:
             self._say(describe(run, record))
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Print the metrics of an evaluation."""
         self._say(describe_evaluation(f"evaluation at step {progress.step}", evaluation.summary()))
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """Stop the live line."""
         if self._live is not None:
             self._live.stop()
         self._live = self._console = None
@@ -69,7 +74,7 @@ class ProgressLine:
         return row
 
     def _say(self, line: str) -> None:
-        """Print a whole line, however narrow the screen: a log file must not be wrapped."""
+        """Print ``line`` without wrapping it, even on a narrow screen: a log file needs whole lines."""
         if self._live is not None and self._console is not None:
             self._console.print(line, soft_wrap=True)
         elif self._console is not None:
@@ -77,7 +82,7 @@ class ProgressLine:
 
 
 def describe(run: Run, record: dict[str, float]) -> str:
-    """One log record as a line: ``step 120/630  epoch 2  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``."""
+    """Return a log record as a line: ``step 120/630  epoch 2  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``."""
     speed = record["samples_per_second"]
     parts = [
         f"step {record['step']:.0f}/{run.total_steps}",
@@ -91,7 +96,7 @@ def describe(run: Run, record: dict[str, float]) -> str:
 
 
 def time_left(run: Run, step: float, samples_per_second: float) -> str:
-    """Hours, minutes and seconds for the steps that are left, at this speed."""
+    """Return the time for the remaining steps at this speed, as ``H:MM:SS``."""
     if samples_per_second <= 0:
         return "-:--:--"
     samples = (run.total_steps - step) * run.config.global_batch_size
@@ -99,7 +104,10 @@ def time_left(run: Run, step: float, samples_per_second: float) -> str:
 
 
 def describe_evaluation(what: str, summary: dict[str, object]) -> str:
-    """One evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``."""
+    """Return an evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``.
+
+    ``what`` is how the line begins.
+    """
     metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
     values = "".join(f"{name.replace('_', ' ')} {value:.3g}, " for name, value in metrics.items())
     return f"{what}: {values}evaluated {summary['evaluated']} of {summary['dataset_size']}"

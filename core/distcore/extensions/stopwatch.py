@@ -1,4 +1,4 @@
-"""``steps.json`` in the run folder: when training began, how long each step took, and the samples seen after it."""
+"""Write ``steps.json`` to the run folder: when training began, each step's duration, and the samples seen after it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from distcore.plugin.contract import Progress, Run
 from distcore.plugin.hookspecs import hookimpl
 
 Mark = float | torch.cuda.Event
+"""A point in time: seconds on a CPU, an event in the device's queue on a GPU."""
 
 
 @dataclass
 class Stopwatch:
-    """Time every optimizer step, evaluations and checkpoints between them left out; on the main rank.
+    """Time every optimizer step on the main rank; evaluations and checkpoints between steps do not count.
 
-    On a GPU the marks are events in its own queue, so that no step waits for the device.
+    On a GPU the times are events in the device's queue, so that no step waits for the device.
     """
 
     file: str = "steps.json"
@@ -34,12 +35,14 @@ class Stopwatch:
 
     @hookimpl(trylast=True)
     def on_run_start(self, run: Run) -> None:
+        """Note when training begins."""
         self._on_gpu = run.world.device.type == "cuda"
         self._began = time.monotonic()
         self._since = self._mark()
 
     @hookimpl(trylast=True)
     def on_step_end(self, progress: Progress) -> None:
+        """Note the end of a step."""
         now = self._mark()
         self._spans.append((self._since, now))
         self._samples.append(progress.samples)
@@ -47,14 +50,17 @@ class Stopwatch:
 
     @hookimpl(trylast=True)
     def on_evaluation_end(self) -> None:
+        """Leave the evaluation out of the next step."""
         self._since = self._mark()
 
     @hookimpl(trylast=True)
     def on_checkpoint(self) -> None:
+        """Leave the checkpoint out of the next step."""
         self._since = self._mark()
 
     @hookimpl
     def on_run_end(self, run: Run) -> None:
+        """Write the file."""
         if not run.world.is_main:
             return
         facts = {
@@ -66,6 +72,7 @@ class Stopwatch:
         Path(str(run.config.out), self.file).write_text(strict_json(facts), encoding="utf-8")
 
     def _mark(self) -> Mark:
+        """Return the present point in time."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

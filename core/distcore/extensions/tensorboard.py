@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard."""
+"""Write scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TensorBoard:
-    """Write every logged value and every evaluation as scalars, by optimizer step; on the main rank."""
+    """Write every logged value and every metric of an evaluation as a scalar per optimizer step; on the main rank."""
 
     folder: str = "tensorboard"
     """Folder of the event files, relative to the run folder."""
@@ -28,7 +28,7 @@ class TensorBoard:
 
     def __post_init__(self) -> None:
         self._writer: SummaryWriter | None = None
-        if find_spec("tensorboard") is None:  # known before any rank starts, and without importing it
+        if find_spec("tensorboard") is None:  # fails before any rank starts; the package is not imported
             raise StrategyError(
                 "extension 'tensorboard': the package tensorboard is not installed. "
                 "Install it with: pip install 'distcore[tensorboard]'"
@@ -36,6 +36,7 @@ class TensorBoard:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Open the event file."""
         if run.world.is_main:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -44,14 +45,17 @@ class TensorBoard:
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Write the logged values of a step."""
         self._write("train", record, int(record["step"]))
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Write the metrics of an evaluation."""
         self._write("evaluation", numbers(evaluation.metrics), progress.step)
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

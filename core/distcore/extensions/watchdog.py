@@ -1,4 +1,4 @@
-"""Say where a rank is stuck: rank, hook, step and rows, when a hook takes too long."""
+"""Log where a rank is stuck when a hook takes too long: rank, hook, step and rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from distcore.plugin.hooks import Hooks
 from distcore.plugin.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
-LOOKS = 8
-"""Looks at the rank in the time of one limit: an alarm is late by at most this part of it."""
+CHECKS_PER_LIMIT = 8
+"""How often the watchdog looks at the rank in ``limit`` seconds: an alarm is late by at most ``limit / 8`` seconds."""
 ROWS_SHOWN = 8
+"""Row numbers in a message."""
 
 
 @dataclass
 class Watchdog:
-    """A thread that looks at the rank's own stack now and then; hooks themselves cost nothing more."""
+    """A thread that inspects the stack of the rank's main thread from time to time; it adds no cost to hooks."""
 
     limit: float = 120.0
     """Seconds that a hook, or the forward and backward passes of one step, may take; 0: off."""
@@ -35,6 +36,7 @@ class Watchdog:
 
     @hookimpl(wrapper=True, tryfirst=True)
     def setup(self, rank_info: RankInfo) -> Generator[None, World, World]:
+        """Start the watching thread."""
         self._rank = rank_info.rank
         if self.limit > 0:
             watched = threading.get_ident()
@@ -43,10 +45,12 @@ class Watchdog:
 
     @hookimpl
     def on_step_end(self, progress: Progress) -> None:
+        """Remember the step, for the message."""
         self._step = progress.step
 
     @hookimpl(wrapper=True)
     def teardown(self) -> Generator[None, bool, bool]:
+        """Stop the watching thread."""
         answer = yield
         self._over.set()
         return answer
@@ -54,13 +58,14 @@ class Watchdog:
     def _watch(self, thread: int) -> None:
         """Raise one alarm for each call that is still running after ``limit`` seconds."""
         before: tuple[int, CodeType] | None = None
-        looks = 0
-        while not self._over.wait(self.limit / LOOKS):
+        checks = 0  # in a row that found the same call
+        while not self._over.wait(self.limit / CHECKS_PER_LIMIT):
             stuck = _hook_or_pass(sys._current_frames().get(thread))
-            call = (id(stuck), stuck.f_code) if stuck is not None else None  # a frame kept would keep the run alive
-            looks = looks + 1 if call is not None and call == before else 0
+            # Remember the call by id and code: a frame kept here would keep the run's tensors alive.
+            call = (id(stuck), stuck.f_code) if stuck is not None else None
+            checks = checks + 1 if call is not None and call == before else 0
             before = call
-            if looks == LOOKS and stuck is not None:
+            if checks == CHECKS_PER_LIMIT and stuck is not None:
                 log.error(self._describe(stuck))
             del stuck
 
@@ -74,18 +79,19 @@ class Watchdog:
 
 
 _HOOKS = {method.__code__ for name, method in vars(Hooks).items() if callable(method) and not name.startswith("_")}
+# ``forward_all`` may be decorated; its frames have the code of the function inside.
 _PASSES = {train_step.__code__, getattr(forward_all, "__wrapped__", forward_all).__code__}
 
 
 def _hook_or_pass(frame: FrameType | None) -> FrameType | None:
-    """The innermost call of a hook, else of the passes of a step."""
+    """Return the innermost frame of a hook, or of the function that runs forward and backward passes."""
     while frame is not None and frame.f_code not in _HOOKS and frame.f_code not in _PASSES:
         frame = frame.f_back
     return frame
 
 
 def _rows(frame: FrameType | None) -> list[int]:
-    """Rows of the micro-batch in whose pass the frame is, or of the whole step where a strategy runs its passes."""
+    """Return the rows of the micro-batch in work, or of the whole step where a strategy runs its passes itself."""
     while frame is not None and frame.f_code not in _PASSES and frame.f_code is not Hooks.train_step.__code__:
         frame = frame.f_back
     if frame is None:

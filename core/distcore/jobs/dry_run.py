@@ -1,4 +1,4 @@
-"""``distcore train --dry-run``: the config with nothing left to choose, and what each rank would do."""
+"""``distcore train --dry-run``: the resolved config, and what each rank would do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distcore.plugin.task import Datasets
 
 
 def describe(config: RunConfig, data: Datasets) -> str:
-    """Return the config as YAML that trains it, and below it, as comments, the work of each rank."""
+    """Return the resolved config as YAML for ``distcore train``, and below it, in comments, the work of each rank."""
     total_steps = total_steps_of(config, len(data.train))
     lines = _lines(config, data, total_steps)
     return dump_config(with_warmup(config, total_steps)) + "\n".join(f"# {line}" for line in lines)
@@ -24,7 +24,7 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"
-    yield f"steps: {plan.steps} an epoch, {total_steps} in all, of {config.global_batch_size} rows each"
+    yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
 

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint, under any strategy and at any world size."""
+"""Evaluate a checkpoint under any strategy, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import checkpoint
-from distcore.checkpoint.job_state import config_in
+from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.engine.evaluation import evaluate
@@ -25,10 +25,10 @@ from distcore.plugin.task import Task
 
 
 def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> None:
-    """Join the ranks that a launcher started, or start ``nproc``, and print what the evaluation found.
+    """Evaluate as one of the ranks that a launcher started, or start ``nproc`` ranks; print the result.
 
-    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key over the config that trained it. Raises
-    DistcoreError.
+    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
+    training run. ``as_json``: print JSON instead of a report. Raises DistcoreError.
     """
     rank_info = join(os.environ)
     path = find(target)
@@ -37,7 +37,7 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
     if rank_info is not None:
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
-    load_task(config).prepare(resolve(config, training=False))  # what is wrong is said before ranks start
+    load_task(config).prepare(resolve(config, training=False))  # errors in config and data come before ranks start
     if nproc == 1:
         rank()
     else:
@@ -45,7 +45,7 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
 
 
 def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
-    """What each rank does; the main one prints."""
+    """Evaluate the checkpoint ``path`` in one rank; the main rank prints the report."""
     rank = (join(os.environ) or RankInfo()).rank
     set_up_logging(config, rank)
     report = evaluate_checkpoint(config, path)
@@ -58,9 +58,10 @@ def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
 
 
 def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None) -> dict[str, Any]:
-    """Evaluate the weights at ``path`` on the test rows of ``config``; the same answer on every rank.
+    """Evaluate the weights of the checkpoint ``path`` on the test rows of ``config``; every rank gets the same report.
 
-    Runs in the ranks that a launcher started, or alone. Raises DistcoreError, one line.
+    Call it in every rank that a launcher started, or in a single process. ``task`` overrides the config's. Raises
+    DistcoreError, one line.
     """
     rank_info = join(os.environ) or RankInfo()
     config = resolve(config, rank_info.size, rank_info.launcher, training=False)
@@ -74,7 +75,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
 def _evaluate_in(
     world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo, path: Path
 ) -> dict[str, Any]:
-    """What is done among ranks that have joined; nothing of the run outlives it."""
+    """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     data = task.prepare(config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
@@ -89,7 +90,7 @@ def _evaluate_in(
 
 
 def find(target: Path) -> Path:
-    """Return the checkpoint that ``target`` means: a run folder's newest, or itself; raises CheckpointError."""
+    """Return ``target`` if it is a checkpoint, else the newest checkpoint of the run folder; raises CheckpointError."""
     path = target if (target / checkpoint.MANIFEST).is_file() else checkpoint.find("auto", target)
     if path is None:
         raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
@@ -97,8 +98,11 @@ def find(target: Path) -> Path:
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
-    """Return the config that the checkpoint carries, as ``nproc`` ranks evaluate it: any number can."""
-    trained = config_in(checkpoint.read_small_state(path), path).model_dump(mode="json")
+    """Return the config that is stored in the checkpoint, with ``changes``, for an evaluation by ``nproc`` ranks.
+
+    The global batch size follows from the number of ranks, so that every number is possible.
+    """
+    trained = saved_config(checkpoint.read_job_state(path), path).model_dump(mode="json")
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:
         elsewhere["strategy_options"] = {}

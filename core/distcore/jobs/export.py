@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads."""
+"""Export a checkpoint to a Hugging Face folder that ``from_pretrained`` loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from distcore.checkpoint.job_state import config_in
+from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.reader import Checkpoint
 from distcore.engine.resolve import load_task
 from distcore.engine.trainer import model_source
@@ -19,30 +19,30 @@ from distcore.plugin.task import Reopens
 
 
 def export(path: Path, to: Path) -> None:
-    """Write model, config and what the task adds (a tokenizer) to the new folder ``to``; tied weights stay tied.
+    """Write model, config and the task's files (such as a tokenizer) to the new folder ``to``; tied weights stay tied.
 
-    What the model was trained on is not needed: the run folder says what it was. Raises CheckpointError.
+    The training data is not needed: the run folder holds what the task has saved about it. Raises CheckpointError.
     """
     if to.exists() and any(to.iterdir()):
-        raise CheckpointError(f"--to {to}: is there already and not empty")
+        raise CheckpointError(f"--to {to}: already exists and is not empty")
     checkpoint = Checkpoint(path)
     checkpoint.verify()
-    config = config_in(checkpoint.small_state(), path)
+    config = saved_config(checkpoint.job_state(), path)
     task = load_task(config)
-    kept = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
-    data = kept or task.prepare(config)  # a checkpoint that was moved out of its run folder
+    saved = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
+    data = saved or task.prepare(config)  # nothing saved: the checkpoint was moved out of its run folder
     module = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
     fill(module, checkpoint)
     save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
-    with redirect_stdout(io.StringIO()):  # it imports what is installed to wrap models with, and some of that talks
+    with redirect_stdout(io.StringIO()):  # transformers imports libraries that print to stdout
         save(to)
     task.save(to, config, data)
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the checkpoint's weights and buffers into ``module``."""
+    """Copy the checkpoint's weights and buffers into ``module``; raises CheckpointError for one that does not fit."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     with torch.no_grad():
         for name in checkpoint:

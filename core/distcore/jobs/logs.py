@@ -1,4 +1,4 @@
-"""The logger ``distcore``: one short line a message on stderr, a level of its own for replicas."""
+"""The logger ``distcore``: one line per message on stderr, with separate levels for rank 0 and the other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distcore.config import RunConfig
 
 
 def set_up_logging(config: RunConfig, rank: int) -> None:
-    """Give this process's logger its level and form; calling it again changes them."""
+    """Set level and format of this process's logger from the config; another call replaces both."""
     log = logging.getLogger("distcore")
     level = config.log_level if rank == 0 else config.log_level_replica
     log.setLevel(level.upper())
@@ -20,7 +20,7 @@ def set_up_logging(config: RunConfig, rank: int) -> None:
 
 
 class _Screen(logging.Handler):
-    """Looks stderr up for each message, so that a live progress line can catch it and stay below."""
+    """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so stays below the messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""From a config and flags to ranks that train, and what their main rank says at the end."""
+"""From a config to ranks that train, and to what the main rank prints at the end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = logging.getLogger("distcore")
 
 
 def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
-    """Join the ranks that a launcher started, or start them; raises DistcoreError.
+    """Train as one of the ranks that a launcher started, or start the ranks; raises DistcoreError.
 
-    ``read_config`` is called here, so that of many joined ranks only one says what is wrong with the config.
-    ``dry_run``: print the resolved config and what each rank would do, and start nothing.
+    ``read_config`` is called in here, where only one of several ranks prints an error in the config. ``dry_run``: print
+    the resolved config and what each rank would do, and start nothing.
     """
     rank_info = join(os.environ)
     if rank_info is None:
@@ -34,12 +34,12 @@ def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
         return
     errors = errors_of_job()
     run_as_rank(partial(_join, read_config, dry_run, rank_info), errors, rank_info.rank, rank_info.size)
-    with contextlib.suppress(OSError):  # the last rank of this machine finds it empty
+    with contextlib.suppress(OSError):  # fails but for the last rank of this machine, which finds it empty
         errors.rmdir()
 
 
 def train_rank(config: RunConfig) -> None:
-    """What each rank does: train, and on the main rank say how it went. A function that ranks can be sent."""
+    """Train in one rank; the main rank prints the report. At module level, so that it can be pickled for ranks."""
     from distcore.engine.trainer import train
 
     rank = (join(os.environ) or RankInfo()).rank
@@ -50,13 +50,13 @@ def train_rank(config: RunConfig) -> None:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print the test's metrics, its classification report, and where the run folder is."""
+    """Print the metrics of the final test, its classification report, and the run folder."""
     show_evaluation(f"test at step {report['steps']}", report["evaluation"])
     print(f"run folder: {report['out']}", flush=True)
 
 
 def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
-    """Print the metrics of an evaluation in a line, and its classification report."""
+    """Print the metrics of an evaluation on one line that begins with ``what``, then its classification report."""
     from distcore.extensions.progress import describe_evaluation
 
     print(describe_evaluation(what, evaluation))
@@ -65,6 +65,7 @@ def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
 
 
 def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
+    """Train as the rank that a launcher started, or print on rank 0 what it would do."""
     config = read_config()
     if config.max_restarts:
         starter = rank_info.launcher
@@ -76,7 +77,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
-    """Check all that can be known before ranks start; then start them, or say what they would do."""
+    """Check everything that can be checked before ranks start; then start them, or print what they would do."""
     set_up_logging(config, rank=0)
     config, data = check(config)
     if dry_run:
@@ -91,7 +92,7 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 
 def preload(config: RunConfig, data: Datasets) -> None:
-    """Import the code of model and schedule here, once: ranks are forked from this process, after a death too."""
+    """Import the code of model and schedule once, in this process: ranks, restarted ones too, are forked from it."""
     from distcore.engine.resolve import load_task
     from distcore.engine.trainer import model_source
 
@@ -100,21 +101,24 @@ def preload(config: RunConfig, data: Datasets) -> None:
 
 
 def launch_and_restart(config: RunConfig) -> None:
-    """Start the ranks; when one dies, start all afresh from the newest checkpoint, ``max_restarts`` times at most."""
+    """Start the ranks; if one dies, start all again from the newest checkpoint, at most ``max_restarts`` times.
+
+    Raises RankError for the last failure.
+    """
     out = Path(str(config.out))
     for restarts in range(config.max_restarts + 1):
         try:
-            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", patience=config.timeout)
+            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout)
             return
         except RankError as error:
             if restarts == config.max_restarts:
                 raise
             log.warning("%s; restart %d of %d", error, restarts + 1, config.max_restarts)
-        config = config.model_copy(update={"resume": resume_after_death(config)})
+        config = config.model_copy(update={"resume": resume_after_failure(config)})
 
 
-def resume_after_death(config: RunConfig) -> str:
-    """Where a job that died goes on: its own newest checkpoint, or before the first where it began."""
+def resume_after_failure(config: RunConfig) -> str:
+    """Return the value of ``resume`` for a restart: its own newest checkpoint, or, without one, where the job began."""
     from distcore import checkpoint
 
     own = checkpoint.find("auto", Path(str(config.out)))
@@ -128,7 +132,10 @@ def _plan(config: RunConfig, data: Datasets) -> str:
 
 
 def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConfig, Datasets]:
-    """Resolve the config and prepare the data, as every rank will; raises DistcoreError, and writes no run folder."""
+    """Resolve the config and prepare the data as every rank will, and check strategy, extensions and run folder.
+
+    Writes nothing to the run folder. Raises DistcoreError.
+    """
     from distcore import checkpoint
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
     from distcore.plugin.extensions import load_extensions
@@ -139,10 +146,13 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
-        checkpoint.read_small_state(found)
+        checkpoint.read_job_state(found)
     return config, load_task(config).prepare(config)
 
 
 def errors_of_job() -> Path:
-    """A folder that the ranks of one launcher on this machine share, before a config says where the run lives."""
+    """Return a folder for the errors of all ranks that one launcher started on this machine.
+
+    Ranks need it before they have read the config, which names the run folder.
+    """
     return Path(tempfile.gettempdir(), f"distcore-joined-{os.getuid()}-{os.getppid()}")

@@ -1,4 +1,4 @@
-"""How ranks come to life: started on this machine, or joined where another launcher has started them."""
+"""Starting ranks on this machine, and recognising ranks that another launcher has started."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ def launch(
     nproc: int,
     errors: Path | None = None,
     timeout: float | None = None,
-    patience: float = 0,
+    grace_period: float = 0,
 ) -> list[T]:
     """Run ``fn(*args)`` in ``nproc`` new processes on this machine; return what each returned, in rank order.
 
-    Every rank, even a single one, is a process of its own, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT in its environment. The caller hosts the store at that address, on loopback: all
-    ranks are its clients. By fork a script needs no ``__main__`` guard and ``fn`` may come from a notebook cell.
+    Every rank is a new process, even if there is only one, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT in its environment. The calling process hosts the ranks' store at that address, on
+    loopback. Where ranks are forked, a script needs no ``__main__`` guard and ``fn`` may be defined in a notebook.
 
-    When a rank fails, the others are ended. What the user can mend (a DistcoreError raised in a rank) comes back as
-    it was raised; anything else is a RankError that names rank, cause and the traceback's file under ``errors``
-    (default: a temporary folder). ``timeout`` bounds the whole job, in seconds. Ctrl-C ends all ranks and raises
-    KeyboardInterrupt; SIGTERM ends them and raises SystemExit(143). With ``patience`` SIGTERM is passed on to the
-    ranks, which have so many seconds to end by themselves.
+    If a rank fails, the others are ended. A DistcoreError of a rank, which is an error that the user can correct, is
+    raised here as it was raised there; anything else is a RankError that names the rank, the cause, and the file with
+    the traceback in the folder ``errors`` (default: a temporary one).
+
+    ``timeout`` limits the whole job, in seconds. Ctrl-C ends all ranks and raises KeyboardInterrupt; SIGTERM ends them
+    and raises SystemExit(143). With a ``grace_period`` SIGTERM is first forwarded to the ranks, which get this many
+    seconds to end by themselves.
     """
-    from distcore.launchers.local import run_ranks  # imports torch
+    from distcore.launchers.local import run_ranks  # here, because it imports torch
 
-    return run_ranks(fn, args, nproc, errors, timeout, patience)
+    return run_ranks(fn, args, nproc, errors, timeout, grace_period)

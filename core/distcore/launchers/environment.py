@@ -1,8 +1,8 @@
-"""Joining ranks that another launcher has started, by what it left in the environment.
+"""Recognise ranks that another launcher has started, by the environment variables that it set.
 
-Each launcher is a function of the environment that returns this process's RankInfo, or ``None`` where it did not start
-it. The three here never answer together: ranks of torchrun may live inside an ``srun`` step and ranks of MPI may be
-started through one, so the outer launcher stands back.
+A launcher plugin is a function of the environment that returns this process's RankInfo, or ``None`` if it did not start
+the process. At most one of the three here answers: torchrun or mpirun may itself run inside an ``srun`` step, and then
+the variables of the inner launcher count.
 """
 
 from __future__ import annotations
@@ -21,23 +21,31 @@ from distcore.plugin.contract import LOOPBACK, RankInfo
 
 log = logging.getLogger("distcore")
 LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
-"""The launcher's name in ranks that distcore started or ``export`` has told: the rest looks like torchrun's."""
+"""Environment variable with the launcher's name, set by distcore's own launcher and by ``export``.
+
+Its other variables are the same as torchrun's.
+"""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""SLURM numbers its batch, interactive and external steps from the top of 32 bits: none of them holds ranks."""
+"""Smallest number that SLURM gives to batch, interactive and external steps, none of which consists of ranks."""
 MPI_RANKS = (
+    # Rank, size, local rank, local size.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
 )
 MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+"""Variables that identify an MPI job, the same on all its ranks."""
 
 
 def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """Return the place that a launcher gave this process, or ``None`` where none did: start ranks yourself then."""
+    """Return which rank this process is, or ``None`` if no launcher started it.
+
+    Asks every installed launcher plugin. Raises ConfigError, one line, for variables that contradict each other.
+    """
     for name in registry.entries("launchers"):
         try:
             launcher = registry.load("launchers", name)
-        except StrategyError as error:  # a broken plugin stops nobody else
+        except StrategyError as error:  # a broken plugin must not stop the others
             log.warning("%s", error)
             continue
         rank_info: RankInfo | None = launcher(environ)
@@ -47,9 +55,10 @@ def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
 
 
 def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int | None = None) -> None:
-    """Put ``rank_info`` into ``os.environ`` by the names that every backend reads; ``join`` finds the same place again.
+    """Write ``rank_info`` to ``os.environ`` under the names that backends read, RANK, WORLD_SIZE and so on.
 
-    The master is the argument, else the place's own, else this machine with a free port (a world of one).
+    A later ``join`` returns the same ranks. MASTER_ADDR and MASTER_PORT are the arguments, else those of
+    ``rank_info``, else this machine and a free port, which suits a single rank.
     """
     os.environ.update(
         RANK=str(rank_info.rank),
@@ -63,9 +72,9 @@ def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int
 
 
 def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most cluster operators set them.
+    """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most Kubernetes operators set them.
 
-    Without LOCAL_RANK there is one rank a machine, as in a pod of a Kubernetes job.
+    Without LOCAL_RANK there is one rank per machine or pod. Raises ConfigError for several ranks without MASTER_ADDR.
     """
     if not _has_rank(environ):
         return None
@@ -85,7 +94,10 @@ def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    """Read the variables of an ``srun`` step of several tasks. A batch script or a lone task is no rank."""
+    """Read the variables of an ``srun`` step with several tasks; ``None`` in a batch script or a step of one task.
+
+    Raises ConfigError for a variable that is missing or malformed.
+    """
     step = _number(environ, "SLURM_STEP_ID", FIRST_SPECIAL_STEP)
     if step >= FIRST_SPECIAL_STEP or _has_rank(environ) or _mpi_names(environ):
         return None
@@ -120,7 +132,7 @@ def mpi(environ: Mapping[str, str]) -> RankInfo | None:
             f"mpirun started {size} ranks, {local_size} on this machine, and MASTER_ADDR is not set: export the "
             "address of rank 0's machine to all ranks (mpirun -x MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
         )
-    # Hydra names no job, but one proxy on each machine starts its ranks.
+    # Hydra sets no job identifier, but one process per machine starts all its ranks there.
     job = next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), f"parent {os.getppid()}")
     port = _port_of(job if size == local_size else "several machines")
     return RankInfo(
@@ -139,7 +151,10 @@ def _has_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _mpi_names(environ: Mapping[str, str]) -> tuple[str, str, str, str] | None:
-    """The first family whose variables are all there: ``srun --mpi=pmi2`` sets PMI_RANK too, but no local rank."""
+    """Return the first row of MPI_RANKS whose variables are all set.
+
+    All, because ``srun --mpi=pmi2`` sets PMI_RANK, too, but no local rank.
+    """
     return next((names for names in MPI_RANKS if all(environ.get(name) for name in names)), None)
 
 
@@ -168,7 +183,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
 
 
 def _checked(rank_info: RankInfo) -> RankInfo:
-    """Refuse ranks that cannot be: one would hang at the first collective, or index a device that is not there."""
+    """Raise ConfigError for impossible ranks: they would hang in the first collective, or use a missing GPU."""
     if rank_info.size < 1 or rank_info.rank >= rank_info.size:
         impossible = f"rank {rank_info.rank} of {rank_info.size}"
         raise ConfigError(f"{rank_info.launcher}: {impossible}: ranks count from 0 to size - 1")
@@ -179,7 +194,7 @@ def _checked(rank_info: RankInfo) -> RankInfo:
 
 
 def _port_of(job: str) -> int:
-    """A port that all ranks of ``job`` derive alike, below those that systems hand out by themselves."""
+    """Return a port that depends on ``job`` only, so that all its ranks agree; below the ephemeral port range."""
     return 10_000 + crc32(job.encode()) % 20_000
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a rank that fails: the traceback goes to a file, the culprit to one line, and an exit status."""
+"""Failures of ranks: the traceback goes to a file, one line to the screen, and the exit status says what kind."""
 
 from __future__ import annotations
 
@@ -24,32 +24,37 @@ LOST_PEER = re.compile(
     r"connection was likely closed|remote process exited|peer (died|is gone)|timed out (waiting|after)|wait timeout",
     re.IGNORECASE,
 )
-"""What backends say in a rank whose peer is gone: the one who says it is the victim, not the culprit."""
+"""Error messages of backends in a rank that lost its connection to another rank, and so is not the cause."""
 WAIT_FOR_CULPRIT = 2.0
-"""Seconds that a victim leaves to the culprit, who may still be tearing down, to be heard first."""
+"""Seconds that a rank which lost a peer waits for the rank that caused this to report first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """How one rank ended. ``kind``: killed by a signal, an error of its own, or it only lost a peer."""
+    """How one rank failed."""
 
     rank: int
+    """Number of the rank."""
     kind: Literal["signal", "error", "lost"]
+    """``signal``: killed by one. ``error``: an error of its own. ``lost``: it only lost the connection to a peer."""
     cause: str
+    """One line of text."""
     when: float
+    """Seconds since the epoch."""
     exit_code: int = RankError.exit_code
+    """Exit status of the rank's process."""
     raised: str | None = None
-    """Class of the DistcoreError that it raised, ``None`` for anything else."""
+    """Class name of the DistcoreError that the rank raised; ``None`` for anything else."""
 
     def line(self, size: int, file: Path) -> str:
-        """One line for the screen; what a user can mend is said without the rank."""
+        """Return one line for the screen; an error that the user can correct does not name the rank."""
         if self.raised:
             return self.cause
         what = "details" if self.kind == "signal" else "traceback"
         return f"rank {self.rank} of {size} failed: {self.cause}; {what} in {file}"
 
     def error(self, size: int, file: Path) -> DistcoreError:
-        """The exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
+        """Return the exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
         kind = _error_class(self.raised) if self.raised else RankError
         error = kind.__new__(kind)
         Exception.__init__(error, self.line(size, file))  # a subclass may build its message from other arguments
@@ -57,15 +62,15 @@ class Failure:
 
 
 def culprit(failures: Iterable[Failure]) -> Failure:
-    """Return who brought the job down: signals first, then own errors, then lost peers; each by time."""
+    """Return the failure that most likely caused the others: signals before errors before lost peers, then by time."""
     order = ("signal", "error", "lost")
     return min(failures, key=lambda failure: (order.index(failure.kind), failure.when))
 
 
-def attempt(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
-    """Run ``fn``; return what it returns, or how it failed, with the traceback in ``errors/rank-N.txt``.
+def run_recorded(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
+    """Run ``fn`` and return its result or, with the traceback in ``errors/rank-N.txt``, its failure.
 
-    An exit with status 0 counts as returning ``None``.
+    ``sys.exit(0)`` counts as returning ``None``.
     """
     with _crash_log(traceback_file(errors, rank)) as log:
         try:
@@ -78,25 +83,29 @@ def attempt(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
 
 
 def run_as_rank(fn: Callable[[], T], errors: Path, rank: int, size: int) -> T:
-    """Run ``fn`` in a rank that another launcher started; a failure ends this process.
+    """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
 
-    The traceback goes to ``errors/rank-N.txt``, one line to stderr from the first rank that fails on its own (or,
-    where a peer vanished without a word, from one that noticed), and the exit status is 2, 3 or 130.
+    The traceback goes to ``errors/rank-N.txt``. One rank prints a line to stderr: the first that fails by itself or,
+    if a peer died without a message, one that lost the connection. The exit status is that of the DistcoreError, 130
+    for Ctrl-C, else 3.
     """
     errors.mkdir(parents=True, exist_ok=True)
-    outcome = attempt(fn, rank, errors)
+    outcome = run_recorded(fn, rank, errors)
     if isinstance(outcome, Failure):
-        if _speaks_for_all(outcome, errors):
+        if _is_first_to_report(outcome, errors):
             line = outcome.line(size, traceback_file(errors, rank))
-            told = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
-            print(told, file=sys.stderr)
-        leave(outcome.exit_code)
+            text = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
+            print(text, file=sys.stderr)
+        exit_now(outcome.exit_code)
     return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the program as the command line does: ``error: …`` and the error's exit status, or ``interrupted``, 130."""
+    """End the program on an error as the command line does, without a traceback.
+
+    A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted`` and exits with 130.
+    """
     try:
         yield
     except DistcoreError as error:
@@ -107,8 +116,11 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(130) from None
 
 
-def leave(code: int) -> NoReturn:
-    """End this process now: after a failure, threads and destructors of a backend may wait for dead peers."""
+def exit_now(code: int) -> NoReturn:
+    """End this process at once.
+
+    An ordinary exit could hang after a failure: threads and destructors of a backend may wait for dead peers.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -116,19 +128,19 @@ def leave(code: int) -> NoReturn:
 
 
 def traceback_file(errors: Path, rank: int) -> Path:
-    """Where rank ``rank`` leaves its traceback."""
+    """Return the file in folder ``errors`` to which a rank writes its traceback."""
     return errors / f"rank-{rank}.txt"
 
 
 def one_line(text: str, limit: int = 400) -> str:
-    """Return ``text`` with its line breaks taken out and a long tail cut."""
+    """Return ``text`` on one line, cut after ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 @contextmanager
 def _crash_log(file: Path) -> Iterator[TextIO]:
-    """Open ``file`` for a traceback, a crash's too, which would fill the screen; remove it if it stays empty."""
+    """Open ``file`` for a traceback, also for one of a fatal signal; remove the file if it stays empty."""
     enabled = faulthandler.is_enabled()
     with file.open("w", encoding="utf-8") as log:
         faulthandler.enable(log)
@@ -159,7 +171,7 @@ def _describe(error: BaseException, rank: int) -> Failure:
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it was raised from, is about a connection to another rank."""
+    """Return True if ``error``, or one that it was raised from, is about the connection to another rank."""
     while error is not None:
         network = isinstance(error, RuntimeError | OSError)  # torch's DistError is a RuntimeError
         if isinstance(error, ConnectionError) or (network and LOST_PEER.search(str(error))):
@@ -169,7 +181,7 @@ def _is_lost_peer(error: BaseException | None) -> bool:
 
 
 def _error_class(name: str) -> type[DistcoreError]:
-    """Find the class by name among those that exist here; a plugin's own is unknown if only ranks imported it."""
+    """Return the class of that name; DistcoreError if a plugin defines it and only ranks have imported that plugin."""
     classes = [DistcoreError]
     for found in classes:
         if found.__name__ == name:
@@ -178,27 +190,28 @@ def _error_class(name: str) -> type[DistcoreError]:
     return DistcoreError
 
 
-def _speaks_for_all(failure: Failure, errors: Path) -> bool:
-    """Whether this rank is the one to write to the screen: the first that claims it, victims after a while."""
-    claim = errors / "first"
+def _is_first_to_report(failure: Failure, errors: Path) -> bool:
+    """Return True in the one rank that prints: the first to create a marker file. Ranks that lost a peer wait first."""
+    marker = errors / "first"
     deadline = time.monotonic() + (WAIT_FOR_CULPRIT if failure.kind == "lost" else 0)
     while time.monotonic() < deadline:
-        if _is_fresh(claim):
+        if _is_fresh(marker):
             return False
         time.sleep(0.05)
-    if claim.exists() and not _is_fresh(claim):
-        claim.unlink(missing_ok=True)  # of an earlier job with this folder
+    if marker.exists() and not _is_fresh(marker):
+        marker.unlink(missing_ok=True)  # left by an earlier job that used the same folder
     try:
-        claim.touch(exist_ok=False)
+        marker.touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
 
 
-def _is_fresh(claim: Path) -> bool:
+def _is_fresh(marker: Path) -> bool:
+    """Return True if ``marker`` exists and is younger than this process, so that it is of this job."""
     import psutil
 
     try:
-        return claim.stat().st_mtime > psutil.Process().create_time()
+        return marker.stat().st_mtime > psutil.Process().create_time()
     except FileNotFoundError:
         return False

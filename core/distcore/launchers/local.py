@@ -1,7 +1,7 @@
-"""Starting ranks on this machine through torchelastic's process API, and ending them together.
+"""Start ranks on this machine through torchelastic's process API, and end them together.
 
-One process supervises: it holds the ranks' store on a loopback port, sees the deaths of ranks as they are, and
-says who was to blame. torchelastic's agent would add a rendezvous between machines, of which there is one.
+The calling process supervises: it hosts the ranks' store on a loopback port, sees the exit code of every rank, and
+reports the rank that failed first. torchelastic's agent is not used: it would add a rendezvous between machines.
 """
 
 from __future__ import annotations
@@ -28,43 +28,49 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
 from distcore.errors import ConfigError, RankError
-from distcore.launchers.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
-from distcore.launchers.rank import is_finished, read_failures, serve
-from distcore.launchers.surroundings import (
+from distcore.launchers.contexts import (
     environment,
     errors_folder,
-    quiet_torchelastic,
     rank_environment,
     shared_environment,
     sigterm_raises,
     sigterm_sets,
+    without_torchelastic_logs,
 )
+from distcore.launchers.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
+from distcore.launchers.rank import is_finished, rank_main, read_failures
 from distcore.plugin.contract import LOOPBACK
 
 T = TypeVar("T")
 
 POLL = 0.03
-"""Seconds between two looks at the ranks."""
-LAST_WORDS = 0.2
-"""Seconds after a culprit is known in which a likelier one (killed by a signal) may still show."""
-GRACE = 1
-"""Seconds between SIGTERM and SIGKILL when the job is ended."""
+"""Seconds between two checks of the ranks."""
+SIGNAL_WAIT = 0.2
+"""Seconds to wait after a failure for the exit code of a rank that was killed by a signal, a likelier cause."""
+KILL_DELAY = 1
+"""Seconds between SIGTERM and SIGKILL when ranks are ended."""
 CAN_SEE_DEATHS = hasattr(os, "waitid")
-"""False on macOS before Python 3.13."""
+"""Whether exit codes can be read without reaping the process; False on macOS before Python 3.13."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     entry: Callable[[], object]
+    """What each rank runs."""
     nproc: int
+    """Number of ranks."""
     errors: Path
+    """Folder for tracebacks."""
     records: Path
-    """Private folder in which ranks tell how they ended."""
+    """Private folder for the files in which ranks report how they ended."""
     deadline: float
+    """End of the time limit, on the clock of ``time.monotonic``."""
     stop: threading.Event
-    told: threading.Event
-    """Set when SIGTERM is to be passed on to the ranks."""
-    patience: float
+    """Set when the caller no longer waits, for example after Ctrl-C."""
+    sigterm_received: threading.Event
+    """Set when SIGTERM is to be forwarded to the ranks."""
+    grace_period: float
+    """Seconds that ranks get to end after SIGTERM."""
 
 
 def run_ranks(
@@ -73,9 +79,9 @@ def run_ranks(
     nproc: int,
     errors: Path | None,
     timeout: float | None,
-    patience: float,
+    grace_period: float,
 ) -> list[T]:
-    """See ``distcore.launchers.launch``."""
+    """Implement ``distcore.launchers.launch``, which documents the arguments and what is raised."""
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
     with ExitStack() as stack:
@@ -86,18 +92,18 @@ def run_ranks(
             records=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distcore-"))),
             deadline=time.monotonic() + timeout if timeout else float("inf"),
             stop=threading.Event(),
-            told=threading.Event(),
-            patience=patience,
+            sigterm_received=threading.Event(),
+            grace_period=grace_period,
         )
-        stack.enter_context(sigterm_sets(job.told) if patience else sigterm_raises())
+        stack.enter_context(sigterm_sets(job.sigterm_received) if grace_period else sigterm_raises())
         return _in_thread(partial(_supervise, job), job.stop)
 
 
 def start_method() -> Literal["fork", "spawn"]:
-    """Fork where that is safe: 4 s faster, and ``fn`` need not be importable.
+    """Return ``fork`` where that is safe: ranks import nothing again, and ``fn`` need not be importable.
 
-    A process that has talked to the CUDA driver cannot be forked: its children find no device. Asking torch whether
-    CUDA is there is enough for that, unless PYTORCH_NVML_BASED_CUDA_CHECK=1. macOS' own libraries do not survive it.
+    After a process has used the CUDA driver, its forked children find no GPU; even ``torch.cuda.is_available()`` uses
+    the driver unless PYTORCH_NVML_BASED_CUDA_CHECK=1. On macOS some system libraries crash after a fork.
     """
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if sys.platform != "linux" or started or _driver_in_use():
@@ -106,7 +112,7 @@ def start_method() -> Literal["fork", "spawn"]:
 
 
 def _driver_in_use() -> bool:
-    """Whether cuInit was called: it keeps this device file open, and NVML does not."""
+    """Return True if cuInit was called in this process: it keeps this device file open, and NVML does not."""
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(link) == "/dev/nvidia-uvm":
@@ -115,10 +121,10 @@ def _driver_in_use() -> bool:
 
 
 def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """Run ``work`` in a thread of its own; whatever interrupts the wait sets ``stop`` and waits for its end.
+    """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
 
-    Forking from a fresh thread, not from the caller's: OpenMP keeps a pool for each thread that ran a parallel
-    region, and a child that inherits one waits for ever for workers that the fork did not copy.
+    A new thread, because ``work`` forks. OpenMP keeps a pool of workers for each thread that ran a parallel region: a
+    child that inherits a pool waits for ever, as a fork does not copy the workers.
     """
     future: Future[T] = Future()
 
@@ -140,12 +146,12 @@ def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
 def _supervise(job: _Job) -> list[Any]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
-        stack.enter_context(quiet_torchelastic())
+        stack.enter_context(without_torchelastic_logs())
         stack.enter_context(environment(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
-        stack.callback(ranks.close, signal.SIGTERM, GRACE)
-        # After the fork, which copies no thread of the store's; the socket is ours, because TCPStore by itself
-        # listens on every interface. Early clients wait in the socket's backlog.
+        stack.callback(ranks.close, signal.SIGTERM, KILL_DELAY)
+        # Created after the fork, which would not copy the store's thread; ranks that connect earlier wait in the
+        # socket's backlog. The socket is ours, because TCPStore's own would listen on every network interface.
         store = TCPStore(
             LOOPBACK,
             listener.getsockname()[1],
@@ -157,14 +163,14 @@ def _supervise(job: _Job) -> list[Any]:
         try:
             return _wait(job, ranks)
         finally:
-            del store  # an error's traceback would keep it, and a rank of the next launch that collects it crashes
+            del store  # else a traceback keeps it alive, and a rank of the next launch crashes when it frees it
 
 
 def _start_ranks(job: _Job, port: int) -> PContext:
     arguments = (job.entry, job.errors, job.records, os.getpid())
     return start_processes(
         name="rank",
-        entrypoint=serve,
+        entrypoint=rank_main,
         args=dict.fromkeys(range(job.nproc), arguments),
         envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
         logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
@@ -173,20 +179,20 @@ def _start_ranks(job: _Job, port: int) -> PContext:
 
 
 def _wait(job: _Job, ranks: PContext) -> list[Any]:
-    """Return the results in rank order, or raise for the rank that is to blame."""
+    """Return the results in rank order, or raise the error of the rank that caused the failure."""
     pids = ranks.pids()
     deadline = job.deadline
     passed_on = False
     while not job.stop.wait(POLL):
-        if job.told.is_set() and not passed_on:
-            passed_on, deadline = True, min(deadline, time.monotonic() + job.patience)
-            _tell(pids)
+        if job.sigterm_received.is_set() and not passed_on:
+            passed_on, deadline = True, min(deadline, time.monotonic() + job.grace_period)
+            _forward_sigterm(pids)
         if dead := _exit_codes(pids):
-            _raise_for(job, _settle(job, pids, dead))
-        # Asked only once all have finished: torchelastic would end the others at the first death that it sees,
-        # before it is known whose fault that was. Where deaths cannot be seen by other means, it has to do.
-        asked = not CAN_SEE_DEATHS or all(is_finished(job.records, rank) for rank in pids)
-        result = ranks.wait(0) if asked else None
+            _raise_for(job, _wait_for_culprit(job, pids, dead))
+        # torchelastic ends all ranks at the first death that it sees, before the cause is known. So it is asked only
+        # after all ranks have finished, except where there is no other way to see a death.
+        ask_torchelastic = not CAN_SEE_DEATHS or all(is_finished(job.records, rank) for rank in pids)
+        result = ranks.wait(0) if ask_torchelastic else None
         if result is not None and not result.is_failed():
             return [result.return_values[rank] for rank in range(job.nproc)]
         if result is not None:
@@ -199,14 +205,14 @@ def _wait(job: _Job, ranks: PContext) -> list[Any]:
     raise RankError("stopped")
 
 
-def _tell(pids: dict[int, int]) -> None:
+def _forward_sigterm(pids: dict[int, int]) -> None:
     for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # the rank has ended
             os.kill(pid, signal.SIGTERM)
 
 
 def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
-    """Exit codes of ranks that are dead (negative: the signal); they stay for torchelastic to reap."""
+    """Return the exit codes of dead ranks, negative for a signal, without reaping them: torchelastic does that."""
     dead: dict[int, int] = {}
     for rank, pid in pids.items() if CAN_SEE_DEATHS else ():
         with contextlib.suppress(ChildProcessError):
@@ -216,37 +222,39 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
     return dead
 
 
-def _settle(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
-    """Give the culprit time to be seen, when so far only its victims, which lost their peer, have been."""
+def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
+    """Return all failures, after waiting for the rank that caused them if only ranks that lost a peer are known."""
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
     while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
         if job.stop.wait(POLL) or len(dead) == job.nproc:
             break
         dead = _exit_codes(pids)
-    job.stop.wait(LAST_WORDS)
+    job.stop.wait(SIGNAL_WAIT)
     return _failures(job, _exit_codes(pids))
 
 
 def _failures(job: _Job, dead: dict[int, int]) -> list[Failure]:
-    """What the ranks told, and for those that died without a word what their exit code says."""
-    told = read_failures(job.records)
-    return [*told.values(), *(_silent_death(job, rank, code) for rank, code in dead.items() if rank not in told)]
+    """Return the failures that ranks recorded and, for dead ranks without a record, what the exit code says."""
+    recorded = read_failures(job.records)
+    silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
+    return [*recorded.values(), *silent]
 
 
-def _silent_death(job: _Job, rank: int, code: int) -> Failure:
+def _failure_from_exit_code(job: _Job, rank: int, code: int) -> Failure:
     if code >= 0:
         cause = f"exited with {code} before its work was done"
         if is_finished(job.records, rank):
             cause = "returned a value that cannot be pickled, so that it cannot come back to the launcher"
         return Failure(rank=rank, kind="error", cause=cause, when=time.time())
     name = signal.Signals(-code).name
+    # The kernel sends SIGKILL when memory runs out.
     hint = " (out of memory?)" if -code == signal.SIGKILL else ""
     return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())
 
 
 def _raise_for(job: _Job, failures: list[Failure]) -> None:
     failure = culprit(failures)
-    if job.told.is_set() and failure.raised is None:  # SIGTERM met it where it could not stop in good order
+    if job.sigterm_received.is_set() and failure.raised is None:  # SIGTERM came where the rank could not stop in order
         raise SystemExit(128 + signal.SIGTERM)
     file = traceback_file(job.errors, failure.rank)
     if not file.exists() or not file.stat().st_size:

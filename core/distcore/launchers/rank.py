@@ -1,4 +1,4 @@
-"""What a process does that was started as a rank, and how it tells its supervisor the end."""
+"""The main function of a process that was started as a rank, and the files by which it reports how it ended."""
 
 from __future__ import annotations
 
@@ -15,45 +15,50 @@ from typing import TypeVar
 
 import torch
 
-from distcore.files import write_whole
-from distcore.launchers.failures import Failure, attempt, leave
+from distcore.files import write_atomically
+from distcore.launchers.failures import Failure, exit_now, run_recorded
 
 T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h: the signal that a process gets when its parent dies."""
 
 
-def serve(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
-    """Run ``fn`` as this rank and return what it returns; a failure is recorded and ends the process."""
-    _settle_in(parent)
+def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
+    """Run ``fn`` as this rank and return its result; a failure is recorded in a file and ends the process.
+
+    ``errors`` is the folder for tracebacks, ``records`` the one for reports to the parent, whose process id is
+    ``parent``.
+    """
+    _prepare_process(parent)
     rank = int(os.environ["RANK"])
-    outcome = attempt(fn, rank, errors)
+    outcome = run_recorded(fn, rank, errors)
     if isinstance(outcome, Failure):
-        write_whole(records / f"failed-{rank}.json", json.dumps(asdict(outcome)))
-        leave(outcome.exit_code)
-    write_whole(records / f"finished-{rank}", "")
+        write_atomically(records / f"failed-{rank}.json", json.dumps(asdict(outcome)))
+        exit_now(outcome.exit_code)
+    write_atomically(records / f"finished-{rank}", "")
     return outcome
 
 
 def is_finished(records: Path, rank: int) -> bool:
-    """Whether ``rank`` has returned from its function."""
+    """Return True if ``rank`` has returned from its function."""
     return (records / f"finished-{rank}").exists()
 
 
 def read_failures(records: Path) -> dict[int, Failure]:
-    """What failed ranks have told, by rank."""
+    """Return the failures that ranks have recorded, by rank."""
     failures = (Failure(**json.loads(file.read_text())) for file in records.glob("failed-*.json"))
     return {failure.rank: failure for failure in failures}
 
 
-def _settle_in(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends the ranks
+def _prepare_process(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # kill -9 of the parent leaves no orphan
-        if os.getppid() != parent:  # it died before that
-            leave(1)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or a parent that is killed would leave orphans
+        if os.getppid() != parent:  # the parent died before prctl was called
+            exit_now(1)
     with contextlib.suppress(KeyError, ValueError):
-        # A forked torch has read OMP_NUM_THREADS long ago.
+        # torch read OMP_NUM_THREADS when it was loaded, which in a forked rank was before it was set.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

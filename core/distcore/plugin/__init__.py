@@ -1,1 +1,1 @@
-"""What a plugin sees: the contract, the hooks, the sampler, options, and how plugins are found and bound."""
+"""What a plugin sees: contract, hooks, sampler and options; and how plugins are found and registered."""

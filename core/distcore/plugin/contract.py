@@ -1,4 +1,4 @@
-"""The values that pass between the core and its plugins. All are frozen: a phase returns a new one."""
+"""The values that pass between the core and its plugins. All are frozen: a phase returns a new value."""
 
 from __future__ import annotations
 
@@ -19,101 +19,117 @@ if TYPE_CHECKING:
     from distcore.plugin.task import Batch
 
 SPEC_VERSION = 2
-"""Version of the hook specs. It grows when a hook changes in a way that an old plugin would notice."""
+"""Version of the hook specs. It increases when a hook changes in a way that breaks an existing plugin."""
 
 
 LOOPBACK = "127.0.0.1"
-"""Where ranks of one machine meet: no other machine can connect."""
+"""Address at which the ranks of one machine connect; other machines cannot reach it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a strategy can do, declared so that the core can refuse a config before any process starts."""
+    """What a strategy supports. The core refuses a config that asks for more before any process starts."""
 
     spec_version: int
-    """The hook-spec version that the strategy was written for: a number, not distcore's ``SPEC_VERSION``."""
+    """The hook-spec version that the strategy was written for.
+
+    Write the number itself: ``SPEC_VERSION`` would claim support for every later version, too.
+    """
     processes: Literal["one", "many"] = "many"
-    """``one``: it lives in a single process (``--nproc 1``). ``many``: one process per rank."""
+    """``one``: it runs in a single process (``--nproc 1``). ``many``: one process per rank."""
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
-    """Device types it runs on."""
+    """Device types (``torch.device.type``) that it runs on."""
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
-    """Values of ``optimizer.name`` that it takes."""
+    """Values of ``optimizer.name`` that it accepts."""
     launchers: frozenset[str] | None = None
-    """Launchers that its processes can live under; ``None``: any."""
+    """Names of the launchers that can start its processes; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
-    """What ``backward`` leaves on every rank: the mean or the sum over ranks of their gradients."""
+    """Whether the gradients after the last ``backward`` of a step are the mean or the sum over ranks."""
     ranks_per_shard: int = 1
-    """Ranks that train on the same rows, as one data shard; where options decide, make ``capabilities`` a property."""
+    """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
     shards_parameters: bool = False
-    """True if parameters are spread over ranks, so that every rank must run the same number of forwards."""
+    """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
     owns: frozenset[str] = frozenset()
-    """What the strategy does itself and the core must leave alone: ``precision``, ``schedule``."""
+    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``."""
     collectives_per_step: int | None = None
-    """Collectives that one optimizer step of a one-bucket model needs; ``None`` if it depends on the model."""
+    """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
     limits: tuple[str, ...] = ()
-    """Known limits, each a sentence; shown by ``distcore strategies``."""
+    """Known limits, one sentence each; ``distcore strategies`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)
-    """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, each with the reason.
+    """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, mapped to the reason.
 
-    ``distcore check`` skips them and shows the reason. Where it depends on options, make ``capabilities`` a property.
+    ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
+    ``capabilities`` a property.
     """
 
 
 @runtime_checkable
 class ChecksConfig(Protocol):
-    """A strategy that refuses, before any process starts, what its capabilities cannot say."""
+    """A strategy that also refuses configs for reasons that ``Capabilities`` cannot express."""
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise DistcoreError, one line; in ``config`` every 'auto' that needs no data is filled in."""
+        """Raise DistcoreError, one line, for a config that cannot work; called before any process starts.
+
+        In ``config`` every 'auto' is already replaced, except those that need the data.
+        """
         ...
 
 
 @runtime_checkable
 class ChecksEvaluation(Protocol):
-    """A strategy that has less to refuse where a run only evaluates; it is asked this instead of ``check_config``."""
+    """A strategy with a check of its own for runs that only evaluate, called instead of ``check_config``."""
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """Raise DistcoreError, one line, for what cannot be evaluated."""
+        """Raise DistcoreError, one line, for a config that cannot be evaluated."""
         ...
 
 
 @runtime_checkable
 class FillsConfig(Protocol):
-    """A strategy whose own config files also say things that distcore's config says."""
+    """A strategy whose own config file sets values that distcore's config has, too."""
 
     def fill_config(self) -> Mapping[str, Any]:
-        """Return values by key of ``RunConfig``; each holds where the user has said nothing about that key.
+        """Return values by key of ``RunConfig``; each is used if the user did not set that key.
 
-        What the user has said and the file contradicts is for ``check_config`` to refuse.
+        If the user set it and the file contradicts, ``check_config`` should raise.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankInfo:
-    """Where a launcher put this process: ranks count from 0, sizes are numbers of processes."""
+    """What a launcher says about this process: its rank, and where rank 0 is."""
 
     rank: int = 0
+    """Number of this process among all processes of the job, from 0."""
     size: int = 1
+    """Number of processes of the job."""
     local_rank: int = 0
+    """Number of this process among those on the same machine, from 0."""
     local_size: int = 1
+    """Number of the job's processes on this machine."""
     launcher: str = "local"
+    """Name of the launcher that started this process."""
     master_addr: str | None = None
-    """Address of the machine of rank 0; ``None``: this machine."""
+    """Address of rank 0's machine; ``None``: this machine."""
     master_port: int | None = None
-    """Port where rank 0's machine holds, or will hold, the store of the ranks; ``None``: any free one."""
+    """TCP port of the store on rank 0's machine; ``None``: any free port."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """The ranks as the backend reports them, and the device that belongs to this one."""
+    """The world as the backend reports it, and this rank's device."""
 
     rank: int
+    """Number of this process among all ranks, from 0."""
     size: int
+    """Number of ranks."""
     local_rank: int
+    """Number of this process among the ranks on the same machine, from 0."""
     device: torch.device
+    """The device on which this rank computes."""
     shard: int = -1
     """Data shard of this rank, counted from 0: ranks of one data shard train on the same rows. Default: ``rank``."""
     shards: int = 0
@@ -129,64 +145,73 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True on the one rank that writes files and talks to the user."""
+        """True on rank 0, which writes files and prints."""
         return self.rank == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far training is. ``step`` counts optimizer steps, ``samples`` counts rows, over the whole run."""
+    """How far training has come: what is done, over all ranks and since the start of the run."""
 
     step: int = 0
+    """Optimizer steps done."""
     epoch: int = 0
+    """Whole epochs done; also the number of the current epoch, from 0."""
     step_in_epoch: int = 0
+    """Optimizer steps done in the current epoch."""
     samples: int = 0
+    """Rows trained on; a row counts again in each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What an optimizer step did. ``grad_norm``: global L2 norm before clipping, a scalar tensor, or ``None``."""
+    """What an optimizer step reports."""
 
     grad_norm: Tensor | None = None
+    """Global L2 norm of the gradient before clipping, a scalar tensor; ``None`` if it was not computed."""
 
 
 class LossScale(Protocol):
-    """A dynamic loss scale, whoever keeps it; its state has the keys of ``torch.amp.GradScaler`` and maybe more."""
+    """A dynamic loss scale. Its state has the keys of ``torch.amp.GradScaler``, and may have more."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers by key."""
+        """Return the state: numbers by key."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; of ``state_dict``'s keys beside GradScaler's, those of another's state are missing."""
+        """Restore a state. If another kind of scaler saved it, only GradScaler's keys are sure to be there."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """A model made ready by a strategy: what the loop calls, and the optimizer that ``step`` steps."""
+    """What ``wrap_model`` returns: a model that is ready to run, and its optimizer."""
 
     model: nn.Module
+    """What the loop calls."""
     optimizer: Optimizer | None
+    """What ``step`` steps; ``None`` if the run only evaluates."""
     loss_scale: LossScale | None = None
-    """The dynamic loss scale of a strategy that owns precision, to be saved and restored."""
+    """The dynamic loss scale of a strategy that owns ``precision``; checkpoints save and restore it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One micro-batch of one rank: rows of the dataset, shape ``(n,)``, n >= 1.
-
-    ``is_padding`` marks a rank that got no rows here: it runs the same forward and backward on a stand-in row, so
-    that collectives match, and the core gives the row no weight. ``last`` marks the last one of its step.
-    """
+    """The rows of one forward pass on one rank."""
 
     indices: np.ndarray
+    """Row numbers in the dataset, int64, shape ``(n,)``, n >= 1."""
     is_padding: bool = False
+    """True if the rank has no row left here: ``indices`` is then some row of the batch, with weight 0.
+
+    The rank runs forward and backward all the same, so that it takes part in every collective.
+    """
     last: bool = True
+    """True for the last micro-batch of its optimizer step."""
 
 
 Sampler = Callable[[int, int], Sequence[MicroBatch]]
-"""``sampler(epoch, step)`` gives this rank's micro-batches of that step: as many on every rank (law 1)."""
+"""``sampler(epoch, step)`` returns this rank's micro-batches of a step: the same number on every rank (law 1)."""
 
 StepLoss = Callable[["nn.Module", MicroBatch, "Batch"], "Tensor"]
 """``loss(model, micro, batch)``: the scaled loss of one micro-batch, a scalar on the device, ready for ``backward``.
@@ -196,38 +221,42 @@ stands in for it. A micro-batch of padding has a loss of 0 that all parameters t
 """
 
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
-"""Builds the configured optimizer over a module's parameters, with no decay on biases and norms."""
+"""Builds the configured optimizer for a module's parameters; biases and normalization weights get no decay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a tensor that is spread over ranks: a run of its elements in row-major order.
+    """The part of a sharded tensor that one rank holds: consecutive elements of the flattened tensor.
 
-    A shard along the first dimension is one, and so is a slice of a flattened buffer.
+    Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a matrix are a piece, and
+    so is a slice of a flat buffer; a range of its columns is not.
     """
 
     values: Tensor
     """The elements, shape ``(count,)``."""
     start: int
-    """Index of the first of them in the flattened whole."""
+    """Index of the first element in the flattened tensor."""
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Shape of the whole tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Outputs of a whole dataset, row i of every tensor being row i of the dataset, and what they amount to."""
+    """The result of evaluating a whole dataset; the same on every rank."""
 
     outputs: dict[str, Tensor]
+    """What the task returned, by name, on the CPU, shape ``(rows, …)``: entry i belongs to row i of the dataset."""
     metrics: dict[str, object]
+    """What the task computed from the outputs, as JSON values."""
     evaluated: int
-    """Rows that came back from the ranks, stand-ins not counted."""
+    """Rows that came back from all ranks, padding not counted."""
     unique: int
-    """Different rows among them, by the indices that travelled with the outputs."""
+    """Different rows among them."""
     dataset_size: int
+    """Rows of the dataset. The three counts are equal, or ``evaluate`` would have raised."""
 
     def summary(self) -> dict[str, object]:
-        """The ``evaluation`` part of report.json."""
+        """Return the ``evaluation`` entry of report.json: metrics and counts."""
         counts = {"evaluated": self.evaluated, "unique": self.unique, "dataset_size": self.dataset_size}
         return self.metrics | counts
 
@@ -249,22 +278,28 @@ class Box:
 
 
 State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
-"""What a rank holds of a checkpoint: ``model/NAME`` for a parameter or buffer, ``optimizer/NAME/exp_avg`` …"""
+"""The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
+
+A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
+"""
 
 
 class SavedState(Protocol):
-    """A checkpoint to load from; tensors are read from its files when they are asked for, and only then."""
+    """A checkpoint to load from. A tensor is read from disk only when it is asked for."""
 
     def __contains__(self, name: object) -> bool: ...
 
     def __iter__(self) -> Iterator[str]: ...
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor, on the CPU."""
+        """Return the whole tensor, on the CPU. Raises CheckpointError if there is none of that name."""
         ...
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return ``count`` elements of the flattened tensor from ``start`` on, shape ``(count,)``, on the CPU."""
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``, on the CPU.
+
+        Raises CheckpointError if there is no such tensor or it has fewer elements.
+        """
         ...
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -274,35 +309,41 @@ class SavedState(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """Where a run's model comes from."""
+    """How to build a run's model."""
 
     build: Callable[[], nn.Module]
-    """Build the whole model on the CPU in fp32, with the run's seed or the saved weights."""
+    """Build the whole model on the CPU in fp32: random weights by the run's seed, or pretrained ones."""
     skeleton: Callable[[], nn.Module]
     """Build the same modules on the meta device: names, shapes and dtypes, no storage."""
     folder: Path | None = None
-    """The local folder whose safetensors files ``build`` reads its weights from; ``None``: random weights."""
+    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run on this rank: config, place in the world, model, optimizer and schedule."""
+    """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
+    """The resolved config: no 'auto' is left."""
     world: World
+    """The ranks, and this rank's device."""
     capabilities: Capabilities
+    """What the strategy declared."""
     module: nn.Module
-    """The model as the task built it: its parameter names are those of every checkpoint."""
+    """The model as the task built it; checkpoints use its parameter names."""
     model: nn.Module
-    """The model as the strategy wrapped it: what the loop calls."""
+    """The model as the strategy wrapped it; the loop calls this one."""
     optimizer: Optimizer | None = None
+    """``None`` if the run only evaluates."""
     scheduler: LRScheduler | None = None
+    """``None`` for a constant learning rate, or if the strategy owns ``schedule``."""
     scaler: torch.amp.GradScaler | None = None
-    """Scales the loss of an fp16 run whose precision is the core's."""
+    """The loss scaler of an fp16 run; ``None`` if the strategy owns ``precision``."""
     loss_scale: LossScale | None = None
-    """What checkpoints keep of fp16: ``scaler``, or the strategy's own."""
+    """The loss scale that checkpoints save: ``scaler``, or the strategy's own."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
+    """Optimizer steps per epoch."""
     accumulation: int = 1
-    """MicroBatch-batches a rank runs in a full step."""
+    """Micro-batches that a rank runs in an optimizer step with a full global batch."""

@@ -5,6 +5,7 @@ A strategy may also call these from its own hooks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -27,39 +28,49 @@ from distcore.plugin.contract import (
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import BatchPlan, rank_sampler
 
+Reader = Callable[[Tensor, str, SavedState], Tensor]
+"""``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""
 _NOTHING = nullcontext()
 
 
 @hookimpl
 def build_model(source: ModelSource) -> nn.Module:
+    """Build the whole model on the CPU, in fp32."""
     return source.build()
 
 
 @hookimpl
 def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    """Move the model to the rank's device and build the optimizer over it; no optimizer for a run that evaluates."""
     model = model.to(run.world.device)
     return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
 
 @hookimpl
 def build_sampler(run: Run, plan: BatchPlan) -> Sampler:
+    """Return the sampler that gives every data shard its own part of each global batch."""
     return rank_sampler(plan, run.world.shard, run.world.shards)
 
 
 @hookimpl
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
+    """Return a context that does nothing: in one process there is no synchronisation to put off."""
     return _NOTHING
 
 
 @hookimpl
 def backward(run: Run, loss: Tensor) -> Tensor:
+    """Add the gradients of the scalar ``loss``, scaled by ``run.scaler`` under fp16; return it detached, unscaled."""
     (run.scaler.scale(loss) if run.scaler else loss).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
 @hookimpl
 def step(run: Run, clip: Clip) -> StepResult:
-    """Norm first, on the gradient as it is, then value. A step that fp16 overflowed is skipped by the scaler."""
+    """Clip by norm, then by value; step the optimizer; set the gradients to ``None``.
+
+    Under fp16 the gradients are unscaled first, and the scaler skips a step whose gradients overflowed.
+    """
     assert run.optimizer is not None  # the loop only steps runs that train
     if run.scaler:
         run.scaler.unscale_(run.optimizer)
@@ -91,7 +102,10 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
 
 
 def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
-    """Have ``optimizer`` clip by value what it is about to use: where a backend averages and unscales as it steps."""
+    """Have ``optimizer`` clip gradients to ``[-limit, limit]`` at the start of each of its steps.
+
+    For a backend that averages and unscales gradients inside its step, so that nobody else sees the final ones.
+    """
 
     def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
@@ -100,7 +114,10 @@ def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> N
 
 
 def results_in_fp32(model: nn.Module) -> None:
-    """Have a model whose parameters are in 16 bits answer in fp32, as under autocast: loss and metrics need it."""
+    """Have a model with 16-bit parameters return its floating-point outputs in fp32, as it would under autocast.
+
+    Loss and metrics need the precision.
+    """
     model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
 
 
@@ -110,22 +127,27 @@ def _widened(value: object) -> object:
 
 @hookimpl
 def reduce_loss(run: Run, values: Tensor) -> Tensor:
+    """Return ``values`` as they are: the sum over one rank."""
     return values
 
 
 @hookimpl
 def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``outputs`` as they are: the rows of one rank."""
     return outputs
 
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Whole tensors; right wherever every rank holds the whole model."""
+    """Return whole tensors: right wherever every rank holds the whole model."""
     return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
 
 
 def model_state(run: Run) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of ``run.module`` by neutral name; a tied weight under its first name."""
+    """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight by its first name.
+
+    The tensors are the model's own, not copies.
+    """
     parameters = dict(run.module.named_parameters())
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in run.module.state_dict().items() if name not in every}
@@ -133,7 +155,10 @@ def model_state(run: Run) -> dict[str, Tensor]:
 
 
 def optimizer_state(run: Run) -> dict[str, Tensor]:
-    """Tensors that the optimizer keeps for each parameter, by neutral name; empty before the first step."""
+    """Return the tensors that the optimizer keeps for each parameter as ``optimizer/NAME/KEY``.
+
+    Empty before the first step, and where the run has no optimizer. The tensors are the optimizer's own, not copies.
+    """
     if run.optimizer is None:
         return {}
     return {
@@ -146,6 +171,10 @@ def optimizer_state(run: Run) -> dict[str, Tensor]:
 
 @hookimpl
 def load_checkpoint(run: Run, state: SavedState) -> bool:
+    """Load whole tensors into the model and, where the run trains, into the optimizer.
+
+    Raises CheckpointError for a tensor of another shape than the model's.
+    """
     with torch.no_grad():
         for name, tensor in model_state(run).items():
             saved = state[name]
@@ -157,21 +186,31 @@ def load_checkpoint(run: Run, state: SavedState) -> bool:
     return True
 
 
-def load_optimizer(run: Run, state: SavedState) -> None:
-    """Give the optimizer the tensors of ``state``, and each to the parameter whose name it carries."""
+def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
+    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
+
+    ``reader`` reads one of them, whose whole shape need not be that of what this rank keeps; default: the whole.
+    Learning rates and other settings of the optimizer stay as they are.
+    """
     assert run.optimizer is not None
-    kept: dict[str, dict[str, Tensor]] = {}
-    for name in state:
-        kind, _, rest = name.partition("/")
+    kept: dict[str, list[str]] = {}
+    for entry in state:
+        kind, _, rest = entry.partition("/")
         if kind == "optimizer":
-            parameter, _, key = rest.rpartition("/")
-            kept.setdefault(parameter, {})[key] = state[name]
+            name, _, key = rest.rpartition("/")
+            kept.setdefault(name, []).append(key)
     names = {parameter: name for name, parameter in run.module.named_parameters()}
-    order = [names[p] for group in run.optimizer.param_groups for p in group["params"]]
-    tensors = {index: kept[name] for index, name in enumerate(order) if name in kept}
+    order = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    read = reader or (lambda _parameter, name, state: state[name])
+    tensors = {
+        index: {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]}
+        for index, parameter in enumerate(order)
+        if (name := names[parameter]) in kept
+    }
     run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": tensors})
 
 
 @hookimpl
 def teardown(world: World) -> bool:
+    """Do nothing: one process has no other to leave."""
     return True

@@ -1,7 +1,7 @@
-"""Extensions: plugins that hear the events of a run, or wrap its operations, and never change its mathematics.
+"""Extensions: plugins that listen to the events of a run, or wrap its operations, and never change its mathematics.
 
 ``config.extensions`` maps a name to true, false or options. A name is an entry point of ``distcore.extensions``,
-or ``path/to/file.py:Class`` for a class of the user's own.
+or ``path/to/file.py:Class`` for a class that is not packaged.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from distcore.plugin.hooks import build
 
 
 def load_extensions(config: RunConfig) -> dict[str, object]:
-    """Import and build the extensions that are switched on, in the order of the config.
+    """Import and build the extensions that are switched on, in the order of the config; return them by name.
 
-    Raises StrategyError, one line: unknown name, broken file, unknown option, option of the wrong type.
+    Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
     """
     return {
         name: build("extension", name, _class_of(name), {} if switch is True else switch)

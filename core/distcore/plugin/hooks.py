@@ -1,4 +1,4 @@
-"""The typed face of the hooks: one method an operation, which checks the answer; nobody else touches pluggy."""
+"""Typed wrappers of the hooks: one method per hook, with checked answers. Only this module calls pluggy."""
 
 from __future__ import annotations
 
@@ -49,16 +49,23 @@ EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 
 
 class Hooks:
-    """One strategy and the extensions of one run."""
+    """The hooks of one run, answered by one strategy and heard by its extensions.
+
+    Methods have the names and arguments of the hooks; ``distcore.plugin.hookspecs`` says what each does. An answer of
+    the wrong type raises StrategyError with the names of strategy and hook.
+    """
 
     def __init__(self, name: str, strategy: object, extensions: Mapping[str, object] | None = None) -> None:
-        """Bind; raises StrategyError for a hook without ``@hookimpl``, an unknown argument, a newer spec."""
+        """Register ``strategy`` under ``name``, and ``extensions`` by their names.
+
+        Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another spec version.
+        """
         self.name = name
         self.capabilities = capabilities_of(name, strategy)
         self._manager = pluggy.PluginManager("distcore")
         self._manager.add_hookspecs(Operations)
         self._manager.add_hookspecs(Events)
-        self._manager.register(_what_is_left(strategy), "defaults")
+        self._manager.register(_defaults_for_missing(strategy), "defaults")
         plugins = {f"extension {extension!r}": instance for extension, instance in (extensions or {}).items()}
         for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
             _check_marks(label, instance, may_answer=instance is strategy)
@@ -68,7 +75,8 @@ class Hooks:
             except pluggy.PluginValidationError as error:
                 raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
         self._call = self._manager.hook
-        self._hears_steps = bool(self._call.on_step_end.get_hookimpls())
+        # Asked once: on_step_end is called in every step, and a call without listeners would still cost microseconds.
+        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 
@@ -118,6 +126,7 @@ class Hooks:
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         answer = self._call.backward(run=run, loss=loss)
+        # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
         return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
@@ -149,7 +158,7 @@ class Hooks:
         self._call.on_run_start(run=run)
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
-        if self._hears_steps:
+        if self._has_step_listener:
             self._call.on_step_end(run=run, progress=progress, result=result)
 
     def on_log(self, run: Run, record: dict[str, float]) -> None:
@@ -173,7 +182,7 @@ class Hooks:
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:
-    """Return what ``strategy`` declares; raises StrategyError where it declares nothing or needs a newer core."""
+    """Return what ``strategy`` declares; raises StrategyError if that is nothing, or for another spec version."""
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
@@ -195,8 +204,11 @@ def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> Non
             log.warning("%s wraps %s, which strategy %r does not call: it answers train_step()", label, hooks, name)
 
 
-def _what_is_left(strategy: object) -> SimpleNamespace:
-    """The defaults of the operations that ``strategy`` leaves out, and no other: a ``None`` must not fall through."""
+def _defaults_for_missing(strategy: object) -> SimpleNamespace:
+    """Return an object with the default of each operation that ``strategy`` lacks, and only of those.
+
+    Were all defaults registered, pluggy would call one whenever the strategy answers ``None`` by mistake.
+    """
     missing = [name for name in OPERATIONS if not _is_marked(getattr(strategy, name, None))]
     left = {name: getattr(defaults, name) for name in missing if hasattr(defaults, name)}
     return SimpleNamespace(**{name: hookimpl(function) for name, function in left.items()})
@@ -207,8 +219,11 @@ def _is_marked(method: Callable[..., object] | None) -> bool:
 
 
 def _check_marks(label: str, instance: object, may_answer: bool) -> None:
-    """Refuse what pluggy would take in silence: hook methods without the mark, marks on unknown names, and an
-    operation that an extension answers in the strategy's place."""
+    """Raise StrategyError for mistakes that pluggy ignores.
+
+    These are: a hook method without the mark, a mark on a method that is no hook, and an extension that would answer an
+    operation instead of the strategy (``may_answer`` is False).
+    """
     known = (*OPERATIONS, *EVENTS)
     for name, method in inspect.getmembers(type(instance), callable):
         mark = getattr(method, "distcore_impl", None)
@@ -221,11 +236,12 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
 
 
 def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
-    """Build a strategy or extension from its options, validated against its dataclass fields.
+    """Build an instance of ``cls`` from ``options``, which are validated against its dataclass fields.
 
-    Raises StrategyError, one line: an unknown option (with the nearest), or a value of the wrong type.
+    ``kind`` (``strategy`` or ``extension``) and ``name`` are for messages. Raises StrategyError, one line, for an
+    unknown option or a value that does not fit.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter, ValidationError  # slow to import, and not needed to list plugins
 
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     for option in options:

@@ -4,6 +4,9 @@ Operations have exactly one answer, never ``None``: pluggy reads ``None`` as "no
 into an error that names strategy and hook. An operation that a strategy leaves out is done as in one process
 (``distcore.plugin.defaults``). An implementation names only the arguments it wants. An extension may wrap any
 operation with ``@hookimpl(wrapper=True)``.
+
+Each example is a method of a strategy's class (operations) or of an extension's (events). The operations' examples
+together are a strategy that replicates the model; a test runs all of them.
 """
 
 from __future__ import annotations
@@ -52,6 +55,14 @@ class Operations:
         The launcher has put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the
         environment. A backend that cannot give ``rank_info.size`` ranks must say so by its answer: the core compares
         and ends the run. Touch no device but your own. Serves law 8.
+
+        Example::
+
+            @hookimpl
+            def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+                world = join_process_group(config, rank_info)  # torch.distributed: gloo on the CPU, nccl on GPUs
+                logging.info("rank %d of %d computes on %s", world.rank, world.size, world.device)
+                return world
         """
 
     @hookspec(firstresult=True)
@@ -61,6 +72,15 @@ class Operations:
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
         strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
         its own part from ``source.folder`` in ``wrap_model``. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+                model = source.build()
+                if world.is_main:
+                    logging.info("%d parameters", sum(parameter.numel() for parameter in model.parameters()))
+                return model
         """
 
     @hookspec(firstresult=True)
@@ -69,14 +89,33 @@ class Operations:
 
         ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
         and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+                model = model.to(run.world.device)
+                for tensor in model.state_dict().values():
+                    dist.broadcast(tensor, src=0)  # rank 0's weights, should another's differ
+                optimizer = make_optimizer(model) if make_optimizer else None
+                return PreparedModel(model=model, optimizer=optimizer)
         """
 
     @hookspec(firstresult=True)
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         """Say which rows of each global batch this rank takes; once for training, once per evaluation.
 
-        ``plan.split(epoch, step, shard, shards)`` does the dealing; most strategies need not implement this.
-        Over all ranks each row of ``plan.rows(epoch, step)`` is dealt exactly once. Serves laws 1 and 4.
+        ``plan.split(epoch, step, shard, shards)`` splits a global batch; most strategies need not implement this.
+        Over all ranks each row of ``plan.rows(epoch, step)`` is taken exactly once. Serves laws 1 and 4.
+
+        Example::
+
+            @hookimpl
+            def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+                def sampler(epoch: int, step: int) -> list[MicroBatch]:
+                    return plan.split(epoch, step, run.world.rank, run.world.size)
+
+                return sampler
         """
 
     @hookspec(firstresult=True)
@@ -94,7 +133,14 @@ class Operations:
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
 
-        Called once a micro-batch, so some ``run.accumulation`` times a step. Serves laws 2 and 9.
+        Called once per micro-batch: ``run.accumulation`` times in a full step. Serves laws 2 and 9.
+
+        Example::
+
+            @hookimpl
+            def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+                no_sync = getattr(run.model, "no_sync", nullcontext)  # of a wrapper that averages gradients in backward
+                return nullcontext() if last else no_sync()
         """
 
     @hookspec(firstresult=True)
@@ -102,21 +148,48 @@ class Operations:
         """Add the gradients of one micro-batch and return ``loss`` detached, a scalar on the device.
 
         ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch the
-        gradients of every rank are the mean (or the sum, if so declared) over ranks of what each computed. With
-        fp16, ``run.scaler`` scales the loss. Serves law 2.
+        gradients of every rank are the mean (or the sum, if so declared) over ranks of what each computed; a strategy
+        may also average at the start of ``step``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def backward(self, run: Run, loss: Tensor) -> Tensor:
+                scaled = run.scaler.scale(loss) if run.scaler else loss
+                scaled.backward()
+                return loss.detach()
         """
 
     @hookspec(firstresult=True)
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip, step the optimizer and clear the gradients; once a step, after the last micro-batch.
+        """Clip, step the optimizer and clear the gradients; once per step, after the last micro-batch.
 
         ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
         synchronisation that the backend does not need. Serves laws 3 and 9.
+
+        Example::
+
+            @hookimpl
+            def step(self, run: Run, clip: Clip) -> StepResult:
+                for parameter in run.module.parameters():
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= run.world.size
+                return defaults.step(run, clip)
         """
 
     @hookspec(firstresult=True)
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Return the sum over ranks of ``values``, float64, shape ``(n,)``, on every rank; at log time only."""
+        """Return the sum over ranks of ``values``, float64, shape ``(n,)``, on every rank; at log time only.
+
+        Example::
+
+            @hookimpl
+            def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+                total = values.clone()
+                dist.all_reduce(total)
+                return total
+        """
 
     @hookspec(firstresult=True)
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -125,6 +198,12 @@ class Operations:
         Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0; the answer is ``(sum of n_r, …)``
         with dtypes kept. Called at the end of an evaluation and for agreement checks, never in a step.
         Serves laws 4 and 8.
+
+        Example::
+
+            @hookimpl
+            def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+                return gather_rows(outputs)  # over torch.distributed; pads to the longest rank on the way
         """
 
     @hookspec(firstresult=True)
@@ -135,6 +214,17 @@ class Operations:
         exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
         by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
         gathered. Serves laws 5 and 6.
+
+        Example::
+
+            @hookimpl
+            def save_checkpoint(self, run: Run) -> State:
+                state: State = {}
+                for name, tensor in (defaults.model_state(run) | defaults.optimizer_state(run)).items():
+                    mine = tensor.detach().flatten().tensor_split(run.world.size)  # as if each rank held its part only
+                    start = sum(len(part) for part in mine[: run.world.rank])
+                    state[name] = Piece(mine[run.world.rank], start, tuple(tensor.shape))
+                return state
         """
 
     @hookspec(firstresult=True)
@@ -144,11 +234,30 @@ class Operations:
         A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
         the model is meant. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
         ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
+
+        Example::
+
+            @hookimpl
+            def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
+                for name, tensor in defaults.model_state(run).items():
+                    tensor.detach().copy_(state[name])  # a rank that holds a part: state.piece(name, start, count)
+                if run.optimizer is not None:
+                    defaults.load_optimizer(run, state)
+                return True
         """
 
     @hookspec(firstresult=True)
     def teardown(self, world: World) -> bool:
-        """Leave the other ranks; once, last of all, not after a failure. Return True."""
+        """Leave the other ranks; once, last of all, not after a failure. Return True.
+
+        Example::
+
+            @hookimpl
+            def teardown(self, world: World) -> bool:
+                dist.barrier()  # no rank takes the group away while another one talks
+                dist.destroy_process_group()
+                return True
+        """
 
 
 class Events:
@@ -156,24 +265,73 @@ class Events:
 
     @hookspec
     def on_run_start(self, run: Run) -> None:
-        """The model is wrapped; training is about to start."""
+        """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
+
+        Example::
+
+            @hookimpl
+            def on_run_start(self, run: Run) -> None:
+                if run.world.is_main:
+                    print(f"{run.total_steps} steps on {run.world.size} rank(s), {run.steps_per_epoch} per epoch")
+        """
 
     @hookspec
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
-        """An optimizer step is done. Called every step: be quick, and do not wait for the device."""
+        """An optimizer step is done. Called every step: be quick, and do not wait for the device.
+
+        Example::
+
+            @hookimpl
+            def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+                if run.world.is_main and progress.step_in_epoch == 0:
+                    print(f"epoch {progress.epoch} ends at step {progress.step}: {progress.samples} rows so far")
+        """
 
     @hookspec
     def on_log(self, run: Run, record: dict[str, float]) -> None:
-        """Values reduced over ranks, every ``log_every`` steps: a line of metrics.jsonl."""
+        """Values reduced over ranks, every ``log_every`` steps and at the end: a line of metrics.jsonl.
+
+        Example::
+
+            @hookimpl
+            def on_log(self, run: Run, record: dict[str, float]) -> None:
+                if run.world.is_main:
+                    print(f"step {record['step']}: loss {record['loss']:.3f}, learning rate {record['lr']:g}")
+        """
 
     @hookspec
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
-        """An evaluation is done; its outputs are gathered."""
+        """An evaluation is done; its outputs are gathered, on every rank.
+
+        Example::
+
+            @hookimpl
+            def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+                if run.world.is_main:
+                    print(f"step {progress.step}: {evaluation.evaluated} of {evaluation.dataset_size} rows evaluated")
+        """
 
     @hookspec
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
-        """A checkpoint is committed at ``path``."""
+        """A checkpoint is committed at ``path``, a folder that no rank writes into any more.
+
+        Example::
+
+            @hookimpl
+            def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+                if run.world.is_main:
+                    newest = Path(run.config.out) / "newest.txt"
+                    newest.write_text(f"{path.name} {progress.samples}")
+        """
 
     @hookspec
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
-        """The run is over and ``report`` (report.json) is complete. Not called after a failure."""
+        """The run is over and ``report`` (report.json) is complete. Not called after a failure.
+
+        Example::
+
+            @hookimpl
+            def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+                if run.world.is_main:
+                    print(f"{report['steps']} steps, accuracy {report['evaluation']['accuracy']:.2f}")
+        """

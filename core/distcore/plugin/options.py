@@ -1,4 +1,4 @@
-"""The documented options of a plugin: the fields of its dataclass, each with the string literal under it."""
+"""The documented options of a plugin: the fields of its dataclass, each with the docstring below it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, as a user reads it."""
+    """One option, as text for the user."""
 
     name: str
+    """Name of the field; what follows ``strategy_options.``."""
     type: str
+    """The annotation, as written in the source."""
     default: str
-    """As Python writes it; empty where the option must be given."""
+    """``repr`` of the default; empty if the option is required."""
     doc: str
+    """The docstring below the field, on one line; empty if there is none."""
 
 
 def options_of(cls: type[object]) -> list[Option]:
-    """Return the options of a plugin's class, in its order; none where it is no dataclass."""
+    """Return the options of a plugin's class, in the order of its fields; none if it is no dataclass."""
     if not dataclasses.is_dataclass(cls):
         return []
     docs = field_docs(cls)
@@ -34,7 +37,17 @@ def options_of(cls: type[object]) -> list[Option]:
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:
-    """Map field to the docstring under it, read from the source; empty where there is no source."""
+    """Map each field of ``cls`` and of the classes it extends to the docstring under it.
+
+    Read from the source, nearest class first; a class without source adds nothing.
+    """
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        docs |= _own_docs(base)
+    return docs
+
+
+def _own_docs(cls: type[object]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):

@@ -1,8 +1,9 @@
-"""Finding plugins by metadata alone, and loading only what a run uses.
+"""Find plugins by their metadata alone, and import only those that a run uses.
 
-Groups: ``distcore.strategies``, ``distcore.tasks``, ``distcore.launchers``, ``distcore.extensions``; the name of an
-entry point is what the user types. ``DISTCORE_LOAD_PLUGINS=a,b`` lets only those distributions in beside
-distcore's own (empty: none), ``-p no:NAME`` blocks a name or a distribution; both act before anything is imported.
+Plugins are entry points in the groups ``distcore.strategies``, ``distcore.tasks``, ``distcore.launchers`` and
+``distcore.extensions``; the name of an entry point is what the user types. ``DISTCORE_LOAD_PLUGINS=a,b`` allows only
+those names or distributions beside distcore's own (empty: no others). ``-p no:NAME`` blocks a name or a distribution.
+Both act before anything is imported.
 """
 
 from __future__ import annotations
@@ -19,33 +20,34 @@ from distcore.errors import StrategyError, nearest
 
 KINDS = {"strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension"}
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
-"""Set by ``-p no:NAME``, comma separated, so that ranks started from here block the same names."""
+"""Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
 
 
 def distribution(entry: EntryPoint) -> str:
-    """Name the distribution that offers ``entry``, with its version."""
+    """Return name and version of the distribution that provides ``entry``."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
 
 
 def entries(group: str) -> dict[str, EntryPoint]:
-    """Map name to entry point, in the order of names. Imports nothing, so it is safe before any check.
+    """Return the entry points of a group by name, sorted. Imports none of them.
 
-    ``group`` is the part after ``distcore.``. Raises StrategyError when two distributions offer one name.
+    ``group`` is the part after ``distcore.``. Raises StrategyError if two distributions provide the same name.
     """
     return {name: only(group, offered) for name, offered in offers(group).items()}
 
 
 def offers(group: str) -> dict[str, list[EntryPoint]]:
-    """Map name to what is offered under it, one entry point a distribution; what is blocked is left out."""
+    """Return, by name and sorted, all entry points of that name, one per distribution, without blocked ones."""
     found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=f"distcore.{group}"):
         if not _blocked(entry):
+            # Keyed by distribution, because one that is on sys.path twice is listed twice.
             found.setdefault(entry.name, {}).setdefault(distribution(entry), entry)
     return {name: list(offered.values()) for name, offered in sorted(found.items())}
 
 
 def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
-    """Return the one entry point of a name; raises StrategyError when two distributions offer it."""
+    """Return the only entry point in ``offered``; raises StrategyError if several distributions provide the name."""
     first, *others = offered
     if others:
         raise StrategyError(
@@ -58,12 +60,12 @@ def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
 def load(group: str, name: str) -> Any:
     """Import and return what the entry point ``name`` refers to.
 
-    Raises StrategyError, one line, where it is not installed (with the pip line), blocked, or does not import.
+    Raises StrategyError, one line, if it is not installed (with the pip command), is blocked or does not import.
     """
     installed = offers(group)
     if name not in installed:
         raise StrategyError(_missing(group, name, installed))
-    entry = only(group, installed[name])  # a name that this run does not use may be offered twice
+    entry = only(group, installed[name])  # only the name in use must be unique
     try:
         return entry.load()
     except Exception as error:  # a broken plugin may raise anything at import
@@ -75,7 +77,10 @@ def load(group: str, name: str) -> Any:
 
 
 def load_file(reference: str) -> Any:
-    """Return class ``Class`` of ``path/to/file.py:Class``: a user's own extension, not packaged."""
+    """Return ``Class`` of ``path/to/file.py:Class``, an extension that is not packaged.
+
+    Raises StrategyError, one line, if there is no such file or it does not import.
+    """
     path, _, name = reference.rpartition(":")
     file = Path(path)
     if not file.is_file():
@@ -84,7 +89,7 @@ def load_file(reference: str) -> Any:
     assert spec is not None  # a .py file always has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    sys.modules[spec.name] = module  # dataclasses look up their module by name
     try:
         spec.loader.exec_module(module)
         return getattr(module, name)
@@ -116,7 +121,7 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
 
 
 def _extra_that_brings(name: str) -> str | None:
-    """The extra of distcore's own metadata with this name, so that the core need not list strategies."""
+    """Return ``name`` if distcore's metadata has an extra of that name. So the core need not list strategies."""
     from importlib.metadata import metadata
 
     return name if name in (metadata("distcore").get_all("Provides-Extra") or []) else None

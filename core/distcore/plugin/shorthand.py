@@ -1,4 +1,4 @@
-"""``NAME:VALUE`` where a strategy is named: short for NAME with the one option that the strategy declares for it."""
+"""``--strategy NAME:VALUE``, short for NAME with one option set; the strategy declares which option."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distcore.plugin import registry
 
 
 def expand_shorthand(config: RunConfig) -> RunConfig:
-    """Return the config with ``NAME:VALUE`` as name and option; raises DistcoreError, one line.
+    """Return ``config`` with a strategy ``NAME:VALUE`` replaced by NAME and the option; without a colon, unchanged.
 
-    A config without a colon comes back as it is.
+    Raises DistcoreError, one line, if the strategy takes no such value or ``strategy_options`` has another one.
     """
     name, colon, text = config.strategy.partition(":")
     if not colon:
@@ -29,7 +29,10 @@ def expand_shorthand(config: RunConfig) -> RunConfig:
 
 
 def shorthand_of(name: str, cls: type[object]) -> str | None:
-    """The option that VALUE sets, if the strategy declares one; raises StrategyError where that is no option."""
+    """Return the option that VALUE sets, ``None`` if the strategy declares none.
+
+    ``name`` is the strategy's name and ``cls`` its class. Raises StrategyError if the class has no such option.
+    """
     option: str | None = getattr(cls, "shorthand", None)
     fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
     if option is not None and option not in fields:

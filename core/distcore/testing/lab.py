@@ -21,7 +21,7 @@ from distcore.data.loader import MicroBatches, one_step
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loop import loss_multiplier, steps
 from distcore.engine.trainer import build_run
-from distcore.files import write_whole
+from distcore.files import write_atomically
 from distcore.plugin.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import training_plan
@@ -170,7 +170,7 @@ class Lab:
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, in rank order: through files, so not by what is under test."""
         turn = next(self._numbers)
-        write_whole(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
+        write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
         await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")
         return [json.loads(file.read_text()) for file in files]

@@ -14,7 +14,7 @@ from distcore.config import RunConfig
 from distcore.distributed.devices import resolve_device
 from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
-from distcore.files import write_whole
+from distcore.files import write_atomically
 from distcore.launchers.environment import join
 from distcore.launchers.failures import one_line
 from distcore.plugin.contract import RankInfo, World
@@ -95,7 +95,7 @@ def _serve_case(
     scratch = assignment.folder / f"case-{name}"
     scratch.mkdir(exist_ok=True)
     finding = _measure(subject, subject.cases[index], trace, rank_info, world, scratch)
-    write_whole(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
+    write_atomically(finding_file(assignment.folder, name, rank_info.rank), json.dumps(asdict(finding)))
     if finding.held is False:
         _await_others(assignment.folder, name, world)
 

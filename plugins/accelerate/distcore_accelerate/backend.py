@@ -1,18 +1,12 @@
-"""Accelerate itself: an ``Accelerator`` over the ranks that are there, and whether it is what was asked for."""
+"""What the strategy asks of each of Accelerate's backends."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
 
-import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from distcore import (
@@ -25,117 +19,66 @@ from distcore import (
     SavedState,
     State,
     StepResult,
-    StrategyError,
     World,
+    defaults,
 )
+from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.settings import Settings
 
-if TYPE_CHECKING:
-    from distcore_accelerate.strategy import AccelerateStrategy
 
-OWN_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-"""What ``accelerate launch`` sets and the settings have read: Accelerate must not read it a second time."""
+class Backend(ABC):
+    """One of Accelerate's ways to spread a model, as parts of the hooks of the same names.
 
+    What a backend leaves out is done as in one process.
+    """
 
-class Backend(Protocol):
-    """One of Accelerate's ways to spread a model: what it declares, and its part of the hooks of the same names."""
+    def __init__(self, options: AccelerateOptions, settings: Settings) -> None:
+        self.options = options
+        self.settings = settings
 
-    def capabilities(self, options: AccelerateStrategy) -> Capabilities: ...
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return what the backend declares, with these options."""
 
-    def plugins(
-        self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
-    ) -> dict[str, Any]:
-        """Arguments that make an ``Accelerator`` this backend; ``total_steps`` is ``None`` before there is a run."""
-        ...
+    def check_training(self, config: RunConfig) -> None:
+        """Raise ConfigError, one line, for what can be known to go wrong before ranks start to train."""
+        self.check_evaluation(config)
 
+    def check_evaluation(self, config: RunConfig) -> None:  # noqa: B027  # most have nothing to refuse
+        """The same for a run that only evaluates."""
+
+    @abstractmethod
+    def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
+        """Return arguments that make an ``Accelerator`` this backend, before there is a model."""
+
+    def plugins_for(self, run: Run, model: nn.Module) -> dict[str, Any]:
+        """The same for the ``Accelerator`` that is to prepare ``model``."""
+        return self.plugins(run.config, run.world)
+
+    @abstractmethod
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
-    ) -> PreparedModel: ...
+    ) -> PreparedModel:
+        """Return the model as ``accelerator`` wraps it, and the optimizer that ``step`` steps."""
 
-    def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module: ...
+    def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
+        """Return the model for a run without an optimizer."""
+        return model.to(run.world.device)
 
+    @abstractmethod
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]: ...
 
-    def backward(self, run: Run, loss: Tensor) -> Tensor: ...
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        return defaults.backward(run, loss)
 
-    def step(self, run: Run, clip: Clip) -> StepResult: ...
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        return defaults.step(run, clip)
 
-    def save(self, run: Run) -> State: ...
+    def save(self, run: Run) -> State:
+        return defaults.save_checkpoint(run)
 
-    def load(self, run: Run, state: SavedState) -> bool: ...
+    def load(self, run: Run, state: SavedState) -> bool:
+        return defaults.load_checkpoint(run, state)
 
-    def leave(self) -> None:
+    def teardown(self) -> None:  # noqa: B027  # most keep nothing
         """Forget what the backend keeps beside the process group."""
-        ...
-
-
-@contextmanager
-def surroundings(world: World) -> Iterator[None]:
-    """The environment that Accelerate is to see, for a while: the place of this rank, and no wishes but ours."""
-    kept = dict(os.environ)
-    for name in kept:
-        if name.startswith(OWN_VARIABLES):
-            del os.environ[name]
-    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank))
-    # Else Accelerate sets the number of threads, and says so.
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
-
-
-def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
-    """Return a fresh ``Accelerator`` for this run; to be called within ``surroundings``, the ranks having met.
-
-    It divides nothing (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say so.
-    """
-    forget()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    ours: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
-    accelerator = Accelerator(gradient_accumulation_steps=1, step_scheduler_with_optimizer=False, **(ours | arguments))
-    compare(settings, world, accelerator)
-    return accelerator
-
-
-def forget() -> None:
-    """Drop Accelerate's singletons, which would carry one run's settings into the next; its ranks stay."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    if "transformers.integrations.deepspeed" in sys.modules:  # else models are built in pieces that we do not know
-        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
-
-
-def compare(settings: Settings, world: World, accelerator: Accelerator) -> None:
-    """Raise StrategyError, one line, unless Accelerate is what was asked for: it falls back without a word."""
-    expected = {
-        "ddp": DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU,
-        "fsdp2": DistributedType.FSDP,
-        "deepspeed": DistributedType.DEEPSPEED,
-    }[settings.backend]
-    asked = (expected.value, world.size, world.device.type)
-    found = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
-    if found != asked:
-        raise StrategyError(
-            f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]} rank(s), {asked[2]}), "
-            f"Accelerate reports {found[0]} on {found[1]} rank(s), {found[2]}"
-        )
-
-
-def world_of(accelerator: Accelerator) -> World:
-    """The world as Accelerate reports it."""
-    return World(
-        rank=accelerator.process_index,
-        size=accelerator.num_processes,
-        local_rank=accelerator.local_process_index,
-        device=accelerator.device,
-    )
-
-
-def state_of_one() -> None:
-    """Give Accelerate's logging the state that it insists on, where another strategy than this one runs."""
-    if not PartialState._shared_state:
-        with surroundings(World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))):
-            del os.environ["LOCAL_RANK"]  # else it would look for other ranks
-            PartialState(cpu=True)

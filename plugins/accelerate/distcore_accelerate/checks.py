@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from distcore import ConfigError, RunConfig
-from distcore_accelerate import zero_config
-from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings
 
-if TYPE_CHECKING:
-    from distcore_accelerate.strategy import AccelerateStrategy
 
-
-def check(options: AccelerateStrategy, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError, one line, for what cannot come true in a run that trains."""
-    check_evaluation(options, config, environ)
-    if options.settings.backend == "deepspeed":
-        zero_config.check_training(options, options.settings, config)
-
-
-def check_evaluation(options: AccelerateStrategy, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """The same for a run that only evaluates: without an optimizer, its batches as large as they happen to be."""
-    settings = options.settings
+def check_settings(settings: Settings, config: RunConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError, one line, where device, number of ranks or precision cannot be what is asked for."""
     _check_device(settings, config, environ)
     _check_number(settings, config, environ)
     if settings.precision not in (None, config.precision):
@@ -32,10 +18,6 @@ def check_evaluation(options: AccelerateStrategy, config: RunConfig, environ: Ma
             f"{settings.source}: mixed_precision says {settings.precision}, but precision = {config.precision!r}; "
             f"use --precision {settings.precision}, or change the file"
         )
-    if settings.backend == "deepspeed":
-        zero_config.check(options, settings, config)
-    elif settings.backend == "fsdp2":
-        plugin_arguments(options, settings)
 
 
 def _check_device(settings: Settings, config: RunConfig, environ: Mapping[str, str]) -> None:

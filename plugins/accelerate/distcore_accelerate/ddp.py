@@ -3,52 +3,43 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
     Capabilities,
-    Clip,
     OptimizerFactory,
     PreparedModel,
     Run,
     RunConfig,
-    SavedState,
-    State,
-    StepResult,
     StrategyError,
     World,
-    defaults,
     has_state_in_buffers,
-    lay_out_gradients,
+    rebuild_gradient_buckets,
 )
-
-if TYPE_CHECKING:
-    from distcore_accelerate.strategy import AccelerateStrategy
+from distcore_accelerate.backend import Backend
 
 _NOTHING = nullcontext()
 
 
-class Replicated:
+class Replicated(Backend):
     """The model whole on every rank; precision, clipping and checkpoints are the core's."""
 
-    def capabilities(self, options: AccelerateStrategy) -> Capabilities:
-        exempt = {"unused-parameters": "needs strategy_options.find_unused=true"}
+    def capabilities(self) -> Capabilities:
+        find_unused = self.options.find_unused
         return Capabilities(
             spec_version=2,
-            collectives_per_step=3 if options.find_unused else 2,
-            exempt={} if options.find_unused else exempt,
+            collectives_per_step=3 if find_unused else 2,
+            exempt={} if find_unused else {"unused-parameters": "needs strategy_options.find_unused=true"},
         )
 
-    def plugins(
-        self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
-    ) -> dict[str, Any]:
+    def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         handler = DistributedDataParallelKwargs(
-            bucket_cap_mb=options.bucket_mb,
-            find_unused_parameters=options.find_unused,
+            bucket_cap_mb=self.options.bucket_mb,
+            find_unused_parameters=self.options.find_unused,
             gradient_as_bucket_view=True,
         )
         return {"kwargs_handlers": [handler]}
@@ -61,27 +52,9 @@ class Replicated:
         if not isinstance(prepared, DistributedDataParallel):
             raise StrategyError(f"accelerate fell back: ddp was asked for, the model is a {type(prepared).__name__}")
         prepared.broadcast_buffers = has_state_in_buffers(model)
-        if not prepared.find_unused_parameters:  # with it nothing moves
-            lay_out_gradients(prepared, prepared.module)
+        if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
+            rebuild_gradient_buckets(prepared, prepared.module)
         return PreparedModel(model=prepared, optimizer=make_optimizer(model))
-
-    def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
-        return model.to(run.world.device)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()
-
-    def backward(self, run: Run, loss: Tensor) -> Tensor:
-        return defaults.backward(run, loss)
-
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        return defaults.step(run, clip)
-
-    def save(self, run: Run) -> State:
-        return defaults.save_checkpoint(run)
-
-    def load(self, run: Run, state: SavedState) -> bool:
-        return defaults.load_checkpoint(run, state)
-
-    def leave(self) -> None:
-        """There is nothing beside the process group."""

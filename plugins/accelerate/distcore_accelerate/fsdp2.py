@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from distcore import (
     Capabilities,
-    Clip,
     ConfigError,
     OptimizerFactory,
     PreparedModel,
@@ -20,18 +19,15 @@ from distcore import (
     RunConfig,
     SavedState,
     State,
-    StepResult,
     StrategyError,
     World,
-    defaults,
+    dtensors,
     nearest,
 )
-from distcore_accelerate import dtensors
-from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, whole
+from distcore_accelerate.backend import Backend
+from distcore_accelerate.options import AccelerateOptions
+from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, unsharded
 from distcore_accelerate.settings import Settings, Tree
-
-if TYPE_CHECKING:
-    from distcore_accelerate.strategy import AccelerateStrategy
 
 _NOTHING = nullcontext()
 ARGUMENTS = {
@@ -43,16 +39,18 @@ ARGUMENTS = {
     "activation_checkpointing": "activation_checkpointing",
     "ignored_modules": "ignored_modules",
 }
-"""Keys of ``fsdp_config`` without their prefix, by the arguments of Accelerate's plugin that they are."""
+"""Keys of ``fsdp_config`` without their prefix, with the arguments of Accelerate's plugin that they become."""
 FSDP1 = frozenset(
     {"sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"}
 )
 """Keys that Accelerate's FSDP2 ignores."""
-NOT_OURS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"}) | {"activation_checkpointing_offload"}
+OF_CHECKPOINTS = frozenset({"version", "state_dict_type", "cpu_ram_efficient_loading"}) | {
+    "activation_checkpointing_offload"
+}
 """Keys about saving and loading, which distcore does itself."""
 
 
-def plugin_arguments(options: AccelerateStrategy, settings: Settings) -> Tree:
+def plugin_arguments(options: AccelerateOptions, settings: Settings) -> Tree:
     """What ``fsdp_config`` and the options say, as arguments of Accelerate's plugin; raises ConfigError, one line."""
     section, source = settings.fsdp, settings.source
     if settings.distributed_type and int(section.get("version") or 1) != 2:
@@ -60,24 +58,24 @@ def plugin_arguments(options: AccelerateStrategy, settings: Settings) -> Tree:
             f"{source}: fsdp_config.fsdp_version = {section.get('version', 1)}: only FSDP2; convert the file with "
             "`accelerate to-fsdp2`"
         )
-    known = {*ARGUMENTS, *FSDP1, *NOT_OURS}
+    known = {*ARGUMENTS, *FSDP1, *OF_CHECKPOINTS}
     for key in section:
         if key not in known:
             raise ConfigError(f"{source}: unknown key 'fsdp_config.fsdp_{key}'{nearest(key, known)}")
-    ours: Tree = {
+    chosen: Tree = {
         "reshard_after_forward": options.reshard_after_forward,
         "cpu_offload": options.cpu_offload,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_cls_names_to_wrap": list(options.wrap_classes) or None,
     }
-    theirs = {ARGUMENTS[key]: value for key, value in section.items() if key in ARGUMENTS and value is not None}
-    return ours | {key: _word(value) for key, value in theirs.items()}
+    from_file = {ARGUMENTS[key]: value for key, value in section.items() if key in ARGUMENTS and value is not None}
+    return chosen | {key: _names(value) for key, value in from_file.items()}
 
 
-class Sharded:
-    """Parameters, gradients and optimizer state spread over ranks; checkpoints by pieces."""
+class Sharded(Backend):
+    """Parameters, gradients and optimizer state spread over ranks; checkpoints shard by shard."""
 
-    def capabilities(self, options: AccelerateStrategy) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return Capabilities(
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
@@ -86,23 +84,24 @@ class Sharded:
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )
 
-    def plugins(
-        self, options: AccelerateStrategy, config: RunConfig, world: World, total_steps: int | None
-    ) -> dict[str, Any]:
-        # Accelerate by itself would also send gradients in bf16, and round their sum.
+    def check_evaluation(self, config: RunConfig) -> None:
+        plugin_arguments(self.options, self.settings)
+
+    def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
+        # Accelerate's own policy would also send gradients in bf16, and round their sum.
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32)
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             cpu_ram_efficient_loading=False,
             mixed_precision_policy=policy,
-            **plugin_arguments(options, options.settings),
+            **plugin_arguments(self.options, self.settings),
         )
         return {"fsdp_plugin": plugin, "mixed_precision": mixed_precision(config)}
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
-        """Shard the model in place. Accelerate wants an optimizer to come along; ours is built over the shards."""
+        """Shard the model in place. Accelerate insists on an optimizer; the real one is built over the shards."""
         model = model.to(run.world.device)
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
@@ -110,17 +109,11 @@ class Sharded:
         return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
-        return whole(run, model)
+        return unsharded(run, model)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         cast(FSDPModule, run.model).set_requires_gradient_sync(last)
         return _NOTHING
-
-    def backward(self, run: Run, loss: Tensor) -> Tensor:
-        return defaults.backward(run, loss)
-
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        return defaults.step(run, clip)
 
     def save(self, run: Run) -> State:
         _reshard(run.module)
@@ -130,17 +123,14 @@ class Sharded:
         _reshard(run.module)
         return dtensors.load(run, state)
 
-    def leave(self) -> None:
-        """There is nothing beside the process group."""
-
 
 def _reshard(model: nn.Module) -> None:
-    """Put the sharded parameters back where a forward pass without backward has left gathered ones."""
+    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def _word(value: Any) -> Any:
+def _names(value: Any) -> Any:
     """Layer names as a list, however the file writes them."""
     return value.split(",") if isinstance(value, str) and "," in value else value

@@ -15,8 +15,8 @@ def mixed_precision(config: RunConfig) -> str:
     return "no" if config.precision == "fp32" else config.precision
 
 
-def whole(run: Run, model: nn.Module) -> nn.Module:
-    """The whole model in the precision of the run, to be evaluated: without an optimizer there is little to shard."""
+def unsharded(run: Run, model: nn.Module) -> nn.Module:
+    """Return the whole model in the precision of the run, to be evaluated: without an optimizer it is small."""
     model = model.to(device=run.world.device, dtype=DTYPES[run.config.precision])
     return results_in_fp32(run, model)
 

@@ -9,17 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import yaml
 
 from distcore import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from distcore_accelerate.strategy import AccelerateStrategy
+from distcore_accelerate.options import AccelerateOptions, BackendName
 
 Tree = dict[str, Any]
-BackendName = Literal["ddp", "fsdp2", "deepspeed"]
 
 BACKENDS: dict[str, BackendName] = {
     "NO": "ddp",
@@ -40,7 +37,7 @@ LAUNCHING = frozenset(
     | {"main_training_function", "enable_cpu_affinity", "mpirun_config", "downcast_bf16", "command_file", "commands"}
     | {"tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo", "num_cpu_threads_per_process"}
 )
-"""Keys that only matter to who starts the processes."""
+"""Keys that only matter to the launcher."""
 UNSUPPORTED = {
     "dynamo_config": "compile the model in the task",
     "dynamo_backend": "compile the model in the task",
@@ -57,7 +54,7 @@ class Settings:
 
     backend: BackendName = "ddp"
     source: str = "strategy_options.backend"
-    """Where the backend was named."""
+    """Where the backend was named, for messages: a file, the launcher, or an option."""
     distributed_type: str | None = None
     """As the file or the launcher names it."""
     precision: str | None = None
@@ -71,7 +68,7 @@ class Settings:
     """Section ``deepspeed_config``."""
 
 
-def read_settings(options: AccelerateStrategy, environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(options: AccelerateOptions, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return what is asked for; raises ConfigError, one line, for what cannot be read or contradicts itself."""
     started = _of_tree(launched(environ), "accelerate launch")
     asked = _of_tree(read_file(options.config_file), options.config_file) if options.config_file else started
@@ -111,7 +108,9 @@ def launched(environ: Mapping[str, str]) -> Tree:
     elif _on(environ, "ACCELERATE_USE_FSDP"):
         tree["distributed_type"] = "FSDP"
         tree["fsdp_config"] = {f"fsdp_{key}": value for key, value in _section(environ, "FSDP_")}
-    if (precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":  # "no" is what it says unasked
+    if (
+        precision := environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    ) != "no":  # the launcher sets "no" also where nobody asked
         tree["mixed_precision"] = precision
     return tree
 

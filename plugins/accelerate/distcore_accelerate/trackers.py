@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from distcore import Evaluation, Progress, Run, StrategyError, flatten, hookimpl, nearest
-from distcore_accelerate.backend import state_of_one
+from distcore_accelerate.accelerator import ensure_state
 
 
 @dataclass
@@ -34,13 +34,13 @@ class AccelerateTrackers:
     def on_run_start(self, run: Run) -> None:
         if not run.world.is_main:
             return
-        state_of_one()
+        ensure_state()
         folder = Path(str(run.config.out), self.folder)
         for name in self._names:
             kind = LOGGER_TYPE_TO_CLASS[name]
-            rank_info = [str(folder)] if kind.requires_logging_directory else []
-            tracker = kind(self.project, *rank_info, **self.init.get(name, {}))
-            tracker.main_process_only = False  # there is none on any other rank
+            directory = [str(folder)] if kind.requires_logging_directory else []
+            tracker = kind(self.project, *directory, **self.init.get(name, {}))
+            tracker.main_process_only = False  # the other ranks have no trackers
             tracker.start()
             leaves = flatten(run.config.model_dump(mode="json"))
             tracker.store_init_configuration({key: _plain(value) for key, value in leaves.items()})

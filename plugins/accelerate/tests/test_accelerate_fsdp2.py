@@ -14,7 +14,7 @@ from distcore import ConfigError, World, load_config
 from distcore.testing.cases import all_cases
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
-from distcore_accelerate import backend, strategy
+from distcore_accelerate import accelerator, strategy
 from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings
 from distcore_accelerate.strategy import AccelerateStrategy
@@ -25,7 +25,7 @@ CHECKPOINTS = ("neutral-names", "round-trip", "into-single", "from-single", "bit
 
 def on_supposed_gpus(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    return backend.new_accelerator(settings, world, {"cpu": False} | arguments)
+    return accelerator.new_accelerator(settings, world, {"cpu": False} | arguments)
 
 
 def test_where_accelerate_shards_the_laws_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def compression_hook(kind: str) -> CommHook:
-    """Return a DDP communication hook that all-reduces in ``kind``, fp16 or bf16, on gloo and nccl alike.
+    """Return a DDP communication hook that averages gradients in half precision, with gloo and with nccl.
 
-    torch's own ``bf16_compress_hook`` refuses gloo, so the conversion stands here for both.
+    ``kind``: ``fp16`` or ``bf16``. torch's own ``bf16_compress_hook`` refuses gloo, hence this one for both dtypes.
     """
     dtype = DTYPES[kind]
 
-    # torch reads these annotations.
+    # torch checks these annotations when the hook is registered.
     def send(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         gradient: Tensor = bucket.buffer()
         sent = gradient.to(dtype).div_(dist.get_world_size())

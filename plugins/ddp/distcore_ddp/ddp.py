@@ -1,4 +1,4 @@
-"""``ddp``: torch's DistributedDataParallel, the model whole on every rank."""
+"""``ddp``: torch's DistributedDataParallel, which keeps the whole model on every rank."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from distcore import (
     has_state_in_buffers,
     hookimpl,
     join_process_group,
-    lay_out_gradients,
     leave_process_group,
+    rebuild_gradient_buckets,
     sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
 
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 class _Replicated(DistributedDataParallel):
-    """torch learns a static graph in the first backward of all, which must synchronise for that."""
+    """DDP that knows whether it has run: torch records a static graph in its very first, synchronising backward."""
 
-    began = False
+    has_run = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class DDPStrategy:
     bucket_mb: int = 25
     """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""
     static_graph: bool = False
-    """The same parameters take part in every step, in the same order: lets DDP plan ahead."""
+    """Promise that the same parameters get gradients in every step, in the same order: DDP then plans ahead."""
     find_unused: bool = False
-    """Some parameters take no part in some steps; costs a walk over the graph each step."""
+    """Allow parameters that get no gradient in some steps; costs a walk over the graph in every step."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Send gradients in half precision: half the traffic, and no longer exactly the gradient of law 2."""
+    """Send gradients in half precision: half the traffic, but gradients are rounded, so law 2 holds only roughly."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers that hold state; ``find_unused`` adds what was used."""
+        """A step all-reduces gradients and broadcasts buffers with state; ``find_unused`` all-reduces what was used."""
         return Capabilities(
             spec_version=2,
             collectives_per_step=3 if self.find_unused else 2,
@@ -64,20 +64,22 @@ class DDPStrategy:
         if not (self.find_unused or self.static_graph):
             exempt["unused-parameters"] = "needs strategy_options.find_unused=true"
         if self.static_graph and not self.find_unused:
-            exempt["bit-for-bit"] = "above two ranks: torch moves buckets after a process's first step, and sums round"
+            exempt["bit-for-bit"] = "above two ranks torch regroups its buckets after step 1, which changes rounding"
         if self.compression != "none":
-            reason = f"gradients travel in {self.compression}"
+            reason = f"gradients are sent in {self.compression}"
             exempt |= dict.fromkeys(("gradient", "clipping", "neutral-names", "into-single", "from-single"), reason)
         return exempt
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Join torch's process group."""
         return join_process_group(config, rank_info)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Wrap the model in DDP; for an evaluation, only move it to the device."""
         model = model.to(run.world.device)
-        if make_optimizer is None:  # evaluation sends no gradients, and DDP would need rows on every rank
+        if make_optimizer is None:  # an evaluation needs no gradients, and under DDP every rank would need rows
             return PreparedModel(model=model, optimizer=None)
         replicated = _Replicated(
             model,
@@ -87,29 +89,34 @@ class DDPStrategy:
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
-        replicated.broadcast_buffers = has_state_in_buffers(model)  # as an argument, torch renamed it
+        replicated.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
             replicated.register_comm_hook(None, compression_hook(self.compression))
-        if not (self.static_graph or self.find_unused):  # there a graph must stay the same, here nothing moves
-            lay_out_gradients(replicated, model)
+        # A static graph must not see a dummy backward, and with find_unused torch does not regroup its buckets.
+        if not (self.static_graph or self.find_unused):
+            rebuild_gradient_buckets(replicated, model)
         return PreparedModel(model=replicated, optimizer=make_optimizer(model))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Send gradients after the last micro-batch only; a static graph also after the very first of all."""
         replicated = cast(_Replicated, run.model)
-        if last or (self.static_graph and not replicated.began):
-            replicated.began = True
-            return _NOTHING
+        if last or (self.static_graph and not replicated.has_run):
+            replicated.has_run = True
+            return _NO_CONTEXT
         return replicated.no_sync()
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Sum the values over ranks."""
         return sum_over_ranks(values)
 
     @hookimpl
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collect the rows of all ranks, in rank order."""
         return gather_rows(outputs)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
+        """Leave the process group."""
         return leave_process_group(world)

@@ -1,4 +1,4 @@
-"""``dp``: torch's DataParallel, one process that spreads each micro-batch over all GPUs of the machine."""
+"""``dp``: torch's DataParallel, one process that splits each micro-batch over all GPUs of the machine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from distcore import Capabilities, OptimizerFactory, PreparedModel, RankInfo, Ru
 
 
 class DataParallelStrategy:
-    """One process, one copy of the model a GPU for the time of a forward pass. On a CPU it is one plain process."""
+    """Run one process, which copies the model to every GPU for each forward pass. On a CPU, train as one process."""
 
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         processes="one",
         collectives_per_step=0,
-        limits=("on a CPU there is nothing to spread over: it trains as one process",),
+        limits=("on a CPU it trains as one plain process",),
     )
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Return a world of one rank."""
         return World(rank=0, size=1, local_rank=0, device=device_of(config, rank_info))
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Wrap the model in DataParallel over all GPUs."""
         model = model.to(run.world.device)
         gpus = list(range(torch.cuda.device_count())) if run.world.device.type == "cuda" else None
         optimizer = make_optimizer(model) if make_optimizer else None

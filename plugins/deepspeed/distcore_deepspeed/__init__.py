@@ -1,6 +1,43 @@
-"""DeepSpeed as a distcore strategy."""
+"""DeepSpeed as a distcore strategy, and what another plugin needs that drives DeepSpeed's engine.
+
+The names in ``__all__`` are public; see "For other plugins" in the README. They are imported when they are first
+used: DeepSpeed itself takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distcore_deepspeed import engine as engine
+    from distcore_deepspeed import library as library
+    from distcore_deepspeed import partitions as partitions
+    from distcore_deepspeed.checks import check_evaluation as check_evaluation
+    from distcore_deepspeed.checks import check_training as check_training
+    from distcore_deepspeed.derived import resolve as resolve
+    from distcore_deepspeed.json_config import Setting as Setting
+    from distcore_deepspeed.json_config import UserConfig as UserConfig
+    from distcore_deepspeed.json_config import read as read
 
 __version__ = "0.1.0"
 
-# Before any other module of this package imports DeepSpeed, which looks at the machine when it is imported.
-from distcore_deepspeed import backend as backend
+_HOME = {
+    "Setting": "json_config",
+    "UserConfig": "json_config",
+    "check_evaluation": "checks",
+    "check_training": "checks",
+    "engine": "engine",
+    "library": "library",
+    "partitions": "partitions",
+    "read": "json_config",
+    "resolve": "derived",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_HOME[name]}")
+    return module if name == _HOME[name] else getattr(module, name)

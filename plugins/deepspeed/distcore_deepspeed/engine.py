@@ -1,28 +1,22 @@
-"""Building DeepSpeed's engine around the model of a run."""
+"""DeepSpeed's engine in a run of distcore: made ready for training, and what the hooks of a step do with it."""
 
 from __future__ import annotations
 
 import io
-import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
-from distcore import DistcoreError, OptimizerFactory, PreparedModel, Run, defaults, flat
-from distcore_deepspeed import backend, ops, shards
-from distcore_deepspeed.claims import model_dtype, offloaded, resolve
+from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat
+from distcore_deepspeed import library, ops, partitions
+from distcore_deepspeed.json_config import Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
-from distcore_deepspeed.optimizers import optimizer_type
-from distcore_deepspeed.settings import Tree
 
-if TYPE_CHECKING:
-    from distcore_deepspeed.strategy import DeepSpeedStrategy
-
-log = logging.getLogger("distcore")
+_NOTHING = nullcontext()
 
 
 class LossScaleError(DistcoreError):
@@ -31,35 +25,57 @@ class LossScaleError(DistcoreError):
     exit_code = 3
 
 
-def build_engine(
-    options: DeepSpeedStrategy, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None
-) -> PreparedModel:
-    """Return the engine, and the optimizer that it steps on this rank's shards."""
-    tree = resolve(options, run, model, training=make_optimizer is not None)
-    if options.activation_checkpointing:
-        _checkpoint_activations(model, tree)
-    if "nvme" in (offloaded(options, "offload_optimizer"), offloaded(options, "offload_param")):
-        for builder in ops.nvme():
-            ops.build(builder)
-    if make_optimizer is None:
-        return PreparedModel(model=_for_evaluation(options, run, model, tree), optimizer=None)
+def prepare(run: Run, model: nn.Module, tree: Tree, initialize: Callable[[], Any]) -> PreparedModel:
+    """Return the engine that ``initialize`` builds around ``model``, and the optimizer that it steps on its partitions.
+
+    ``tree``: the resolved config that ``initialize`` gives DeepSpeed; the extensions that it needs are compiled first.
+    Master weights start from the model's own fp32 weights in any precision.
+    """
+    ops.build_for(tree)
     exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
-    with _quiet():
-        engine = backend.initialize(model=model, config=tree, **_optimizer(options, run, model, make_optimizer, tree))
-    backend.limit_waiting(run.config.timeout)
-    wrapped = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
+    with quiet():
+        engine = initialize()
+    library.limit_waiting(run.config.timeout)
+    prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
     if exact:
-        # DeepSpeed took its master copies from a model that was already rounded to 16 bits.
-        flat.copy_weights(shards.parts(replace(run, model=engine, optimizer=wrapped.optimizer)), exact)
+        # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
+        flat.copy_weights(partitions.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
         defaults.results_in_fp32(engine)
-    if run.config.clip.value is not None and options.zero_stage > 0:
+    if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
         defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
-    return wrapped
+    return prepared
+
+
+def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
+    """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
+    # Not DeepSpeed's own count of micro-batches: the last step of an epoch may have fewer of them.
+    _engine(run).set_gradient_accumulation_boundary(last)
+    return _NOTHING
+
+
+def backward(run: Run, loss: Tensor) -> Tensor:
+    """Accumulate gradients for ``loss``; return it detached."""
+    # The loss is scaled already: DeepSpeed must not divide it by the number of micro-batches. Its mean over
+    # ranks is the one that Capabilities.gradients declares.
+    _engine(run).backward(loss, scale_wrt_gas=False)
+    return loss.detach()
+
+
+def step(run: Run, clip: Clip) -> StepResult:
+    """Clip and take the optimizer's step; raises LossScaleError if fp16 overflows at the smallest loss scale."""
+    engine = _engine(run)
+    if engine.zero_optimization_stage() == 0:  # where DeepSpeed clips but does not report the norm
+        norm = defaults.clip_gradients(cast(Any, run.optimizer), clip)
+        engine.step()
+        return StepResult(grad_norm=norm)
+    with explained():
+        engine.step()
+    return StepResult(grad_norm=None if clip.norm is None else engine.get_global_grad_norm())
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn DeepSpeed's last word about fp16 into one line that says what to do."""
+    """Turn DeepSpeed's error about a loss scale at its minimum into one line that says what to do."""
     try:
         yield
     except Exception as error:
@@ -71,54 +87,13 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _optimizer(
-    options: DeepSpeedStrategy, run: Run, model: nn.Module, make_optimizer: OptimizerFactory, tree: Tree
-) -> Tree:
-    """The arguments of ``initialize`` that give it distcore's optimizer, or DeepSpeed's with the same groups."""
-    optimizer = make_optimizer(model)
-    if optimizer_type(run.config, options.given) is None:
-        if offloaded(options, "offload_optimizer") != "none" and run.world.is_main:
-            log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is torch's AdamW")
-        return {"optimizer": optimizer}
-    if tree["optimizer"]["type"] == "Lamb":
-        ops.build(ops.lamb())
-    elif tree["optimizer"]["params"].get("torch_adam") is False:
-        ops.build(ops.adam(offloaded(options, "offload_optimizer")))
-    groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
-    return {"model_parameters": groups}
-
-
-def _for_evaluation(options: DeepSpeedStrategy, run: Run, model: nn.Module, tree: Tree) -> nn.Module:
-    """Shard the parameters at stage 3; at the other stages there is nothing to shard without an optimizer."""
-    if options.zero_stage == 3:
-        tree = {key: value for key, value in tree.items() if key not in ("optimizer", "scheduler")}
-        with _quiet():
-            model = backend.initialize(model=model, config=tree)
-    else:
-        model = model.to(device=run.world.device, dtype=model_dtype(run.config))
-    if run.config.precision != "fp32":
-        defaults.results_in_fp32(model)
-    return model
-
-
-def _checkpoint_activations(model: Any, tree: Tree) -> None:
-    """Have the model recompute its layers with DeepSpeed's function."""
-    from deepspeed.runtime.activation_checkpointing import checkpointing
-
-    from distcore import ConfigError
-
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ConfigError("strategy_options.activation_checkpointing: the model does not support it")
-    checkpointing.configure(None, deepspeed_config=tree)
-    model.gradient_checkpointing_enable()
-    for module in model.modules():
-        if hasattr(module, "_gradient_checkpointing_func"):
-            module._gradient_checkpointing_func = checkpointing.checkpoint
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold back what DeepSpeed prints of itself while it builds an engine; what goes wrong is raised."""
+def quiet() -> Iterator[None]:
+    """Drop what DeepSpeed prints about itself while it builds an engine; errors are raised all the same."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
+
+
+def _engine(run: Run) -> Any:
+    return cast(Any, run.model)

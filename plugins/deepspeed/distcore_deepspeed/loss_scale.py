@@ -1,11 +1,11 @@
-"""DeepSpeed's dynamic loss scale, as checkpoints of any strategy have it."""
+"""DeepSpeed's dynamic loss scale in the form that checkpoints of every strategy have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from distcore_deepspeed.library import DynamicLossScaler
 
 GOOD_STEPS = "good_steps"
 HYSTERESIS = "hysteresis"
@@ -13,12 +13,12 @@ HYSTERESIS = "hysteresis"
 
 @dataclass(frozen=True, slots=True)
 class DynamicScale:
-    """The state of DeepSpeed's scaler by the keys of ``torch.amp.GradScaler``, and two of its own; see LossScale."""
+    """The state of DeepSpeed's scaler by the keys of ``torch.amp.GradScaler``, and two of its own."""
 
     scaler: DynamicLossScaler
 
     def state_dict(self) -> dict[str, Any]:
-        """DeepSpeed's scale doubles a step later than torch's, the first time: so its own count is kept, too."""
+        """DeepSpeed's scale first doubles a step later than torch's, so its own count is saved beside torch's."""
         scaler = self.scaler
         good = scaler.cur_iter - 1 - scaler.last_overflow_iter
         return {
@@ -32,7 +32,7 @@ class DynamicScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the scale and where it is in its rule; the rule itself stays that of this run's config."""
+        """Restore the scale and its counts; window, factor, hysteresis and minimum stay those of this run's config."""
         scaler = self.scaler
         scaler.cur_scale = max(state["scale"], scaler.min_scale)
         scaler.cur_iter = state.get(GOOD_STEPS, state["_growth_tracker"] + 1)
@@ -41,6 +41,6 @@ class DynamicScale:
 
 
 def dynamic_scale(optimizer: object) -> DynamicScale | None:
-    """Return the scale of the engine's optimizer; ``None`` where it is fixed, or there is none."""
+    """Return the loss scale of the engine's optimizer; ``None`` if it is fixed or there is none."""
     scaler = getattr(optimizer, "loss_scaler", None)
     return DynamicScale(scaler) if isinstance(scaler, DynamicLossScaler) else None

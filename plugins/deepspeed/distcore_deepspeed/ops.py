@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled extensions: built once, one process at a time, or done without."""
+"""DeepSpeed's compiled extensions: compiled once, by one process while the others wait, or done without."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from deepspeed.ops import op_builder
 from filelock import FileLock, Timeout
+
+from distcore_deepspeed.json_config import ZERO, Tree, get
+from distcore_deepspeed.library import op_builder
 
 log = logging.getLogger("distcore")
 
@@ -24,15 +26,15 @@ def lamb() -> Any:
 
 
 def nvme() -> tuple[Any, Any]:
-    """The builders of what reads and writes on NVMe: the second cannot be loaded without the first."""
+    """The builders of what reads and writes on NVMe, in the order in which they must be loaded."""
     return op_builder.PinMemoryBuilder(), op_builder.AsyncIOBuilder()
 
 
 def torch_adam(device: str, offload: str, tell: bool) -> bool:
-    """True if DeepSpeed's Adam should be torch's: where its own kernel brings nothing or cannot be compiled.
+    """True if torch's Adam is to take the place of DeepSpeed's, whose kernel brings nothing or cannot be compiled.
 
-    On a CPU without offload its kernel takes minutes to compile and is no faster than torch's fused one. ``tell``: log
-    that it cannot be compiled.
+    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused one. ``tell``: log
+    a kernel that cannot be compiled.
     """
     if device == "cpu" and offload == "none":
         return True
@@ -52,7 +54,7 @@ def can_load(builder: Any) -> bool:
 
 
 def lacking_for_nvme() -> str:
-    """Say what offload to NVMe lacks here; an empty string: nothing."""
+    """Name what offload to NVMe needs and is missing here; empty if nothing is."""
     _, builder = nvme()
     if _is_built(builder):
         return ""
@@ -61,8 +63,20 @@ def lacking_for_nvme() -> str:
     return "" if builder.is_compatible(verbose=False) else "libaio and its headers (libaio-dev, libaio-devel)"
 
 
+def build_for(tree: Tree) -> None:
+    """Compile and load the extensions that an engine with the resolved config ``tree`` needs."""
+    devices = {section: get(tree, f"{ZERO}.{section}.device") for section in ("offload_optimizer", "offload_param")}
+    if "nvme" in devices.values():
+        for builder in nvme():
+            build(builder)
+    if get(tree, "optimizer.type") == "Lamb":
+        build(lamb())
+    elif get(tree, "optimizer.params.torch_adam") is False:
+        build(adam(devices["offload_optimizer"] or "none"))
+
+
 def build(builder: Any) -> None:
-    """Compile and load an extension before the engine wants it; other processes wait for the one that compiles."""
+    """Compile and load one extension; other processes wait for the one that compiles."""
     if _is_built(builder):
         return
     from torch.utils.cpp_extension import _get_build_directory
@@ -83,7 +97,7 @@ def build(builder: Any) -> None:
 
 
 def _forget_killed_build(folder: str) -> None:
-    """Remove the mark of a compilation that was killed: torch would wait for it for ever. We hold the lock."""
+    """Remove torch's lock file of a compilation that was killed, on which torch would wait for ever. Ours is held."""
     Path(folder, "lock").unlink(missing_ok=True)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from deepspeed.runtime import lr_schedules
-
 from distcore import ConfigError, RunConfig, nearest
 from distcore_deepspeed import ops
-from distcore_deepspeed.settings import Claim, Tree
+from distcore_deepspeed.json_config import Setting, UserConfig
+from distcore_deepspeed.library import lr_schedules
 
 OPTIMIZERS = {
     "deepspeed-adam": "Adam",
@@ -20,51 +19,51 @@ OPTIMIZERS = {
 """``optimizer.name`` to the type in DeepSpeed's config; ``adamw`` is torch's, built by distcore."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
-"""What only the data tell: the number of steps of the run."""
+"""Keys that need the number of steps of the run, which is known once the data are read."""
 
 
-def optimizer_type(config: RunConfig, tree: Tree) -> str | None:
+def optimizer_type(config: RunConfig, user: UserConfig) -> str | None:
     """The type of DeepSpeed's optimizer that the run uses; ``None``: distcore's own."""
-    given = tree.get("optimizer", {}).get("type")
-    return given or OPTIMIZERS.get(config.optimizer.name)
+    return user.get("optimizer.type") or OPTIMIZERS.get(config.optimizer.name)
 
 
-def optimizer_claims(config: RunConfig, tree: Tree) -> list[Claim]:
+def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
     """What DeepSpeed's optimizer takes from distcore's config; nothing where distcore's own is used."""
-    kind = optimizer_type(config, tree)
-    if kind is None:
+    if optimizer_type(config, user) is None:
         return []
-    claims = [Claim("optimizer.params.lr", config.lr, "lr")]
+    settings = [Setting("optimizer.params.lr", config.lr, "lr")]
     for name in ("betas", "eps", "weight_decay"):
         value = getattr(config.optimizer, name)
-        claims.append(Claim(f"optimizer.params.{name}", list(value) if name == "betas" else value, f"optimizer.{name}"))
+        value = list(value) if name == "betas" else value
+        settings.append(Setting(f"optimizer.params.{name}", value, f"optimizer.{name}"))
     if config.optimizer.name in OPTIMIZERS:
-        claims.append(Claim("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
-    return claims
+        settings.append(Setting("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
+    return settings
 
 
-def scheduler_claims(config: RunConfig, tree: Tree, total_steps: int | None) -> list[Claim]:
+def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | None) -> list[Setting]:
     """What DeepSpeed's scheduler takes from distcore's config; ``total_steps`` is ``None`` before the data is read."""
-    kind = tree.get("scheduler", {}).get("type")
-    if kind is None:
+    if user.scheduler is None:
         return []
-    takes = inspect.signature(getattr(lr_schedules, kind)).parameters
+    takes = inspect.signature(getattr(lr_schedules, user.scheduler)).parameters
     rates = {
         "warmup_min_lr": (0.0, "default"),
         "warmup_max_lr": (config.lr, "must"),
         "cycle_max_lr": (config.lr, "must"),
     }
     rates |= {"cycle_min_lr": (0.0, "default"), "lr_range_test_min_lr": (config.lr, "auto")}
-    claims = [_claim(name, value, "lr", how) for name, (value, how) in rates.items() if name in takes]
+    settings = [_parameter(name, value, "lr", kind) for name, (value, kind) in rates.items() if name in takes]
     if total_steps is not None:
         steps = {"warmup_num_steps": (config.schedule.warmup_steps, "schedule.warmup_steps")}
         steps |= {"total_num_steps": (total_steps, "the steps of the run")}
-        claims += [_claim(name, value, source, "must") for name, (value, source) in steps.items() if name in takes]
-    return claims
+        settings += [
+            _parameter(name, value, source, "must") for name, (value, source) in steps.items() if name in takes
+        ]
+    return settings
 
 
-def _claim(name: str, value: Any, source: str, kind: Any) -> Claim:
-    return Claim(f"scheduler.params.{name}", value, source, kind)
+def _parameter(name: str, value: Any, source: str, kind: Any) -> Setting:
+    return Setting(f"scheduler.params.{name}", value, source, kind)
 
 
 def check_optimizer(kind: str | None, device: str) -> None:
@@ -85,16 +84,19 @@ def check_optimizer(kind: str | None, device: str) -> None:
         )
 
 
-def check_scheduler(config: RunConfig, tree: Tree, optimizer: str | None) -> None:
-    """Raise ConfigError, one line, for a scheduler that DeepSpeed lacks or that the optimizer cannot have."""
-    kind = tree.get("scheduler", {}).get("type")
-    if kind is None:
-        if optimizer is not None and config.schedule.name != "constant":
-            raise ConfigError(
-                f"schedule.name = {config.schedule.name!r} with DeepSpeed's optimizer {optimizer}: not supported; use "
-                "optimizer.name=adamw, schedule.name=constant, or strategy_options.scheduler=WarmupDecayLR"
-            )
-        return
-    if kind not in SCHEDULERS:
+def check_scheduler(user: UserConfig) -> None:
+    """Raise ConfigError, one line, for a scheduler that DeepSpeed lacks."""
+    kind = user.scheduler
+    if kind is not None and kind not in SCHEDULERS:
         known = ", ".join(SCHEDULERS)
         raise ConfigError(f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})")
+
+
+def check_schedule(user: UserConfig, config: RunConfig) -> None:
+    """Raise ConfigError, one line, for DeepSpeed's optimizer with a schedule of distcore's that is not constant."""
+    optimizer = optimizer_type(config, user)
+    if user.scheduler is None and optimizer is not None and config.schedule.name != "constant":
+        raise ConfigError(
+            f"schedule.name = {config.schedule.name!r} with DeepSpeed's optimizer {optimizer}: not supported; use "
+            "optimizer.name=adamw, schedule.name=constant, or strategy_options.scheduler=WarmupDecayLR"
+        )

@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed's config, section by section: most sections swallow a key that they do not know, unsaid."""
+"""The keys of DeepSpeed's config, section by section: most sections ignore an unknown key without a word."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from deepspeed.runtime import lr_schedules
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.offload_config import (
-    DeepSpeedZeroOffloadOptimizerConfig,
-    DeepSpeedZeroOffloadParamConfig,
-)
 from pydantic import BaseModel, ValidationError
 
 from distcore import nearest
-from distcore_deepspeed.settings import AUTO, Tree
+from distcore_deepspeed.json_config import AUTO, ZERO, Tree, get
+from distcore_deepspeed.library import (
+    DeepSpeedBF16Config,
+    DeepSpeedFP16Config,
+    DeepSpeedZeroConfig,
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+    lr_schedules,
+)
 
-ZERO = "zero_optimization"
 SECTIONS = frozenset({
     "activation_checkpointing", "aio", "autotuning", "bf16", "checkpoint", "comet", "comms_logger",
     "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_types",
@@ -40,15 +40,15 @@ MODELS: dict[str, type[BaseModel]] = {
     "fp16": DeepSpeedFP16Config,
     "bf16": DeepSpeedBF16Config,
 }
-"""Sections that DeepSpeed has a model of."""
+"""Sections that DeepSpeed has a pydantic model of."""
 NAMED = frozenset({"type", "params", "legacy_fusion"})
 """Keys of the sections ``optimizer`` and ``scheduler``."""
 OF_ENGINE = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
-"""Parameters of Adam that DeepSpeed's engine takes for itself."""
+"""Parameters of Adam that DeepSpeed's engine reads and does not pass on."""
 
 
 def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
-    """Say which keys DeepSpeed does not know, each with the nearest that it knows."""
+    """Name each key that DeepSpeed does not know, with the nearest that it knows."""
     known: dict[str, Collection[str]] = {"": SECTIONS, "optimizer": NAMED, "scheduler": NAMED}
     known |= {path: _fields(model) for path, model in MODELS.items()}
     known |= {"optimizer.params": _optimizer_takes(tree, device, offload), "scheduler.params": _scheduler_takes(tree)}
@@ -61,7 +61,7 @@ def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
 
 
 def wrong_values(tree: Tree) -> Iterator[str]:
-    """Say which values of the sections that DeepSpeed has a model of it does not take."""
+    """Name each value that DeepSpeed would refuse, in the sections that it has a pydantic model of."""
     for path, model in MODELS.items():
         if "." in path:
             continue
@@ -71,7 +71,7 @@ def wrong_values(tree: Tree) -> Iterator[str]:
             model(**given)
         except ValidationError as error:
             for one in error.errors():
-                if one["type"] != "extra_forbidden":  # said already
+                if one["type"] != "extra_forbidden":  # unknown_keys names it
                     where = ".".join(map(str, (path, *one["loc"])))
                     yield f"{where} = {one['input']!r}: {one['msg'].lower().removeprefix('value error, ')}"
 
@@ -81,9 +81,7 @@ def _fields(model: type[BaseModel]) -> set[str]:
 
 
 def _section(tree: Tree, path: str) -> Tree:
-    section: Any = tree
-    for part in path.split(".") if path else ():
-        section = section.get(part) if isinstance(section, dict) else None
+    section = get(tree, path) if path else tree
     return section if isinstance(section, dict) else {}
 
 
@@ -93,7 +91,7 @@ def _scheduler_takes(tree: Tree) -> set[str]:
 
 
 def _optimizer_takes(tree: Tree, device: str, offload: str) -> set[str]:
-    """Parameters of the class that DeepSpeed builds; nothing if there is none of the name."""
+    """Parameters of the class that DeepSpeed builds; empty if it has none of that name."""
     section = _section(tree, "optimizer")
     kind, params = section.get("type"), _section(section, "params")
     if kind == "Lamb":

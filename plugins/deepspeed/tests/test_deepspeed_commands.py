@@ -27,9 +27,9 @@ QUIET = "--set device=cpu --set extensions.progress=false"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows, and a tiny BART, whose encoder and decoder share one embedding."""
-    rank_info = tmp_path_factory.mktemp("commands")
+    home = tmp_path_factory.mktemp("commands")
     rows = [{"text": f"{word} text {number}", "label": word} for number in range(30) for word in ("good", "bad")]
-    (rank_info / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = as_transformers(train_wordpiece([str(row["text"]) for row in rows], 64))
     shape = BartConfig(
         vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id, decoder_start_token_id=tokenizer.sep_token_id,
     )  # fmt: skip
-    BartForSequenceClassification(shape).save_pretrained(rank_info / "bart")
-    tokenizer.save_pretrained(rank_info / "bart")
-    return rank_info
+    BartForSequenceClassification(shape).save_pretrained(home / "bart")
+    tokenizer.save_pretrained(home / "bart")
+    return home
 
 
 @pytest.fixture(scope="module")

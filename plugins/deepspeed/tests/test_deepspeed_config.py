@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 from distcore import ConfigError, load_config
 from distcore.engine.resolve import build_strategy, resolve
 from distcore.plugin.contract import Run, World
-from distcore_deepspeed.claims import resolve as resolve_tree
+from distcore_deepspeed import resolve as resolve_tree
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 
@@ -36,7 +38,7 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     run = Run(
         config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=100
     )
-    return resolve_tree(strategy, run, model)
+    return resolve_tree(strategy.user_config, run, model)
 
 
 def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
@@ -154,7 +156,7 @@ OPTIONS_REFUSED = {
     "offload at stage 0": ({"stage": 0, "offload_optimizer": "cpu"}, "ignores it at stage 0; use stage=1"),
     "parameters offloaded at stage 2": ({"stage": 2, "offload_param": "cpu"}, "ignores it at stage 2; use stage=3"),
     "nvme at stage 2": ({"offload_optimizer": "nvme", "nvme_path": "/tmp"}, "at stage 2; use stage=3"),
-    "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs strategy_options.nvme_path"),
+    "nvme without a path": ({"stage": 3, "offload_param": "nvme"}, "needs nvme_path"),
     "unknown scheduler": ({"config": {"scheduler": {"type": "WarmLR"}}}, r"'WarmLR': not supported \(did you mean"),
     "its parameter": ({"scheduler": "WarmupLR", "scheduler_params": {"steps": 3}}, "key 'scheduler.params.steps'"),
     "no such stage": ({"config": {"zero_optimization": {"stage": "two"}}}, r"stage = 'two': expected 0, 1, 2 or 3"),
@@ -191,7 +193,7 @@ def test_configs_that_deepspeed_would_get_wrong_are_refused(case: str) -> None:
 
 
 def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_deepspeed.backend.fp16_on_cpu", lambda: False)  # some CPUs multiply in it
+    monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: False)  # some CPUs multiply in it
     with pytest.raises(ConfigError, match="no fp16 on a CPU"):
         checked({}, precision="fp16")
 
@@ -204,6 +206,12 @@ def test_broken_json_names_the_file(tmp_path: Path) -> None:
     file.write_text('{"fp16": {}, "fp16": {}}')
     with pytest.raises(ConfigError, match="'fp16' stands there twice"):
         checked({"config": str(file)})
+
+
+def test_options_are_read_without_torch() -> None:
+    code = "import sys, distcore_deepspeed.options; print({'torch', 'deepspeed'} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "set()\n"
 
 
 def test_offload_with_our_optimizer_tells_deepspeed_that_it_is_meant() -> None:

@@ -43,7 +43,7 @@ def half(out: Path, strategy: str = "deepspeed", options: dict[str, Any] | None 
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:
-    small = Checkpoint(out / f"checkpoints/step-{step:08d}").small_state()
+    small = Checkpoint(out / f"checkpoints/step-{step:08d}").job_state()
     return dict(small["scaler"])
 
 

@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded as units: gathered together before their forward, freed after it."""
+"""Choose the modules of a model that are sharded as units: each is gathered before its forward and freed after it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import nn
 from distcore import StrategyError
 
 Wrap = int | str | tuple[str, ...]
+"""``auto``, a class name, several, or the least number of parameters of a unit."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""They are never called, so nothing would gather their parameters."""
+"""Modules without a forward: as units, their parameters would never be gathered."""
 
 
 def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     """Return the modules inside ``model`` to shard as units, by name, children before parents.
 
-    ``wrap``: ``auto``, a class name or several, or the least number of parameters of a unit. A module that shares a
-    parameter with the rest of the model stays with the root, for a unit's parameters are its own. Raises
-    StrategyError for a class that the model does not have.
+    A module that shares a parameter with another part of the model is left to the root, since a unit must own its
+    parameters. Raises StrategyError for a class that the model does not have.
     """
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
@@ -30,7 +30,7 @@ def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
 
 
 def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
-    """Say in one line what is sharded as units and what goes with the root."""
+    """Return one line for the log: what is sharded as units, and how many parameters are left to the root."""
     kinds = Counter(type(module).__name__ for module in units.values())
     inside = {id(p) for module in units.values() for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
@@ -39,9 +39,10 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
 
 
 def _repeated(model: nn.Module) -> frozenset[str]:
-    """The model's own ``_no_split_modules``, or the class of the largest module that occurs more than once.
+    """Return the classes to wrap by default: the model's ``_no_split_modules``, else its largest repeated class.
 
-    A module that has modules inside comes before any that has none, such as the large embeddings of a small model.
+    Among repeated classes, one with child modules comes first: the embeddings of a small model can be larger than its
+    blocks.
     """
     stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     present = frozenset(stated & _classes(model))
@@ -55,6 +56,7 @@ def _repeated(model: nn.Module) -> frozenset[str]:
 
 
 def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:
+    """Return the class names in ``wrap``; raises StrategyError for one that the model does not have."""
     names = frozenset([wrap] if isinstance(wrap, str) else wrap)
     if unknown := sorted(names - _classes(model)):
         known = ", ".join(sorted(_classes(model)))
@@ -67,7 +69,7 @@ def _by_class(model: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Every module with ``least`` parameters or more beside those of the units inside it."""
+    """Return every module with at least ``least`` parameters, not counting those of units inside it."""
     chosen: list[nn.Module] = []
 
     def parameters_left(module: nn.Module) -> int:
@@ -83,7 +85,7 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
 
 def _shares(model: nn.Module, unit: nn.Module) -> bool:
-    """True if a parameter of ``unit`` is a parameter of a module outside it too."""
+    """True if a module outside ``unit`` has one of its parameters too."""
     inside = set(unit.modules())
     own = {id(p) for p in unit.parameters()}
     outside = (module for module in model.modules() if module not in inside)

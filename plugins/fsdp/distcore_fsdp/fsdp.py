@@ -1,4 +1,4 @@
-"""``fsdp``: torch's fully_shard (FSDP2); parameters, gradients and optimizer state are spread over the ranks."""
+"""``fsdp``: torch's ``fully_shard`` (FSDP2), which shards parameters, gradients and optimizer state over the ranks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from distcore import (
     SavedState,
     State,
     World,
+    dtensors,
     gather_rows,
     hookimpl,
     join_process_group,
@@ -37,64 +38,67 @@ from distcore import (
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe
 from distcore_fsdp.memory import return_large_blocks
-from distcore_fsdp.shards import load_state, save_state
 from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise
 
 log = logging.getLogger("distcore")
-FSDP1 = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
+FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
+"""Names of FSDP1's sharding strategies to ours."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
-def _of_fsdp1(name: object) -> object:
-    return FSDP1.get(name.lower(), name) if isinstance(name, str) else name
+def _from_fsdp1(name: object) -> object:
+    return FSDP1_NAMES.get(name.lower(), name) if isinstance(name, str) else name
 
 
-Sharding = Annotated[Literal["full", "grad", "hybrid", "none"], BeforeValidator(_of_fsdp1)]
+Sharding = Annotated[Literal["full", "grad", "hybrid", "none"], BeforeValidator(_from_fsdp1)]
 Count = Annotated[int, Field(ge=0)]
 Dtype = Literal["fp32", "precision"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPStrategy:
-    """Spread parameters, gradients and optimizer state over the ranks; gather each block when it is its turn."""
+    """Shard parameters, gradients and optimizer state over the ranks; gather each block just before it computes."""
 
     shorthand: ClassVar = "sharding"
 
     sharding: Sharding = "full"
     """``full``: parameters are freed after a block's forward and gathered again for its backward (ZeRO-3).
-    ``grad``: they are kept until backward is over (ZeRO-2). ``hybrid``: ``full`` inside groups of ``shard_size`` ranks,
-    replicated over the groups. ``none``: replicated. FSDP1's names mean the same."""
+    ``grad``: they are kept until the end of backward (ZeRO-2). ``hybrid``: ``full`` inside groups of ``shard_size``
+    ranks, replicated over the groups. ``none``: replicated. FSDP1's names are accepted too."""
     shard_size: Annotated[int, Field(ge=1)] | None = None
     """Ranks of a ``hybrid`` group, a divisor of the number of ranks; default: the ranks of this machine."""
     wrap: Wrap = "auto"
-    """What is gathered as a unit. ``auto``: the model's repeated blocks. A class name or several. A number: every
-    module with at least so many parameters."""
+    """Which modules are gathered as units. ``auto``: the model's repeated blocks. One class name, or several. A number:
+    every module with at least so many parameters."""
     param_dtype: Dtype = "fp32"
-    """What parameters are gathered in; the master copy is always fp32. ``precision``: what ``--precision`` says, half
-    the traffic, and embeddings and normalisations, which autocast leaves in fp32, are rounded too."""
+    """Dtype in which parameters are gathered; the master copy is always fp32. ``precision``: the dtype of
+    ``--precision``. That halves the traffic, and also rounds embeddings and normalisations, which autocast leaves in
+    fp32."""
     reduce_dtype: Dtype = "fp32"
-    """What gradients are averaged over ranks in. ``precision``: half the traffic, gradients rounded."""
+    """Dtype in which gradients are averaged over ranks. ``precision``: the dtype of ``--precision``, which halves the
+    traffic and rounds gradients."""
     cpu_offload: bool = False
-    """Keep shards of parameters, gradients and optimizer state in main memory, and step there."""
+    """Keep the shards of parameters, gradients and optimizer state in main memory, and run the optimizer there."""
     activation_checkpointing: bool = False
-    """Recompute each unit's activations in backward instead of keeping them."""
+    """Recompute the activations of each unit in backward, instead of keeping them."""
     forward_prefetch: Count = 0
-    """Units to gather ahead of the one that is computing, in forward; 0: torch's own order."""
+    """Units to gather ahead of the computing one in forward; 0: left to torch."""
     backward_prefetch: Count = 0
-    """The same in backward; 0: torch's own, which is one ahead."""
+    """Units to gather ahead of the computing one in backward; 0: left to torch, which gathers one ahead."""
 
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         shards_parameters=True,
         limits=(
-            "a model with random weights, or from files that are not safetensors, is built whole before it is sharded",
-            "reduce_dtype: precision rounds gradients on the wire",
+            "a model with random weights, or not from safetensors files, is built whole on every rank, then sharded",
+            "reduce_dtype=precision rounds gradients",
             "a parameter without dimensions cannot be sharded",
         ),
     )
 
     def check_config(self, config: RunConfig) -> None:
+        """Raise ConfigError for a ``shard_size`` that does not fit ``sharding`` or the number of ranks."""
         ranks, key = int(config.nproc), "strategy_options.shard_size"
         shard = self._shard_size(ranks)
         if self.shard_size is not None and self.sharding != "hybrid":
@@ -105,7 +109,8 @@ class FSDPStrategy:
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        # With offload gradients lie in main memory, and so do the norms that ranks sum.
+        """Join torch's process group."""
+        # With offload gradients are in main memory, and so are the norms that ranks sum: a CPU backend is needed.
         world = join_process_group(config, rank_info, main_memory=self.cpu_offload)
         if self.cpu_offload or world.device.type == "cpu":
             return_large_blocks()
@@ -113,6 +118,7 @@ class FSDPStrategy:
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model on the meta device if it can be loaded shard by shard, else a whole one."""
         if source.folder is None or not has_slices(source.folder):
             return source.build()
         skeleton = source.skeleton()
@@ -121,16 +127,17 @@ class FSDPStrategy:
         except NotSliceable as reason:
             log.info("fsdp: every rank builds the whole model: %s", reason)
             return source.build()
-        return _remember(skeleton, weights)
+        return _attach(skeleton, weights)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        weights = _remembered(model)
+        """Shard the units, then the root; load the shards if the model has no storage yet."""
+        weights = _detach(model)
         units = blocks(model, self.wrap)
         log.info("fsdp: %s", describe(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
         for module in (*units.values(), model):
-            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._keeps())
+            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._reshard_options())
         if weights is not None:
             materialise(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
@@ -141,31 +148,39 @@ class FSDPStrategy:
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Send gradients after the last micro-batch only."""
         if run.accumulation > 1:
             root = cast(FSDPModule, run.model)
             root.set_requires_gradient_sync(last)
-            if self._keeps():  # gathered once a step, not once a micro-batch
+            if self._reshard_options():  # parameters are gathered once per step, not once per micro-batch
                 root.set_reshard_after_backward(last)
-        return _NOTHING
+        return _NO_CONTEXT
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Sum the values over ranks."""
         return sum_over_ranks(values)
 
     @hookimpl
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collect the rows of all ranks, in rank order."""
         return gather_rows(outputs)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        return save_state(run)
+        """Return the slices of tensors that this rank holds; nothing is gathered."""
+        _reshard(run.module)
+        return dtensors.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
-        return load_state(run, state)
+        """Read the slices of tensors that this rank holds."""
+        _reshard(run.module)
+        return dtensors.load(run, state)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
+        """Leave the process group."""
         return leave_process_group(world)
 
     def _mesh(self, world: World) -> DeviceMesh:
@@ -175,17 +190,17 @@ class FSDPStrategy:
         return init_device_mesh(kind, (world.size // shard, shard), mesh_dim_names=("replicate", "shard"))
 
     def _shard_size(self, ranks: int) -> int:
-        """Ranks that share one copy of the parameters."""
+        """Return the number of ranks that share one copy of the parameters."""
         if self.sharding == "hybrid":
             return self.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
         return 1 if self.sharding == "none" else ranks
 
-    def _keeps(self) -> dict[str, Any]:
-        """Options of ``fully_shard``: left to itself it frees each block after forward, but never the root."""
+    def _reshard_options(self) -> dict[str, Any]:
+        """Return options of ``fully_shard``. Its default frees each block after forward, but not the root."""
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
-        """Blocks get their inputs as they are: the core's autocast alone decides what is computed in half precision."""
+        """Return the dtypes. Inputs are not cast: the core's autocast alone decides what runs in half precision."""
         dtypes = {"fp32": torch.float32, "precision": DTYPES[config.precision]}
         return MixedPrecisionPolicy(
             param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
@@ -195,25 +210,32 @@ class FSDPStrategy:
         return CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if self.cpu_offload else OffloadPolicy()
 
 
-def _remember(model: nn.Module, weights: Weights) -> nn.Module:
-    """Take the weights' places along from ``build_model`` to ``wrap_model``: the model is all that passes between."""
+def _attach(model: nn.Module, weights: Weights) -> nn.Module:
+    """Attach ``weights`` to the model: the model is all that the core hands from ``build_model`` to ``wrap_model``."""
     vars(model)["distcore_weights"] = weights
     return model
 
 
-def _remembered(model: nn.Module) -> Weights | None:
+def _detach(model: nn.Module) -> Weights | None:
     weights: Weights | None = vars(model).pop("distcore_weights", None)
     return weights
 
 
+def _reshard(model: nn.Module) -> None:
+    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _recompute(units: Iterable[nn.Module]) -> None:
-    """Replace each forward, inside the hooks that gather and free: parameter names stay what they are."""
+    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change."""
     for unit in units:
         unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def _prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:
-    """Tell every unit, in the order in which they compute, which ones to gather while it computes."""
+    """Tell each unit which other ones to gather while it computes; ``units`` are in the order of forward."""
     for index, unit in enumerate(units):
         if forward:
             unit.set_modules_to_forward_prefetch(list(units[index + 1 : index + 1 + forward]))

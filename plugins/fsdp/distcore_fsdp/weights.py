@@ -1,7 +1,7 @@
-"""Fill a model that has no storage shard by shard from safetensors files, so that no rank ever holds it whole.
+"""Load a model shard by shard from safetensors files, so that no rank ever holds the whole model.
 
-What comes out equals a whole load bit for bit. Where that cannot be promised, ``find_weights`` says why, and the
-model is built whole instead.
+The model starts on the meta device, without storage. The result equals an ordinary load bit for bit. Where that cannot
+be promised, ``find_weights`` raises NotSliceable with the reason, and every rank builds the whole model instead.
 """
 
 from __future__ import annotations
@@ -18,63 +18,70 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore_fsdp.shards import fill
+from distcore import dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-OLD_SPELLINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+"""Names of today to those in old files."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
-"""Types of the safetensors format that weights and buffers have."""
+"""The dtypes of the safetensors format that weights and buffers have."""
 
 
 class NotSliceable(Exception):
-    """The model must be built whole; the text is the reason."""
+    """The model cannot be loaded shard by shard; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Where the values of a model's tensors come from, by name."""
+    """Where the values of a model's tensors come from, by the tensors' names in the model."""
 
     files: dict[str, tuple[Path, str]]
-    """File and the name in it."""
-    made: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that no file holds: a new head, buffers that are not saved."""
+    """The file, and the tensor's name in it."""
+    initialised: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no file holds, such as a new head or a buffer that is not saved; whole, on the CPU."""
 
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return ``count`` elements of a flattened tensor of ``shape`` from ``start`` on: a number of whole rows."""
-        if name in self.made:
-            return self.made[name].reshape(-1)[start : start + count]
+        """Return the elements ``start`` to ``start + count`` of a flattened tensor; both must be multiples of a row.
+
+        ``shape``: that of the whole tensor, of which a row is an element of the first dimension.
+        """
+        if name in self.initialised:
+            return self.initialised[name].reshape(-1)[start : start + count]
         path, key = self.files[name]
         row = prod(shape[1:])
-        with safe_open(path, "pt") as file:  # closed at once: its pages count as this process's memory
+        with safe_open(path, "pt") as file:  # closed at once: mapped pages count as memory of this process
             rows: Tensor = file.get_slice(key)[start // row : (start + count) // row] if shape else file.get_tensor(key)
         return rows
 
 
 def has_slices(folder: Path) -> bool:
-    """True if ``folder`` keeps its weights in safetensors files."""
+    """True if the weights in ``folder`` are in safetensors files."""
     return any((folder / name).is_file() for name in (FILE, INDEX))
 
 
 def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
-    """Say where each tensor of ``skeleton`` is to come from; raises NotSliceable.
+    """Return where each tensor of ``skeleton``, a model on the meta device, comes from; raises NotSliceable.
 
-    A head may be missing from the files, or have another shape in them: it is made as transformers makes it, from the
-    same random numbers. Afterwards the skeleton's dtype is fp32.
+    A head that is missing from the files, or has another shape there, is initialised as transformers would do it, with
+    the same random numbers from ``seed``. Converts the skeleton to fp32.
     """
     index = _index(folder)
     found, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
     missing = [name for name in aliases if name not in found]
     _check_missing(_prefix(skeleton), missing, index, {key for _, key in found.values()})
     unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
-    made = _make(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    initialised = _initialise(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     skeleton.float()
-    return Weights(files=found, made=made)
+    return Weights(files=found, initialised=initialised)
 
 
 def materialise(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:
-    """Give the sharded ``model`` its values: buffers on ``device``, parameters there or, offloaded, on the CPU."""
+    """Allocate the sharded ``model`` and load its values.
+
+    Buffers are on ``device``; parameters are there too or, with ``offload``, on the CPU.
+    """
     before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects they are: ties hold
+    torch.__future__.set_swap_module_params_on_conversion(True)  # keeps parameter objects, and so ties
     try:
         model.to_empty(device="cpu" if offload else device)
     finally:
@@ -82,14 +89,13 @@ def materialise(model: nn.Module, weights: Weights, device: torch.device, offloa
     for name, buffer in list(model.named_buffers()):
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, buffer.to(device))
-    with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            shape = tuple(tensor.shape)
-            fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        shape = tuple(tensor.shape)
+        dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
 
 
 def _index(folder: Path) -> dict[str, Path]:
-    """Map each name in the folder's files to its file."""
+    """Map the name of each tensor in the folder's files to its file."""
     if (folder / FILE).is_file():
         with safe_open(folder / FILE, "pt") as file:
             return dict.fromkeys(file.keys(), folder / FILE)
@@ -98,6 +104,7 @@ def _index(folder: Path) -> dict[str, Path]:
 
 
 def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Yield each tensor of the model that the files hold in its shape, with its file and the name there."""
     prefix = _prefix(skeleton)
     state = skeleton.state_dict()
     for name, aliases in _aliases(skeleton).items():
@@ -108,7 +115,7 @@ def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, t
 
 
 def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
-    """True if the file's tensor has the shape that the model wants; another dtype would be rounded by a whole load."""
+    """True if the file's tensor has the model's shape. Raises NotSliceable for another dtype: a load would round it."""
     with safe_open(path, "pt") as file:
         stored = file.get_slice(key)
         shape, dtype = tuple(stored.get_shape()), DTYPES.get(stored.get_dtype())
@@ -118,16 +125,16 @@ def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
 
 
 def _spellings(name: str, prefix: str) -> Iterator[str]:
-    """The names under which a file may keep ``name``: with or without the base model's prefix, new or old."""
+    """Yield the names that ``name`` may have in a file: with or without the base model's prefix, new or old."""
     for spelling in (name, name.removeprefix(prefix), prefix + name):
         yield spelling
-        for new, old in OLD_SPELLINGS.items():
+        for new, old in OLD_NAMES.items():
             if spelling.endswith(new):
                 yield spelling.removesuffix(new) + old
 
 
 def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
-    """Every saved tensor by its first name, with all its names: a tied weight has several."""
+    """Map the first name of each saved tensor to all its names; a tied weight has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in skeleton.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
@@ -135,20 +142,20 @@ def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
 
 
 def _check_missing(prefix: str, missing: list[str], index: Iterable[str], read: set[str]) -> None:
-    """Refuse a base model that lacks weights while the files have some of a base model that nobody reads."""
+    """Raise NotSliceable if the base model lacks weights while the files hold unread ones: they may be renamed."""
     inside = [name for name in missing if name.startswith(prefix)]
     bare = not any(key.startswith(prefix) for key in index)
     if inside and any(key not in read and (bare or key.startswith(prefix)) for key in index):
         raise NotSliceable(f"{inside[0]} is not in the files under that name and shape")
 
 
-def _make(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
-    """Initialise ``names`` alone, in the order and with the random numbers of transformers' own loading."""
+def _initialise(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
+    """Initialise the tensors ``names``, in the order and with the random numbers of transformers' own loading."""
     model: Any = skeleton
     if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
         raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialise it by itself")
     for tensor in skeleton.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True
+        tensor._is_hf_initialized = True  # transformers then leaves it alone
     for name in names:
         for alias in aliases.get(name, [name]):
             _set(skeleton, alias, name)
@@ -158,13 +165,13 @@ def _make(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], 
 
 
 def _set(skeleton: nn.Module, alias: str, name: str) -> None:
-    """Put an empty CPU tensor in place of ``alias``; the names of one tensor get one."""
-    old, made = _get(skeleton, alias), _get(skeleton, name)
+    """Replace the tensor ``alias`` by an empty one on the CPU; all names of a tied tensor get the same one."""
+    old, new = _get(skeleton, alias), _get(skeleton, name)
     path, _, attribute = alias.rpartition(".")
-    if made.is_meta:
+    if new.is_meta:
         empty = torch.empty_like(old, device="cpu")
-        made = nn.Parameter(empty, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else empty
-    setattr(skeleton.get_submodule(path), attribute, made)
+        new = nn.Parameter(empty, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else empty
+    setattr(skeleton.get_submodule(path), attribute, new)
 
 
 def _get(skeleton: nn.Module, name: str) -> Tensor:

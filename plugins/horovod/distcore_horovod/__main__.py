@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 USAGE = """usage: distcore-horovod build [--if-missing] [--wheel-only] | check
 
-  build   build Horovod against the installed torch (minutes, then cached), install it, and check it
-  check   have two processes all-reduce with the installed Horovod"""
+  build   build Horovod for the installed torch (some minutes, then cached), install it, and check it
+  check   start two processes that all-reduce with the installed Horovod"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code."""
+    """Run one command; return the exit code: 0 done, 2 wrong usage or failed."""
     command, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if command == "build":
         from distcore_horovod import build
@@ -22,9 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from distcore_horovod import check
 
         return check.main()
-    helping = command in ("-h", "--help")
-    print(USAGE if helping else f"error: no command {command!r}\n{USAGE}", file=sys.stdout if helping else sys.stderr)
-    return 0 if helping else 2
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    print(f"error: no command {command!r}\n{USAGE}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Build Horovod against the installed torch, once a machine, and install it into this environment.
+"""Build Horovod for the installed torch, once per machine, and install it into this environment.
 
-``python -m distcore_horovod.build`` and ``distcore-horovod build`` are the same.
+``python -m distcore_horovod.build`` does the same as ``distcore-horovod build``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 from distcore import StrategyError, cached_folder
 from distcore_horovod import recipe
-from distcore_horovod.progress import Progress
+from distcore_horovod.build_status import BuildStatus
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code: 0 done, 2 with one line where it could not be."""
+    """Run the command; return the exit code: 0 done, 2 after an error of one line."""
     parser = argparse.ArgumentParser(
         prog="distcore-horovod build",
-        description=f"Build {recipe.RELEASE} against the installed torch (minutes; cached), install it, and check it.",
+        description=f"Build {recipe.RELEASE} for the installed torch (some minutes; cached), install it, and check it.",
     )
-    parser.add_argument("--if-missing", action="store_true", help="do nothing where it is installed for this torch")
-    parser.add_argument("--wheel-only", action="store_true", help="print where the wheel lies, and do not install it")
+    parser.add_argument("--if-missing", action="store_true", help="do nothing if it is installed for this torch")
+    parser.add_argument("--wheel-only", action="store_true", help="print the path of the wheel, do not install it")
     arguments = parser.parse_args(argv)
     try:
         if not (arguments.if_missing and is_installed()):
@@ -53,30 +53,30 @@ def _build(*, wheel_only: bool) -> None:
 
 
 def is_installed() -> bool:
-    """True if the installed Horovod came from this recipe for this torch, or is somebody's own that imports."""
+    """True if the installed Horovod was built by this recipe for this torch, or comes from elsewhere and imports."""
     try:
         origin = distribution("horovod").read_text("direct_url.json")
     except PackageNotFoundError:
         return False
     url = json.loads(origin)["url"] if origin else ""
-    if "/horovod/torch-" in url:  # from our cache, so its folder says what it was built for
+    if "/horovod/torch-" in url:  # from our cache, whose folder names say what a wheel was built for
         return f"/{recipe.key()}/" in url.replace("%2B", "+")
     return _run((sys.executable, "-c", "import horovod.torch")).returncode == 0
 
 
 def cached_wheel() -> Path:
-    """Return the wheel for this torch from the cache, built first if it is not there; raises StrategyError."""
+    """Return the wheel for this torch from the cache, after building it if it is missing; raises StrategyError."""
     folder = cached_folder("horovod", recipe.key(), build_wheel)
     return next(folder.glob("*.whl"))
 
 
 def build_wheel(folder: Path) -> None:
-    """Download the release, mend a private copy, and compile it into a wheel in ``folder``."""
+    """Download the release, patch this copy, and compile it into a wheel in ``folder``; raises StrategyError."""
     check_compiler()
     with tempfile.TemporaryDirectory(prefix="distcore-horovod-") as scratch:
         source = unpack(download(Path(scratch)))
-        for mend in recipe.MENDS:
-            mend.apply(source)
+        for patch in recipe.PATCHES:
+            patch.apply(source)
         toolchain = Path(scratch, "toolchain.cmake")
         toolchain.write_text(recipe.TOOLCHAIN, encoding="utf-8")
         environment = recipe.environment(toolchain) | {"HOROVOD_CMAKE": cmake(Path(scratch))}
@@ -85,7 +85,7 @@ def build_wheel(folder: Path) -> None:
 
 
 def check_compiler() -> None:
-    """Raise StrategyError unless a C++ compiler and make are there."""
+    """Raise StrategyError unless there are a C++ compiler and make."""
     compiler = os.environ.get("CXX", "c++")
     for tool in (compiler, "make"):
         if shutil.which(tool) is None:
@@ -97,7 +97,10 @@ def check_compiler() -> None:
 
 
 def cmake(scratch: Path) -> str:
-    """Return a cmake that is new enough: the machine's, else one that pip puts under ``scratch`` for this build."""
+    """Return a cmake that is new enough: the machine's, else one that pip installs under ``scratch`` for this build.
+
+    Raises StrategyError.
+    """
     found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
     if found and cmake_version(found) >= recipe.OLDEST_CMAKE:
         return found
@@ -106,14 +109,14 @@ def cmake(scratch: Path) -> str:
     if done.returncode:
         oldest = ".".join(map(str, recipe.OLDEST_CMAKE))
         raise StrategyError(
-            f"horovod cannot be built: no cmake of version {oldest} or later here, and pip could not fetch one "
+            f"horovod cannot be built: no cmake of version {oldest} or later here, and pip could not install one "
             f"({_last_error(done.stdout)}); install cmake"
         )
     return str(next(target.glob("cmake/data/bin/cmake")))
 
 
 def cmake_version(executable: str) -> tuple[int, ...]:
-    """Return its version, or nothing where it does not run."""
+    """Return (major, minor) of a cmake; an empty tuple if it does not run."""
     done = _run((executable, "--version"))
     match = re.search(r"version (\d+)\.(\d+)", done.stdout)
     return tuple(map(int, match.groups())) if match and not done.returncode else ()
@@ -131,39 +134,42 @@ def download(scratch: Path) -> Path:
 
 
 def unpack(archive: Path) -> Path:
-    """Unpack beside the archive; return the folder of the sources."""
+    """Unpack the archive next to it; return the folder of the sources."""
     with tarfile.open(archive) as tar:
         tar.extractall(archive.parent, filter="data")
     return archive.parent / archive.name.removesuffix(".tar.gz")
 
 
 def compile_wheel(command: Sequence[str], environment: dict[str, str]) -> None:
-    """Run ``command`` with its progress on the screen and all it says in a log, kept if it fails."""
+    """Run ``command``, with its progress on the screen and its output in a log file that is kept if it fails.
+
+    Raises StrategyError, which names the log.
+    """
     handle, name = tempfile.mkstemp(prefix="distcore-horovod-", suffix=".log")
-    with os.fdopen(handle, "w", encoding="utf-8") as log, Progress(f"building {recipe.RELEASE}") as progress:
+    with os.fdopen(handle, "w", encoding="utf-8") as log, BuildStatus(f"building {recipe.RELEASE}") as status:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # stdout is a pipe
         for line in process.stdout:
             log.write(line)
-            progress.read(line)
+            status.read(line)
         code = process.wait()
     if code:
         text = Path(name).read_text(encoding="utf-8")
-        raise StrategyError(f"horovod did not compile: {_last_error(text)}; the whole log: {name}")
+        raise StrategyError(f"horovod did not compile: {_last_error(text)}; full log: {name}")
     Path(name).unlink()
 
 
 def install(wheel: Path) -> None:
-    """Install ``wheel`` into this environment, without touching what else is there."""
+    """Install ``wheel`` into this environment without its dependencies; raises StrategyError."""
     done = _run((*PIP, "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)))
     if done.returncode:
         raise StrategyError(f"{wheel} cannot be installed: {_last_error(done.stdout)}")
 
 
 def check() -> None:
-    """Have two processes all-reduce with what is installed now; raises StrategyError."""
+    """Start two processes that all-reduce with the installed Horovod; raises StrategyError."""
     done = _run((sys.executable, "-m", "distcore_horovod.check"))
     print(done.stdout, end="")
     if done.returncode:
@@ -175,13 +181,13 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _last_error(output: str) -> str:
-    """The first line that a compiler or cmake calls an error, else pip's last word."""
+    """Return the first line in which a compiler or cmake reports an error, else the last line of the output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for says in (re.compile(r"\b(fatal )?error: ", re.IGNORECASE), re.compile(r"CMake Error")):
-        found: Iterable[str] = filter(says.search, lines)
+    for pattern in (re.compile(r"\b(fatal )?error: ", re.IGNORECASE), re.compile(r"CMake Error")):
+        found: Iterable[str] = filter(pattern.search, lines)
         if line := next(iter(found), None):
             return line
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 if __name__ == "__main__":

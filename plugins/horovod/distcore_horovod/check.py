@@ -1,4 +1,4 @@
-"""``distcore-horovod check``: two processes start, meet and all-reduce with the installed Horovod."""
+"""``distcore-horovod check``: two processes start, connect and all-reduce with the installed Horovod."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def main() -> int:
-    """Print what came out; return the exit code."""
+    """Print the sums; return the exit code: 0 if they are right, else 2."""
     try:
-        from distcore_horovod import library  # noqa: F401  # names the build command where Horovod is missing
+        from distcore_horovod import library  # noqa: F401  # if Horovod is missing, the error names the build command
 
         sums = launch(add_ranks, nproc=PROCESSES, timeout=60)
     except (DistcoreError, ImportError) as error:
@@ -28,19 +28,19 @@ def main() -> int:
 
 
 def add_ranks() -> float:
-    """Return the sum over ranks of their numbers, counted from 1."""
+    """Return the sum of the rank numbers over all ranks, counted from 1."""
     from distcore_horovod.library import hvd
     from distcore_horovod.rendezvous import connect
-    from distcore_horovod.wire import total
+    from distcore_horovod.wire import sum_over_ranks
 
-    connect(here(), timeout=30)
-    result = total(torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)).item()
+    connect(rank_info_from_environment(), timeout=30)
+    result = sum_over_ranks(torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)).item()
     hvd.shutdown()
     return float(result)
 
 
-def here() -> RankInfo:
-    """The place of a rank that ``distcore.launchers`` has started."""
+def rank_info_from_environment() -> RankInfo:
+    """Return the rank info of a process that ``distcore.launch`` has started."""
     rank, size, local_rank, local_size = (int(os.environ[name]) for name in NAMES)
     return RankInfo(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 

@@ -1,4 +1,4 @@
-"""Horovod's optimizer, which sends gradients while they are computed, and what it needs around it."""
+"""Horovod's DistributedOptimizer, which sends gradients while they are computed, and helpers for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from torch import nn
 
 from distcore import Run, StrategyError, defaults
 from distcore_horovod.library import hvd
-from distcore_horovod.wire import broadcast, total
+from distcore_horovod.wire import broadcast, sum_over_ranks
 
 Op = Literal["average", "sum", "adasum"]
+"""How Horovod combines the gradients of ranks."""
 
 
 def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compression: str, groups: int) -> Any:
-    """Return ``optimizer`` wrapped by Horovod's DistributedOptimizer; the optimizer's own state would be lost."""
+    """Return a DistributedOptimizer around a new ``optimizer``: state that it already had would be lost.
+
+    ``compression``: ``none`` or ``fp16``. ``groups``: number of gradient groups; 0 leaves grouping to Horovod.
+    """
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
@@ -24,12 +28,12 @@ def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compr
         op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[op],
     )
     if groups and op != "adasum" and hvd.size() > 1:
-        bind(distributed, groups)
+        group_gradients(distributed, groups)
     return distributed
 
 
-class Group(tuple[nn.Parameter, ...]):
-    """Gradients that are sent together. Its identity is its hash: a tuple's asks every parameter, at every look."""
+class ParameterGroup(tuple[nn.Parameter, ...]):
+    """Parameters whose gradients are sent together. Hashed by identity: a tuple would hash all of them each time."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -38,36 +42,40 @@ class Group(tuple[nn.Parameter, ...]):
         return self is other
 
 
-def bind(distributed: Any, groups: int) -> None:
-    """Have gradients sent in so many groups, each when it is whole, so that sums round the same in every run.
+def group_gradients(distributed: Any, groups: int) -> None:
+    """Make Horovod send gradients in ``groups`` groups, each when it is complete: sums then round alike in every run.
 
-    Horovod's argument ``groups`` does the same, but sends pickles to agree on an order that ranks have anyway.
+    Horovod's own argument ``groups`` does the same, but exchanges pickles to agree on an order that all ranks already
+    share. Hence its private fields are set here.
     """
     parameters = [p for group in distributed.param_groups for p in group["params"] if p.requires_grad]
     size = -(-len(parameters) // groups)
-    bound = [Group(parameters[start : start + size]) for start in range(0, len(parameters), size)]
-    distributed._groups = len(bound)
-    distributed._group_counts = dict.fromkeys(bound, 0)
-    distributed._p_to_group = {p: group for group in bound for p in group}
+    grouped = [ParameterGroup(parameters[start : start + size]) for start in range(0, len(parameters), size)]
+    distributed._groups = len(grouped)
+    distributed._group_counts = dict.fromkeys(grouped, 0)
+    distributed._p_to_group = {p: group for group in grouped for p in group}
 
 
 def without_gradient(run: Run, *, find: bool) -> Sequence[nn.Parameter]:
-    """Parameters that got no gradient on any rank; with ``find`` a collective, else there must be none on this one."""
-    assert run.optimizer is not None  # the loop only steps runs that train
+    """Return the parameters that got no gradient on any rank, found with one collective if ``find`` is true.
+
+    Without ``find`` there may be none: raises StrategyError for one on this rank.
+    """
+    assert run.optimizer is not None  # only training runs take steps
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     if find:
         flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=run.world.device)
-        return [p for p, ranks in zip(parameters, total(flags).tolist(), strict=True) if not ranks]
+        return [p for p, ranks in zip(parameters, sum_over_ranks(flags).tolist(), strict=True) if not ranks]
     if any(p.grad is None for p in parameters):
         name = next(name for name, p in run.module.named_parameters() if p.requires_grad and p.grad is None)
         raise StrategyError(
-            f"parameter {name!r} took no part in this step; freeze it, or --set strategy_options.find_unused=true"
+            f"parameter {name!r} got no gradient in this step; freeze it, or --set strategy_options.find_unused=true"
         )
     return []
 
 
 def share_buffers(run: Run) -> None:
-    """Before every forward pass, give all ranks the main rank's running statistics; for a model that keeps any."""
+    """Broadcast the main rank's buffers (running statistics) before every forward pass, if the model has any."""
     parameters = {f"model/{name}" for name, _ in run.module.named_parameters()}
     buffers = {name: value for name, value in defaults.model_state(run).items() if name not in parameters}
     if buffers:

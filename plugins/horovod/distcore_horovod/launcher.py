@@ -1,4 +1,4 @@
-"""Joining ranks that ``horovodrun`` has started. Imports neither torch nor Horovod: every command asks."""
+"""Recognise ranks that ``horovodrun`` has started. Imports neither torch nor Horovod, since every command calls it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from distcore import ConfigError, RankInfo
 
 NAME = "horovodrun"
-NUMBERS = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+VARIABLES = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
 
 
 def horovodrun(environ: Mapping[str, str]) -> RankInfo | None:
-    """Return the place that ``horovodrun`` gave this process, or ``None`` where it did not start it.
+    """Return the rank info from ``horovodrun``'s variables; ``None`` if it did not start this process.
 
-    RANK and WORLD_SIZE beside its variables mean that somebody has joined already: distcore, or torchrun.
+    If RANK and WORLD_SIZE are set too, distcore or torchrun has set up this rank already: ``None``. Raises ConfigError
+    for a variable that is not a number.
     """
     if not environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or (environ.get("RANK") and environ.get("WORLD_SIZE")):
         return None
-    rank, size, local_rank, local_size = (_number(environ, name) for name in NUMBERS)
+    rank, size, local_rank, local_size = (_number(environ, name) for name in VARIABLES)
     return RankInfo(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=NAME)
 
 

@@ -1,4 +1,4 @@
-"""Horovod itself: imported here alone, so that everything that needs it names the command that builds it."""
+"""The only module that imports Horovod, so that a failed import always names the command that builds it."""
 
 from __future__ import annotations
 

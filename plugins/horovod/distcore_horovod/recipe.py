@@ -1,4 +1,4 @@
-"""How Horovod is built against today's torch: the release, the environment, and what is mended in a private copy."""
+"""How Horovod is built for today's torch: the release, the environment, and the patches to its sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distcore import available_cores
 
 RELEASE = "horovod==0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-"""Of the release's source archive: pip takes no other."""
+"""Hash of the release's source archive; pip refuses any other file."""
 
 TOOLCHAIN = """\
 # torch's headers need C++20, Horovod pins C++14: raise it where they are seen, once all folders are read. Its copy of
@@ -28,19 +28,21 @@ if(PROJECT_NAME STREQUAL "horovod")
 endif()
 """
 OLDEST_CMAKE = (3, 19)
-"""The first that can defer a call."""
+"""The first version with ``cmake_language(DEFER)``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
-    """A word that is replaced in a source file; it must stand there exactly once."""
+class Patch:
+    """One replacement in a source file."""
 
     file: str
+    """Path below the folder of the sources."""
     before: str
+    """Text that must occur exactly once."""
     after: str
 
     def apply(self, source: Path) -> None:
-        """Replace it under ``source``; raises ValueError where the file is not the expected one."""
+        """Make the replacement in the sources below ``source``; raises ValueError if the file is not as expected."""
         path = source / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.before) != 1:
@@ -48,36 +50,41 @@ class Mend:
         path.write_text(text.replace(self.before, self.after), encoding="utf-8")
 
 
-MENDS = (
-    # Ranks are written into memory that was reserved but never became part of the vector, so that the stall check
-    # sees no ranks, and a collective that one rank leaves out hangs for ever.
-    Mend("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_)", "global_ranks_.resize(size_)"),
+PATCHES = (
+    # Horovod writes the ranks into reserved memory of a vector that stays empty. The stall check then sees no ranks,
+    # and a collective that one rank does not join hangs forever.
+    Patch("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_)", "global_ranks_.resize(size_)"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What is built in beside PyTorch and gloo, because this machine has it."""
+    """What is built in besides PyTorch and gloo, because this machine has it."""
 
     mpi: bool
+    """MPI's C++ compiler was found."""
     nccl: bool
+    """NCCL, nvcc and a CUDA build of torch were found."""
 
 
 def features() -> Features:
-    """Look for MPI's compiler, and for NCCL where torch itself is a CUDA build."""
+    """Look for MPI's compiler, and for NCCL if torch is a CUDA build."""
     folders = (os.environ.get("HOROVOD_NCCL_HOME", "/usr"), "/usr/local", "/usr/local/cuda")
     nccl = any(Path(folder, "include", "nccl.h").exists() for folder in folders) and shutil.which("nvcc") is not None
     return Features(mpi=shutil.which("mpicxx") is not None, nccl=nccl and torch_has_cuda())
 
 
 def torch_has_cuda() -> bool:
-    """True for a CUDA build of torch; told by its files, since importing it takes a second."""
+    """True for a CUDA build of torch. Looks at its files, since importing torch takes a second."""
     found = find_spec("torch")
     return bool(found and found.origin and Path(found.origin).with_name("lib").joinpath("libtorch_cuda.so").exists())
 
 
 def environment(toolchain: Path) -> dict[str, str]:
-    """The caller's environment with what the build reads; MAKEFLAGS of a make around us would ask for its jobs."""
+    """Return the caller's environment with the variables that the build reads.
+
+    MAKEFLAGS is replaced: that of a surrounding make would refer to its job server, which is out of reach here.
+    """
     have = features()
     settings = {
         "HOROVOD_WITH_PYTORCH": "1",
@@ -97,13 +104,13 @@ def environment(toolchain: Path) -> dict[str, str]:
 
 
 def jobs() -> int:
-    """Compilers at a time: one a core, each with some 2 GiB."""
+    """Return the number of parallel compilers: one per core, as far as each gets 2 GiB of memory."""
     return max(1, min(available_cores(), psutil.virtual_memory().available >> 31))
 
 
 def key() -> str:
-    """Name a build by all that decides what comes out: torch, Python, architecture, features and this recipe."""
-    recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(mend) for mend in MENDS], astuple(features())))
+    """Return the name of a build, from everything that decides its result: torch, Python, system, features, recipe."""
+    recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(features())))
     flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "")
     digest = hashlib.sha256(f"{recipe}{flags}".encode()).hexdigest()[:12]
     python = sys.implementation.cache_tag

@@ -1,6 +1,6 @@
-"""How ranks of any launcher find each other: rank 0 hosts Horovod's rendezvous, torch's store tells its port.
+"""Connect the ranks of any launcher: rank 0 hosts Horovod's rendezvous, and publishes its port in torch's store.
 
-``horovodrun`` does all that itself. Elsewhere the rendezvous lives only until the ranks are connected.
+``horovodrun`` has a rendezvous of its own. Ours is open only until all ranks are connected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> None:
-    """Connect this rank to the others; every rank calls. ``timeout`` in seconds bounds the wait for the last one.
+    """Connect this rank to the others; every rank must call it. ``timeout``: seconds to wait for the last rank.
 
-    With ``over_mpi``, ranks that mpirun has started find each other and talk by MPI.
+    With ``over_mpi``, ranks that mpirun has started connect and communicate by MPI.
     """
     with ExitStack() as stack:
         if not over_mpi and rank_info.launcher != launcher.NAME:
@@ -33,11 +33,11 @@ def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> Non
             if rank_info.size > 1:
                 os.environ.update(stack.enter_context(rendezvous(rank_info, timeout)))
         hvd.init()
-        hvd.barrier()  # all ranks have found each other: nobody needs the rendezvous any more
+        hvd.barrier()  # all ranks are connected: the rendezvous can be closed
 
 
 def rank_variables(rank_info: RankInfo) -> dict[str, str]:
-    """What Horovod reads of this rank's place, and that it shall take gloo, whatever else it was built with."""
+    """Return Horovod's variables for this rank. They also choose gloo, whatever else Horovod was built with."""
     variables = {
         "HOROVOD_RANK": rank_info.rank,
         "HOROVOD_SIZE": rank_info.size,
@@ -51,7 +51,7 @@ def rank_variables(rank_info: RankInfo) -> dict[str, str]:
 
 
 def _interface(rank_info: RankInfo) -> dict[str, str]:
-    """The network to talk over: loopback on one machine, else what the user named for gloo, or Horovod's choice."""
+    """Return the network interface: loopback on one machine, else GLOO_SOCKET_IFNAME, else Horovod's own choice."""
     found = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in found), None)
     chosen = loopback if rank_info.local_size == rank_info.size else os.environ.get("GLOO_SOCKET_IFNAME")
@@ -60,37 +60,38 @@ def _interface(rank_info: RankInfo) -> dict[str, str]:
 
 @contextmanager
 def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
-    """Meet all ranks, and give the variables that say where rank 0's rendezvous listens while the context lasts.
+    """Wait for all ranks, then yield the variables with the address of rank 0's rendezvous, which is open meanwhile.
 
-    They meet first, because Horovod aborts the process where a peer is 30 seconds late.
+    The wait comes first, because Horovod aborts a process if one of its peers is 30 seconds late. ``timeout`` is in
+    seconds.
     """
     store = PrefixStore(f"horovod-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store(rank_info))
     store.set_timeout(timedelta(seconds=timeout))
     with ExitStack() as stack:
         port = stack.enter_context(_server(rank_info)) if rank_info.rank == 0 else None
-        met = _meet(store, rank_info.size, port)
+        agreed = _wait_for_all(store, rank_info.size, port)
         one_machine = rank_info.local_size == rank_info.size
         yield {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK if one_machine else str(rank_info.master_addr),
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(met),
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(agreed),
         }
 
 
-def _meet(store: Store, size: int, port: int | None) -> int:
-    """Wait until all ranks are here; return the port that rank 0 brought. Ranks may meet again in the same store."""
+def _wait_for_all(store: Store, size: int, port: int | None) -> int:
+    """Wait until all ``size`` ranks have arrived; return the port that rank 0 gave. Works again in the same store."""
     count = store.add("arrivals", 1)
-    meeting = (count - 1) // size
+    turn = (count - 1) // size  # how often all ranks have met in this store before
     if port is not None:
-        store.set(f"port-{meeting}", str(port))
+        store.set(f"port-{turn}", str(port))
     if count % size == 0:
-        store.set(f"complete-{meeting}", "")
-    store.wait([f"complete-{meeting}"])
-    return int(store.get(f"port-{meeting}"))
+        store.set(f"complete-{turn}", "")
+    store.wait([f"complete-{turn}"])
+    return int(store.get(f"port-{turn}"))
 
 
 @contextmanager
 def _server(rank_info: RankInfo) -> Iterator[int]:
-    """Serve the rendezvous in a thread, on loopback where all ranks are on this machine; give its port."""
+    """Serve the rendezvous in a thread, on loopback if all ranks are on this machine; yield its port."""
     address = LOOPBACK if rank_info.local_size == rank_info.size else ""
     server = RendezvousHTTPServer((address, 0), RendezvousHandler, verbose=0)
     server.init([])

@@ -1,4 +1,4 @@
-"""Tensors between ranks over Horovod. No pickle: what travels is the tensors' own bytes."""
+"""Send tensors between ranks with Horovod, as raw bytes: no pickles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distcore_horovod.library import hvd
 
 @contextmanager
 def lost_peers() -> Iterator[None]:
-    """Say that a peer is gone as Python says it, so that the launcher blames the one who went."""
+    """Turn Horovod's error for a lost peer into ConnectionError: the launcher then blames the rank that was lost."""
     try:
         yield
     except hvd.HorovodInternalError as error:
@@ -21,20 +21,23 @@ def lost_peers() -> Iterator[None]:
 
 
 def broadcast(tensors: Mapping[str, Tensor]) -> None:
-    """Give every rank the main rank's tensors, in place; names and shapes are the same on all ranks."""
+    """Overwrite the tensors on every rank by those of the main rank. Names and shapes are the same on all ranks."""
     with lost_peers():
         hvd.broadcast_parameters({name: _bytes(value) for name, value in tensors.items() if value.numel()}, root_rank=0)
 
 
-def total(values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over ranks, on every rank."""
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over ranks, with its shape and dtype, on every rank."""
     with lost_peers():
         reduced: Tensor = hvd.allreduce(values, name="total", op=hvd.Sum)
     return reduced
 
 
 def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the rows of all ranks in rank order, on every rank: ``(n_r, …)`` to ``(sum of n_r, …)``, dtypes kept."""
+    """Concatenate the rows of all ranks in rank order, on every rank: ``(n_r, …)`` to ``(sum of n_r, …)``.
+
+    Dtypes are kept; ranks may have different numbers of rows.
+    """
     with lost_peers():
         handles = {name: hvd.allgather_async(_bytes(outputs[name]), name=f"rows.{name}") for name in sorted(outputs)}
         gathered = {name: hvd.synchronize(handle) for name, handle in handles.items()}
@@ -42,8 +45,8 @@ def gather_rows(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The storage of a tensor as uint8, shape ``(bytes,)``; shared with it where it is contiguous.
+    """Return the bytes of a tensor as uint8, shape ``(bytes,)``; a view if the tensor is contiguous.
 
-    Horovod cannot send bfloat16 at all, and each operation takes its own set of the other dtypes; bytes always pass.
+    Horovod cannot send bfloat16, and its operations differ in the other dtypes that they accept; uint8 always works.
     """
     return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -27,16 +27,16 @@ def test_a_build_is_named_by_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None
     assert recipe.key() != before
 
 
-def test_a_word_is_mended_in_the_copy(tmp_path: Path) -> None:
+def test_a_patch_replaces_a_word_in_the_copy(tmp_path: Path) -> None:
     (tmp_path / "a.cc").write_text("v.reserve(size_);")
-    recipe.Mend("a.cc", "reserve", "resize").apply(tmp_path)
+    recipe.Patch("a.cc", "reserve", "resize").apply(tmp_path)
     assert (tmp_path / "a.cc").read_text() == "v.resize(size_);"
 
 
-def test_another_source_is_not_mended(tmp_path: Path) -> None:
+def test_another_source_is_not_patched(tmp_path: Path) -> None:
     (tmp_path / "a.cc").write_text("v.resize(size_);")
     with pytest.raises(ValueError, match=r"^a\.cc: expected 'reserve' once"):
-        recipe.Mend("a.cc", "reserve", "resize").apply(tmp_path)
+        recipe.Patch("a.cc", "reserve", "resize").apply(tmp_path)
 
 
 def test_a_machine_without_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_machine_without_cmake_and_network_is_told_so(monkeypatch: pytest.Monk
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
-    with pytest.raises(StrategyError, match=r"no cmake of version 3\.19 or later here, and pip could not fetch"):
+    with pytest.raises(StrategyError, match=r"no cmake of version 3\.19 or later here, and pip could not install"):
         build.cmake(tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_a_release_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     says = "print('[ 40%] Building'); print('a.cc:1: error: no x'); print('make: stopped'); raise SystemExit(2)"
-    with pytest.raises(StrategyError, match=r"did not compile: a\.cc:1: error: no x; the whole log: .+$") as caught:
+    with pytest.raises(StrategyError, match=r"did not compile: a\.cc:1: error: no x; full log: .+$") as caught:
         build.compile_wheel([sys.executable, "-c", says], {})
     log = Path(str(caught.value).rpartition(" ")[2])
     assert "make: stopped" in log.read_text()

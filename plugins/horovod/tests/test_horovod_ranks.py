@@ -20,18 +20,18 @@ from distcore import ConfigError, Run, RunConfig, World, launch
 
 pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
 
-from distcore_horovod.check import here
+from distcore_horovod.check import rank_info_from_environment
 from distcore_horovod.gradients import share_buffers
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect, rendezvous
 from distcore_horovod.strategy import HorovodStrategy
-from distcore_horovod.wire import broadcast, gather_rows, total
+from distcore_horovod.wire import broadcast, gather_rows, sum_over_ranks
 
 JOB = ["--strategy", "horovod", "--model", "bert-tiny", "--global-batch-size", "16", "--micro-batch-size", "4"]
 
 
 def rows_of_every_dtype() -> dict[str, Any]:
-    connect(here(), timeout=30)
+    connect(rank_info_from_environment(), timeout=30)
     dtypes = (torch.bfloat16, torch.float16, torch.float64, torch.bool, torch.uint8, torch.int16, torch.complex64)
     mine = {str(dtype): torch.full((hvd.rank() * 2, 3), hvd.rank()).to(dtype) for dtype in dtypes}
     joined = gather_rows(mine)
@@ -44,7 +44,7 @@ def test_rows_keep_their_dtype_and_number() -> None:
 
 
 def main_ranks_tensors() -> tuple[float, float]:
-    connect(here(), timeout=30)
+    connect(rank_info_from_environment(), timeout=30)
     half, scalar = torch.full((3,), float(hvd.rank()), dtype=torch.bfloat16), torch.tensor(float(hvd.rank()))
     broadcast({"half": half, "scalar": scalar, "none": torch.empty(0)})
     return float(half.sum()), float(scalar)
@@ -61,7 +61,7 @@ def listening() -> set[tuple[str, int]]:
 
 def opened_for_the_rendezvous() -> tuple[list[str], bool]:
     before = listening()
-    with rendezvous(here(), timeout=30):
+    with rendezvous(rank_info_from_environment(), timeout=30):
         opened = [address for address, _ in listening() - before]
     return opened, listening() == before
 
@@ -71,7 +71,7 @@ def test_the_rendezvous_listens_on_loopback_and_not_for_long() -> None:
 
 
 def running_mean_after_training_on_other_rows() -> list[float]:
-    connect(here(), timeout=30)
+    connect(rank_info_from_environment(), timeout=30)
     model = nn.BatchNorm1d(2)
     world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.rank(), device=torch.device("cpu"))
     run = Run(config=RunConfig(), world=world, capabilities=HorovodStrategy().capabilities, module=model, model=model)
@@ -91,8 +91,8 @@ def test_running_statistics_are_the_main_ranks() -> None:
 def met_twice() -> list[float]:
     sums = []
     for _ in range(2):
-        connect(here(), timeout=30)
-        sums.append(float(total(torch.ones(1)).item()))
+        connect(rank_info_from_environment(), timeout=30)
+        sums.append(float(sum_over_ranks(torch.ones(1)).item()))
         hvd.barrier()
         hvd.shutdown()
     return sums
@@ -104,11 +104,11 @@ def test_ranks_can_meet_again_in_the_same_store() -> None:
 
 def one_leaves_a_collective_out() -> str:
     os.environ.update(HorovodStrategy()._variables(RunConfig(timeout=4)))
-    connect(here(), timeout=30)
+    connect(rank_info_from_environment(), timeout=30)
     if hvd.rank() == 1:
         time.sleep(30)
     try:
-        return str(total(torch.ones(1)).item())
+        return str(sum_over_ranks(torch.ones(1)).item())
     except ConnectionError as error:
         return str(error)
 

@@ -1,1 +1,1 @@
-"""The commands, one module each: ``add_arguments(parser)`` and ``run(arguments) -> exit code``."""
+"""The commands, one module each, with ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit code."""

@@ -1,4 +1,4 @@
-"""``distcore check``: measures the laws against a strategy, and says which hold."""
+"""``distcore check``: measure whether a strategy keeps the laws."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 from distcore.config import parse_settings
 
 BROKEN = 1
+"""Exit code if a case is broken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("--strategy", required=True, metavar="NAME", help="an installed strategy")
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start here (default: 2)")
     parser.add_argument(
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found; 0 if every law holds that the strategy does not declare not to keep, 1 if not."""
+    """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
     from distcore.testing.runner import check
 
     found = check(arguments.strategy, arguments.nproc, settings=parse_settings(arguments.set), only=arguments.case)
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(found: list[Any]) -> None:
-    """Print a table of the findings, then a line for each broken case and a summary."""
+    """Print a table of the findings, why cases were skipped, one line per broken case, and a summary."""
     from rich.console import Console
 
     from distcore.tables import plain_table

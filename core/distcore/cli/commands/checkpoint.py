@@ -7,6 +7,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.usage = "distcore checkpoint ls RUN | verify PATH | diff A B | export PATH --to DIR"
     parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run the action and return its exit code."""
     from distcore.cli import inspection
 
     return inspection.run(arguments.action, arguments.paths, arguments.to)

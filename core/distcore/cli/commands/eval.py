@@ -1,4 +1,4 @@
-"""``distcore eval``: its flags. What it starts is imported when it is started."""
+"""``distcore eval``: evaluate a checkpoint. The job is imported only when it runs, to keep help fast."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.usage = "distcore eval RUN_OR_CHECKPOINT [FLAGS]"
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
     )
     parser.add_argument(
-        "--strategy", metavar="NAME", default="single", help="how to spread the model (default: single)"
+        "--strategy", metavar="NAME", default="single", help="strategy to evaluate with (default: single)"
     )
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)")
     parser.add_argument("--data", metavar="FILE", help="rows to evaluate on (default: the test rows of the run)")
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Evaluate and return 0; raises DistcoreError."""
     from distcore.config import parse_settings
     from distcore.jobs import evaluate
 

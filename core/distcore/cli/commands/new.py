@@ -1,4 +1,4 @@
-"""``distcore new strategy NAME``: the skeleton of a strategy's package, which passes its own contract test."""
+"""``distcore new strategy NAME``: write the package of a new strategy, which passes its contract test as written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from distcore.errors import ConfigError, nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.usage = "distcore new strategy NAME [--into FOLDER]"
     parser.add_argument("kind", metavar="strategy", help="what to write")
-    parser.add_argument("name", metavar="NAME", help="what will follow --strategy; a new folder distcore-NAME")
-    parser.add_argument("--into", metavar="FOLDER", default=".", help="where the new folder goes (default: here)")
+    parser.add_argument("name", metavar="NAME", help="name that will follow --strategy; the folder is distcore-NAME")
+    parser.add_argument(
+        "--into", metavar="FOLDER", default=".", help="where the new folder goes (default: the current one)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Write the package, print the next commands, and return 0; raises ConfigError."""
     if arguments.kind != "strategy":
         raise ConfigError(
             f"new {arguments.kind}: no such kind{nearest(arguments.kind, ['strategy'])} (kinds: strategy)"
@@ -31,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
 def write_strategy(name: str, into: Path) -> Path:
     """Write the package of strategy ``name`` into a new folder below ``into``; raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ConfigError(f"new strategy {name!r}: expected small letters, digits and hyphens, a letter first")
+        raise ConfigError(f"new strategy {name!r}: expected lower-case letters, digits and hyphens, a letter first")
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
     if folder.exists():
-        raise ConfigError(f"new strategy {name!r}: {folder} is there already; choose another name or --into")
+        raise ConfigError(f"new strategy {name!r}: {folder} already exists; choose another name or --into")
     templates = files("distcore.cli") / "skeleton"
     for template, target in {
         "pyproject.toml.txt": "pyproject.toml",

@@ -1,4 +1,4 @@
-"""``distcore strategies``: what is installed, whether it imports, what it declares, and its options."""
+"""``distcore strategies``: list the installed strategies, what they declare, and their options."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the strategies and return 0."""
     from distcore.cli.catalogue import describe_all, show
 
     if arguments.json:

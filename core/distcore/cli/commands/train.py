@@ -1,4 +1,4 @@
-"""``distcore train``: its flags. What they start is imported when it is started."""
+"""``distcore train``: its flags. The job is imported only when it runs, to keep help fast."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
     other = add_job_flags(parser)
     other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
-        help="say where the time of a step goes, and write a trace",
+        help="print where the time of a step goes, and write traces",
     )  # fmt: skip
     other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
 
 
 def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
-    """Add what defines a job: the config file, a flag for each key that has one, ``--set``; return the last group."""
-    parser.argument_default = argparse.SUPPRESS  # only what the user gave overrides the file
+    """Add the config file, the flags of ``GROUPS`` but those in ``leave_out``, and ``--set``; return the last group."""
+    parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
@@ -43,7 +44,7 @@ def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = (
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What flags and ``--set`` say, by dotted key."""
+    """Return the values of the given flags and of ``--set``, by dotted config key; raises ConfigError."""
     from distcore.config import parse_settings
 
     given = vars(arguments)
@@ -51,13 +52,14 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def config_of(arguments: argparse.Namespace) -> RunConfig:
-    """Build the config: the file, over it the flags, over them ``--set``."""
+    """Build the config: flags override the file, and ``--set`` overrides flags. Raises ConfigError."""
     from distcore.config import load_config
 
     return load_config(arguments.config, changes_of(arguments))
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Train and return 0; raises DistcoreError."""
     from distcore.jobs import train
 
     train.run(partial(config_of, arguments), arguments.dry_run)

@@ -1,4 +1,4 @@
-"""Models for classification: built-in ones with random weights, local Hugging Face folders, hub names."""
+"""Classification models: built-in BERTs with random weights, local Hugging Face folders, models of the hub."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
-    """A BERT by its size; heads are 64 wide and the inner layer is four times the hidden size."""
+    """Size of a BERT. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
 
     layers: int
+    """Transformer layers."""
     hidden: int
+    """Hidden size, a multiple of 64."""
     lr: float
-    """Peak learning rate from random weights. At 5e-4 bert-small learns nothing; larger ones have its rate."""
+    """Peak learning rate from random weights. At 5e-4 bert-small does not learn; the larger models use its rate."""
 
 
 BUILT_IN_MODELS = {
@@ -33,28 +35,30 @@ BUILT_IN_MODELS = {
     "bert-medium": BertShape(8, 512, 1e-4),
     "bert-base": BertShape(12, 768, 1e-4),
 }
+"""The built-in models, by the name that follows ``--model``."""
 PRETRAINED_LR = 3e-5
+"""Peak learning rate for fine-tuning pretrained weights."""
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-"""Any one of these is a vocabulary."""
+"""A model folder must have at least one of these vocabulary files."""
 
 
 def from_scratch(config: RunConfig) -> bool:
-    """True if the model starts from random weights."""
+    """True for a built-in model, which starts from random weights and trains its own tokenizer."""
     return config.model in BUILT_IN_MODELS
 
 
-def usual_lr(name: str) -> float:
-    """Return the peak learning rate that suits the model."""
+def suggested_lr(name: str) -> float:
+    """Return the peak learning rate to use for the model where the config says ``auto``."""
     built_in = BUILT_IN_MODELS.get(name)
     return built_in.lr if built_in else PRETRAINED_LR
 
 
 def model_folder(name: str) -> Path:
-    """Return the local folder of a model that is not built in, downloading a hub model that is not here yet.
+    """Return the local folder of a model that is not built in; a hub model is downloaded if it is not cached yet.
 
-    The folder has config, weights and tokenizer. Raises ModelError in one line, at once if there is no network.
+    The folder holds config, weights and tokenizer. Raises ModelError, one line.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
@@ -66,7 +70,7 @@ def model_folder(name: str) -> Path:
 
 
 def read_config(name: str, folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json; ModelError if it is no JSON object with a ``model_type``."""
+    """Return the folder's config.json. Raises ModelError if it is not a JSON object with a ``model_type``."""
     try:
         tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -77,18 +81,18 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of ``folder`` that make its tokenizer, by name."""
+    """Return the tokenizer's files in ``folder``, sorted by name."""
     files = (folder / name for name in {*TOKENIZERS, "merges.txt"})
     return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
 
 
 def check_length(config: RunConfig, folder: Path) -> None:
-    """Raise ConfigError if ``max_seq_len`` is more than the model has positions for."""
+    """Raise ConfigError if ``max_seq_len`` exceeds the positions that the model in ``folder`` has."""
     tree = read_config(config.model, folder)
     positions = tree.get("max_position_embeddings")
     if not isinstance(positions, int):
         return
-    # RoBERTa and its kin count positions from behind the padding token.
+    # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
     reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
     if config.max_seq_len > positions - reserved:
         where = f"model {config.model} has positions for {positions - reserved} tokens"
@@ -96,7 +100,7 @@ def check_length(config: RunConfig, folder: Path) -> None:
 
 
 def load_tokenizer(name: str, folder: Path) -> Any:
-    """Load the folder's tokenizer with ``AutoTokenizer``; ModelError in one line if it cannot be."""
+    """Load the folder's tokenizer with ``AutoTokenizer``. Raises ModelError, one line."""
     with _quiet(), _one_line(f"model {name}: tokenizer cannot be loaded"):
         from transformers import AutoTokenizer
 
@@ -104,9 +108,10 @@ def load_tokenizer(name: str, folder: Path) -> Any:
 
 
 def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: int, pad_token: int) -> nn.Module:
-    """Return the configured model with a head for ``classes``, in fp32; without weights on the meta device.
+    """Return the configured model in fp32, with a classification head for ``classes``.
 
-    ``vocab_size`` and ``pad_token`` describe the tokenizer; a loaded model keeps its own vocabulary.
+    Under torch's meta device it has no weights, and none are read. ``vocab_size`` and ``pad_token`` are the
+    tokenizer's; a pretrained model keeps the vocabulary size of its weights. Raises ModelError.
     """
     labels: dict[str, Any] = {
         "num_labels": len(classes),
@@ -146,7 +151,7 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
 
         auto: Any = AutoModelForSequenceClassification
         saved = AutoConfig.from_pretrained(folder, local_files_only=True)
-        # A head for other classes is made anew; any other difference in shapes stays an error.
+        # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
         other_head = saved.num_labels != labels["num_labels"]
         shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
         _set_dropout(shape, config.dropout)
@@ -160,7 +165,7 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
 
 
 def _set_dropout(shape: Any, dropout: float | None) -> None:
-    """Override every dropout probability of a transformers config, whatever the model calls it."""
+    """Set every dropout probability of a transformers config; the fields' names differ from model to model."""
     if dropout is None:
         return
     for name, value in shape.to_dict().items():
@@ -186,22 +191,24 @@ def _hub_folder(name: str) -> Path:
     hint, known = nearest(name, BUILT_IN_MODELS), ", ".join(BUILT_IN_MODELS)
     wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
-        folder = _complete(snapshot_download, name, local_files_only=True)
+        folder = _snapshot(snapshot_download, name, local_files_only=True)
         for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
-            folder = folder or _complete(snapshot_download, name, allow_patterns=patterns)
+            folder = folder or _snapshot(snapshot_download, name, allow_patterns=patterns)
     except HFValidationError:
-        raise ModelError(f"model {name!r}: not built in ({known}), no folder, no hub name{hint}") from None
+        raise ModelError(
+            f"model {name!r}: not built in ({known}), not a folder, and not a valid hub name{hint}"
+        ) from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = _first_line(error)
-        where = f"not built in ({known}), no local folder, and not to be had from the hub"
+        where = f"not built in ({known}), not a local folder, and not available from the hub"
         raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
     if folder is None:
-        raise ModelError(f"model {name!r}: the hub has no config, weights or tokenizer of it in a known format")
+        raise ModelError(f"model {name!r}: its hub repository lacks config, weights or tokenizer in a known format")
     return folder
 
 
-def _complete(download: Any, name: str, **options: Any) -> Path | None:
-    """Return the snapshot's folder, or ``None`` while a file that we need is not in it."""
+def _snapshot(download: Any, name: str, **options: Any) -> Path | None:
+    """Return the snapshot's folder, or ``None`` if a file that the model needs is missing from it."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -219,7 +226,7 @@ def _complete(download: Any, name: str, **options: Any) -> Path | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and advice, which the user cannot act on, off the screen."""
+    """Silence transformers' progress bars and warnings, which the user cannot act on."""
     from transformers.utils import logging
 
     library: Any = logging
@@ -236,7 +243,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn whatever a library raises over a user's files into a ModelError of one line."""
+    """Turn any exception that a library raises for a user's files into a one-line ModelError."""
     try:
         yield
     except ModelError:

@@ -1,4 +1,4 @@
-"""Text classification with a transformers model: one label a text."""
+"""Text classification with a transformers model: one label per text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distcore.tasks.text_classification.models import (
     build_classifier,
     from_scratch,
     model_folder,
+    suggested_lr,
     tokenizer_files,
-    usual_lr,
 )
 
 if TYPE_CHECKING:
@@ -24,30 +24,34 @@ if TYPE_CHECKING:
 
 
 LABELS = "labels.json"
+"""File with the labels in the order of class numbers, as the data file writes them."""
 
 
 class TextClassification:
-    """Implements ``distcore.plugin.task.Task``; it keeps no state."""
+    """Implements ``distcore.plugin.task.Task``; without state."""
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate that suits the model."""
-        return {"lr": usual_lr(config.model)}
+        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
+        return {"lr": suggested_lr(config.model)}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache wherever they were prepared before."""
+        """Return the tokenised data sets, from the cache if they were prepared before.
+
+        Raises DataError, ModelError or ConfigError.
+        """
         return prepare_text(config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return a classifier with one output a class of ``data``."""
+        """Return a classifier with one output per class of ``data``."""
         data = _text(data)
         return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the model's folder; ``None`` for a built-in one."""
+        """Return the folder with the model's weights; ``None`` for a built-in model."""
         return None if from_scratch(config) else model_folder(config.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the rows."""
+        """Return the cross entropy summed over the rows of ``batch``: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
@@ -63,8 +67,8 @@ class TextClassification:
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy``, ``majority_accuracy`` and scikit-learn's ``classification_report``.
 
-        ``majority_accuracy`` is what always answering the commonest label of these rows would reach. All four are
-        ``None`` if there are no rows.
+        ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the most frequent
+        label of these rows. All four are ``None`` if there are no rows.
         """
         rows = len(outputs.get("label", ()))
         if not rows:
@@ -78,7 +82,7 @@ class TextClassification:
         }
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``label`` and ``prediction`` of each row; labels as the data file writes them."""
+        """Yield ``index``, ``label`` and ``prediction`` of each row, in order; labels as the data file writes them."""
         labels = _text(data).labels
         if outputs:
             pairs = zip(outputs["label"].tolist(), outputs["prediction"].tolist(), strict=True)
@@ -86,7 +90,7 @@ class TextClassification:
                 yield {"index": index, "label": labels[label], "prediction": labels[prediction]}
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write what predictions need beside the weights: the tokenizer's files and ``labels.json``."""
+        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``."""
         data = _text(data)
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(data.tokenizer):
@@ -95,14 +99,14 @@ class TextClassification:
         (folder / LABELS).write_text(names + "\n", encoding="utf-8")
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return the classes and the tokenizer that ``save`` wrote, with no rows."""
+        """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
         if not (folder / LABELS).is_file():
             return None
         return without_rows(tuple(json.loads((folder / LABELS).read_text(encoding="utf-8"))), folder)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """fp32, so that the loss is summed exactly under autocast too."""
+    """Return the logits in fp32, shape ``(n, classes)``: under autocast the model gives half precision."""
     answer = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     logits: Tensor = answer.logits.float()
     return logits

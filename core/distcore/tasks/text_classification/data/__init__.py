@@ -1,1 +1,1 @@
-"""Labelled texts: read, checked, split, tokenised and cached by content."""
+"""Labelled texts: read, checked, split and tokenised, and the tokens cached by content."""

@@ -1,20 +1,20 @@
-"""Data sets that need no file. ``stdlib-docs``: paragraphs of Python's own docstrings, labelled by subject.
+"""Embedded data sets, which need no file. ``stdlib-docs``: paragraphs of Python's own docstrings, labelled by subject.
 
-The texts are the documentation strings of modules, classes and functions of the standard library that runs
-distcore, read from its source with ``ast`` (nothing is imported), cut into paragraphs, without code examples.
-A row's label is the subject of the module that it comes from; ``SUBJECTS`` is the whole map.
+The texts are the docstrings of the modules, classes and functions of the standard library of the running Python,
+parsed from its source with ``ast`` (nothing is imported) and cut into paragraphs; paragraphs with code examples are
+left out. The label of a row is the subject of the module that it comes from, as ``SUBJECTS`` lists them.
 
 =================  ====================================================================
 classes            concurrency, data types, development tools, files, graphics, language,
                    networking, text
-rows               some 9,400 (Python 3.11; modules that a system leaves out are left out)
-majority share     about 17 % (development tools)
-license            PSF License Agreement, as for Python itself; texts are read in place, not copied
+rows               some 9,400 (Python 3.11; fewer where a system leaves modules out)
+majority class     about 17 % of the rows (development tools)
+license            PSF License Agreement, as for Python itself; texts are read from the installed Python
 =================  ====================================================================
 
-Rows are the same, in the same order, for the same Python. Texts that differ in case, spaces, digits or punctuation only
-are one text, and it is left out altogether if modules of different subjects hold it: so no row of the evaluation
-part has a twin in the training part. A paragraph may still share its module, and its module's words, with others.
+The same Python gives the same rows in the same order. Texts that differ only in case, spaces, digits or punctuation
+count as duplicates, and only the first of them is kept; texts that occur under several subjects are left out. So no
+evaluation row is a duplicate of a training row. Paragraphs of one module may still be in both parts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distcore.data.cache import cached_folder
-from distcore.tasks.text_classification.data.files import Rows, check_rows
+from distcore.tasks.text_classification.data.labelled import Rows, check_rows
 
 FORMAT = 2
-"""Grows whenever the rows change, so that caches notice."""
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
 
 SUBJECTS = {
     "concurrency": "asyncio concurrent multiprocessing threading _threading_local queue sched selectors subprocess "
@@ -53,47 +53,49 @@ SUBJECTS = {
     "text": "argparse base64 codecs configparser csv difflib email encodings getopt gettext html json locale "
     "optparse plistlib pprint quopri re shlex string stringprep textwrap tomllib xml",
 }
-"""Subject to the top-level modules whose docstrings carry it."""
+"""Subject to the names of the top-level modules and packages that belong to it, separated by spaces."""
 
 _SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 _LENGTHS = range(40, 1001)
+"""Characters of a paragraph that is kept."""
 
 
 def stdlib_docs() -> Rows:
-    """Harvest the rows: some seconds without the cache, some milliseconds with it."""
+    """Return the rows, from the cache if they are there; collecting them takes some seconds."""
     folder = cached_folder("embedded", f"stdlib-docs-{fingerprint('stdlib-docs')[:32]}", _write)
     return check_rows("data set stdlib-docs", json.loads((folder / "rows.json").read_text(encoding="utf-8")))
 
 
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs}
-"""Name, as in ``--data NAME``, to what reads it."""
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def fingerprint(name: str) -> str:
-    """Name the content of an embedded data set without reading it: it follows from the installed Python."""
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
     facts = [name, FORMAT, sys.version, sysconfig.get_path("stdlib"), SUBJECTS]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def harvest(library: Path) -> list[tuple[str, str]]:
-    """Return (paragraph, subject) for the modules under ``library``, in the order of subjects and paths."""
+def collect(library: Path) -> list[tuple[str, str]]:
+    """Return (paragraph, subject) for each paragraph of the modules under ``library``, by subject, then by path."""
     subjects: dict[str, set[str]] = {}
     rows: dict[str, tuple[str, str]] = {}
     for subject, modules in SUBJECTS.items():
         for path in _sources(library, modules.split()):
             for text in _paragraphs(path):
-                likeness = "".join(filter(str.isalpha, text.lower()))
-                subjects.setdefault(likeness, set()).add(subject)
-                rows.setdefault(likeness, (text, subject))
-    return [row for likeness, row in rows.items() if len(subjects[likeness]) == 1]
+                letters = "".join(filter(str.isalpha, text.lower()))  # duplicates have the same letters
+                subjects.setdefault(letters, set()).add(subject)
+                rows.setdefault(letters, (text, subject))
+    return [row for letters, row in rows.items() if len(subjects[letters]) == 1]
 
 
 def _write(folder: Path) -> None:
-    rows = harvest(Path(sysconfig.get_path("stdlib")))
+    rows = collect(Path(sysconfig.get_path("stdlib")))
     (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
 
 
 def _sources(library: Path, modules: list[str]) -> Iterator[Path]:
+    """Yield the source files of the modules, tests and bundled wheels left out."""
     for module in modules:
         paths = [library / f"{module}.py", *sorted((library / module).rglob("*.py"))]
         for path in paths:
@@ -102,6 +104,7 @@ def _sources(library: Path, modules: list[str]) -> Iterator[Path]:
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
+    """Yield the prose paragraphs of all docstrings in a source file, each on one line."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, documented):

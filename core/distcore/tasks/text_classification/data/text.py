@@ -1,4 +1,4 @@
-"""From a config to tokenised data sets: read, check, split, tokenise and cache by content."""
+"""From a config to tokenised data sets: read, check, split and tokenise texts, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 
 from distcore.config import RunConfig
 from distcore.data.cache import cached_folder
+from distcore.data.files import digest
 from distcore.errors import DataError, ModelError, nearest
 from distcore.plugin.task import Datasets
 from distcore.tasks.text_classification.data import embedded
-from distcore.tasks.text_classification.data.files import Rows, digest, read_rows
+from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
-from distcore.tasks.text_classification.data.tokens import no_tokens, open_tokens, tokenize, write_tokens
+from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, tokenize, write_tokens
 from distcore.tasks.text_classification.models import (
     check_length,
     from_scratch,
@@ -29,28 +30,30 @@ from distcore.tasks.text_classification.models import (
 )
 
 FORMAT = 3
-"""Grows whenever an entry of the cache changes its form or meaning."""
+"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextDatasets(Datasets):
-    """Labelled texts as tokens, and what belongs to them."""
+    """Tokenised texts with their classes, and the tokenizer that made the tokens."""
 
     classes: tuple[str, ...]
     """Class names in the order of class numbers."""
     labels: tuple[int | str, ...]
-    """The same as the data file writes them: integers or strings."""
+    """The classes as the data file writes them: integers or strings."""
     vocab_size: int
+    """Tokens in the tokenizer's vocabulary."""
     pad_token: int
+    """Token that fills up the shorter rows of a batch."""
     tokenizer: Path
     """Folder that ``AutoTokenizer`` reads."""
 
 
 def prepare_text(config: RunConfig) -> TextDatasets:
-    """Return the data sets of a run, from the cache if any process has prepared the same before.
+    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
 
-    A hit reads the files once, to name their content, and neither parses nor tokenises. Raises DataError,
-    ModelError or ConfigError.
+    The key of a cache entry is a digest of the files' content. With an entry in the cache, the files are read for
+    their digest only, and neither parsed nor tokenised. Raises DataError, ModelError or ConfigError.
     """
     if not from_scratch(config):
         check_length(config, model_folder(config.model))
@@ -59,10 +62,10 @@ def prepare_text(config: RunConfig) -> TextDatasets:
 
 
 def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
-    """Return what a model and its tokenizer need of the data that they were made for."""
+    """Return data sets with classes and a tokenizer but no rows: enough to build a model and to predict with it."""
     loaded = load_tokenizer(str(tokenizer), tokenizer)
     pad = _pad_token(loaded)
-    rows = no_tokens(pad)
+    rows = empty_dataset(pad)
     return TextDatasets(
         train=rows,
         evaluation=rows,
@@ -76,12 +79,12 @@ def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets
 
 
 def _key(config: RunConfig) -> str:
-    """Name everything that the entry depends on."""
+    """Return the key of the cache entry: a digest of everything that its content depends on."""
     facts = [
         FORMAT,
         [_source_digest(source) for source in (config.data, config.eval_data, config.test_data)],
         config.columns.model_dump(),
-        None if config.eval_data else [config.seed, config.eval_fraction],
+        None if config.eval_data else [config.seed, config.eval_fraction],  # what the split depends on
         config.max_seq_len,
         _tokenizer_digest(config),
         version("tokenizers"),
@@ -96,6 +99,7 @@ def _source_digest(source: str | None) -> str | None:
 
 
 def _file(source: str) -> Path:
+    """Return the path of a data file; raises DataError for a bare word that is neither a file nor an embedded set."""
     path = Path(source).expanduser()
     if not path.exists() and not path.suffix and path.name == source:
         known = ", ".join(embedded.EMBEDDED)
@@ -119,15 +123,17 @@ def _rows(source: str, config: RunConfig) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The rows of one data set: texts, class numbers, and row numbers in the file they came from."""
+    """The rows of one data set."""
 
     texts: list[str]
     labels: np.ndarray
+    """Class number of each row, int64."""
     source_rows: np.ndarray
+    """Number of each row in the file that it came from, int64, from 0."""
 
 
 def _build(folder: Path, config: RunConfig) -> None:
-    """Fill a new entry of the cache: one folder a data set, the tokenizer, and the facts of both."""
+    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
     rows = _rows(config.data, config)
     labels = distinct_labels(rows)
     parts = _parts(rows, [str(label) for label in labels], config)
@@ -139,7 +145,7 @@ def _build(folder: Path, config: RunConfig) -> None:
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, config: RunConfig) -> dict[str, object]:
-    """Tokenise and write one data set; return what the report says of it."""
+    """Tokenise and write one data set; return the facts that the report states about it."""
     tokens, lengths = tokenize(tokenizer, part.texts, config.max_seq_len)
     _check_vocabulary(config, tokens)
     write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
@@ -152,23 +158,23 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, config: RunConfig) ->
 
 
 def _pad_token(tokenizer: Any) -> int:
-    """Decoder models have no padding token; any will do, as padding is masked."""
+    """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(int(token) for token in candidates if token is not None)
 
 
 def _parts(rows: Rows, classes: list[str], config: RunConfig) -> dict[str, _Part]:
-    """Return the data sets by name; without a file of its own, ``test`` is left out."""
+    """Return the data sets by name. Without ``--test-data`` there is no ``test``: the evaluation rows serve as test."""
     labels = encode_labels(rows, classes)
     if config.eval_data is None:
-        train, kept = split_rows(rows.name, labels, config.eval_fraction, config.seed)
-        parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, kept)}
+        train, evaluation = split_rows(rows.name, labels, config.eval_fraction, config.seed)
+        parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, evaluation)}
     else:
         parts = {"train": _take(rows, labels, np.arange(len(rows)))}
     for name, source in (("evaluation", config.eval_data), ("test", config.test_data)):
         if source is not None:
-            own = _rows(source, config)
-            parts[name] = _take(own, encode_labels(own, classes), np.arange(len(own)))
+            read = _rows(source, config)
+            parts[name] = _take(read, encode_labels(read, classes), np.arange(len(read)))
     return parts
 
 
@@ -185,7 +191,7 @@ def _tokenizer(config: RunConfig, texts: list[str]) -> Any:
 
 
 def _check_vocabulary(config: RunConfig, tokens: np.ndarray) -> None:
-    """A tokenizer that belongs to another model would index past the embedding."""
+    """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
     if from_scratch(config):
         return
     size = read_config(config.model, model_folder(config.model)).get("vocab_size")
@@ -195,6 +201,7 @@ def _check_vocabulary(config: RunConfig, tokens: np.ndarray) -> None:
 
 
 def _open(folder: Path, config: RunConfig) -> TextDatasets:
+    """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
     sets = {name: open_tokens(folder / name, pad) for name in entry["facts"]}

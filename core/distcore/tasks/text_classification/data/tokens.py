@@ -1,4 +1,4 @@
-"""Tokenised rows on disk and in memory: one flat array of tokens, mapped rather than read."""
+"""Tokenised rows as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONTENT = "content.sha256"
+"""File with the digest of a data set's rows."""
 CHUNK = 4096
-"""Rows tokenised in one call: enough to feed every core, few enough to hold in memory."""
+"""Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenDataset:
-    """Rows of tokens with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
+    """Tokenised rows, each with its class; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(sum of lengths,)``."""
     starts: np.ndarray
-    """Where each row starts in ``tokens``, int64, shape ``(rows,)``."""
+    """Index in ``tokens`` at which each row starts, int64, shape ``(rows,)``."""
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     labels: np.ndarray
     """Class of each row, int64, shape ``(rows,)``."""
     source_rows: np.ndarray
-    """The row's number in the file that it came from, from 0, int64, shape ``(rows,)``."""
+    """Number of each row in the file that it came from, counted from 0, int64, shape ``(rows,)``."""
     items: np.ndarray
     """Ones: each row is one sample of the mean loss."""
     pad: int
-    """Token that fills up shorter rows of a batch."""
+    """Token that fills up the shorter rows of a batch."""
     content: str
     """SHA-256 over tokens, lengths and labels, in hexadecimal."""
 
@@ -43,13 +44,16 @@ class TokenDataset:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``input_ids`` and ``attention_mask``, int64 ``(n, longest)``, and ``labels``, int64 ``(n,)``."""
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
+
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest)``, ``labels`` int64 ``(n,)``.
+        """
         import torch
 
         lengths = self.lengths[indices]
         columns = np.arange(lengths.max(initial=0))
         mask = columns < lengths[:, None]
-        # Positions behind a row's end read a neighbour's token, which the mask then takes out again.
+        # Past the end of a shorter row this reads tokens of the rows behind it; the mask then replaces them by padding.
         tokens = self.tokens.take(self.starts[indices][:, None] + columns, mode="clip")
         return {
             "input_ids": torch.from_numpy(np.where(mask, tokens, np.int64(self.pad))),
@@ -59,7 +63,10 @@ class TokenDataset:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenise all texts with a transformers tokenizer; return tokens (int32, flat) and lengths (int64)."""
+    """Tokenise all texts with a transformers tokenizer, each cut to ``max_length`` tokens.
+
+    Returns all tokens one after the other, int32 ``(sum of lengths,)``, and the lengths, int64 ``(texts,)``.
+    """
     parts: list[np.ndarray] = []
     lengths: list[int] = []
     for start in range(0, len(texts), CHUNK):
@@ -79,7 +86,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[np.
 def write_tokens(
     folder: Path, tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, source_rows: np.ndarray
 ) -> None:
-    """Write one data set's arrays into a new folder."""
+    """Write the arrays of one data set, and their digest, into the new folder ``folder``."""
     folder.mkdir()
     np.save(folder / "tokens.npy", tokens)
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
@@ -89,7 +96,7 @@ def write_tokens(
 
 
 def open_tokens(folder: Path, pad: int) -> TokenDataset:
-    """Map the arrays of ``write_tokens`` into memory."""
+    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token."""
     offsets = _map(folder / "offsets.npy")
     lengths = np.diff(offsets)
     return TokenDataset(
@@ -104,8 +111,8 @@ def open_tokens(folder: Path, pad: int) -> TokenDataset:
     )
 
 
-def no_tokens(pad: int) -> TokenDataset:
-    """Return a data set without rows."""
+def empty_dataset(pad: int) -> TokenDataset:
+    """Return a data set without rows; ``pad`` is the padding token."""
     tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
     return TokenDataset(
         tokens=tokens, starts=none, lengths=none, labels=none, source_rows=none, items=none, pad=pad, content=""
@@ -120,5 +127,5 @@ def _digest(*columns: np.ndarray) -> str:
 
 
 def _map(path: Path) -> np.ndarray:
-    # A plain view: numpy's memmap class makes every indexing several times slower.
+    # As a plain array: indexing numpy's memmap class is several times slower.
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,8 +1,9 @@
-"""The tokenizer of a model without a vocabulary: BERT's WordPiece, trained on the training rows.
+"""A WordPiece tokenizer, as BERT has it, trained on the training rows: for built-in models, which have no vocabulary.
 
-``tokenizers.trainers.WordPieceTrainer`` numbers continuing characters (``##a``) in the order of a hash map with a
-random seed, so that ties between merges fall differently in every process. Here each character form gets a code
-point of its own before training, in a fixed order: byte-pair training over those has no ties left to chance.
+``tokenizers.trainers.WordPieceTrainer`` gives a different vocabulary in every process: it numbers the continuing
+characters (``##a``) in the order of a randomly seeded hash map, and these numbers break ties between merges. Here every
+character form (``a`` at the start of a word, ``##a`` inside it) is replaced by a code point of its own, in a fixed
+order, before byte-pair encoding (BPE) is trained. Ties then break the same way every time.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
-"""Rows that a vocabulary is learned from; of more, evenly spaced ones are taken."""
-_FIRST_CODE = 0xF0000  # the private planes: 2 ** 17 code points
+"""Most rows that a vocabulary is learned from; of a larger data set, evenly spaced rows are taken."""
+_FIRST_CODE = 0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
 
 
 def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Train a lower-case WordPiece tokenizer of at most ``vocab_size`` tokens; Chinese is split by character.
+    """Train a lower-case WordPiece tokenizer with at most ``vocab_size`` tokens, special tokens included.
 
-    The same texts give the same tokenizer in every process.
+    Chinese characters are split off as words of their own. The same texts give the same tokenizer in every process.
     """
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
     sample = texts[:: -(-len(texts) // MAX_ROWS)] if texts else texts
     words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *_learn(words, vocab_size - len(SPECIAL))))}
+    vocabulary = {
+        token: number for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))
+    }
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
@@ -38,7 +41,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def as_transformers(tokenizer: Tokenizer) -> Any:
-    """Wrap for transformers, so that ``save_pretrained`` writes what ``AutoTokenizer`` reads."""
+    """Wrap the tokenizer for transformers, whose ``save_pretrained`` writes the files that ``AutoTokenizer`` reads."""
     from transformers import PreTrainedTokenizerFast
 
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -46,8 +49,8 @@ def as_transformers(tokenizer: Tokenizer) -> Any:
     return wrapper(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL, strict=True)))
 
 
-def _learn(words: Counter[str], size: int) -> list[str]:
-    """Return up to ``size`` tokens: the most frequent character forms, then merges in the order learned."""
+def _learn_tokens(words: Counter[str], size: int) -> list[str]:
+    """Return up to ``size`` tokens: the character forms, most frequent first, then merges in the order learned."""
     forms: Counter[str] = Counter()
     for word, count in words.items():
         for form in _forms(word):
@@ -66,11 +69,12 @@ def _learn(words: Counter[str], size: int) -> list[str]:
 
 
 def _forms(word: str) -> list[str]:
+    """Split a word into its character forms: ``abc`` into ``a``, ``##b``, ``##c``."""
     return [word[0], *(f"##{character}" for character in word[1:])]
 
 
 def _coded(words: Counter[str], codes: dict[str, str]) -> Iterator[str]:
-    """Each word as often as it occurs; one with a form outside the alphabet could never be a token."""
+    """Yield each word in code points, as often as it occurs; a word with a form outside the alphabet is left out."""
     for word, count in words.items():
         forms = _forms(word)
         if all(form in codes for form in forms):
@@ -78,5 +82,6 @@ def _coded(words: Counter[str], codes: dict[str, str]) -> Iterator[str]:
 
 
 def _decode(token: str, alphabet: list[str]) -> str:
+    """Turn code points back into a WordPiece token: ``##`` stays in front only."""
     first, *rest = (alphabet[ord(code) - _FIRST_CODE] for code in token)
     return first + "".join(form.removeprefix("##") for form in rest)

@@ -1,0 +1,95 @@
+"""DTensors in checkpoints: of each tensor the elements that this rank holds, as one run of the flattened whole.
+
+For strategies that shard tensors along their first dimension, so that no row is ever cut. Plain tensors and tensors
+without dimensions are taken whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from distcore.plugin import defaults
+from distcore.plugin.contract import Piece, Run, SavedState, State
+
+Read = Callable[[int, int], Tensor]
+"""``read(start, count)`` returns ``count`` elements of a flattened tensor from index ``start`` on, in any shape."""
+
+
+def save(run: Run) -> State:
+    """Return what this rank holds of the model and of the optimizer's state, by neutral name.
+
+    A shard is a ``Piece`` in its own dtype, on its own device. An empty shard is left out, and so is a shard that
+    another rank saves: of several replicas the first one does. Raises ValueError for a DTensor that is sharded along
+    another dimension than the first.
+    """
+    tensors = defaults.model_state(run) | defaults.optimizer_state(run)
+    return {name: _held(tensor.detach()) for name, tensor in tensors.items() if _saves(tensor)}
+
+
+@torch.no_grad()
+def load(run: Run, state: SavedState) -> bool:
+    """Read this rank's part of every tensor, whatever strategy and number of ranks saved it; always true.
+
+    Moments of the optimizer become DTensors that are sharded as their parameters are.
+    """
+    for name, tensor in defaults.model_state(run).items():
+        _load(tensor, name, state)
+    if run.optimizer is not None:
+        defaults.load_optimizer(run, state, _optimizer_tensor)
+    return True
+
+
+@torch.no_grad()
+def fill(target: Tensor, read: Read) -> None:
+    """Copy into ``target`` the elements that this rank holds of it; ``read`` is not asked for any others."""
+    local, start = _local(target)
+    if local.numel():
+        local.copy_(read(start, local.numel()).view_as(local))
+
+
+def _load(target: Tensor, name: str, state: SavedState) -> None:
+    if isinstance(target, DTensor):
+        fill(target, lambda start, count: state.piece(name, start, count))
+    else:
+        target.copy_(state[name])
+
+
+def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
+    """A count of steps as it is; a moment sharded as its parameter is."""
+    if name.endswith("/step"):
+        return state[name]
+    moment = torch.zeros_like(parameter, requires_grad=False)
+    _load(moment, name, state)
+    return moment
+
+
+def _held(tensor: Tensor) -> Tensor | Piece:
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local, start = _local(tensor)
+    return Piece(local.reshape(-1), start, tuple(tensor.shape))
+
+
+def _saves(tensor: Tensor) -> bool:
+    """False for an empty shard, and for the copies of a shard on all replicas but the first."""
+    if not isinstance(tensor, DTensor):
+        return True
+    place = tensor.device_mesh.get_coordinate() or ()
+    replicas = [i for i, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
+    return tensor.to_local().numel() > 0 and not any(replicas)
+
+
+def _local(tensor: Tensor) -> tuple[Tensor, int]:
+    """This rank's shard, and the index of its first element in the flattened whole."""
+    if not isinstance(tensor, DTensor):
+        return tensor, 0
+    if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):
+        raise ValueError(f"a DTensor with placements {tensor.placements}: only the first dimension may be sharded")
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), offset[0] * prod(tensor.shape[1:]) if tensor.shape else 0

@@ -1,0 +1,84 @@
+"""Labelled texts: the rows of a text-classification data set, checked one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distcore.config import Columns
+from distcore.data.files import describe_value, read_records, row_error
+from distcore.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Texts and their labels, in file order."""
+
+    name: str
+    """What error messages call these rows, such as ``data file reviews.csv``."""
+    texts: list[str]
+    """Not blank, and valid Unicode."""
+    labels: list[int] | list[str]
+    """One per text: all integers from 0, or all strings."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def read_rows(path: Path, columns: Columns) -> Rows:
+    """Read a data file with one text and one label per row.
+
+    Raises DataError: the file, the row (counted from 1, without a header), what was found and what to do.
+    """
+    records = read_records(path, {"columns.text": columns.text, "columns.label": columns.label})
+    if path.suffix.lower() == ".csv":
+        records = iter(_with_integer_labels(list(records)))
+    return check_rows(f"data file {path}", records)
+
+
+def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
+    """Check (text, label) records one by one; ``name`` opens every message. Raises DataError."""
+    texts: list[str] = []
+    labels: list[Any] = []
+    for number, (text, label) in enumerate(records, 1):
+        problem = _text_problem(text) or _label_problem(label)
+        if problem is None and labels and type(label) is not type(labels[0]):
+            kind, first = describe_value(label), describe_value(labels[0])
+            problem = f"label is {kind}, but row 1 has {first}: use one type throughout"
+        if problem is not None:
+            raise row_error(name, number, problem)
+        texts.append(str(text))
+        labels.append(label)
+    if not texts:
+        raise DataError(f"{name}: holds no rows")
+    return Rows(name, texts, labels)
+
+
+def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """CSV has no types: its labels become integers if every one of them is written as an integer."""
+    if all(re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) for _, label in records):
+        return [(text, int(str(label))) for text, label in records]
+    return records
+
+
+def _text_problem(text: object) -> str | None:
+    if not isinstance(text, str):
+        return f"text is {describe_value(text)}, expected a string"
+    if not text or text.isspace():
+        return "text is empty: fill it in or remove the row"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"text is not valid Unicode: lone surrogate at character {error.start + 1}"
+    return None
+
+
+def _label_problem(label: object) -> str | None:
+    if type(label) is int:  # not isinstance: a boolean is an int too
+        return f"label {label} is out of range: integer labels count from 0" if label < 0 else None
+    if isinstance(label, str):
+        return None if label.strip() else "label is empty"
+    return f"label is {describe_value(label)}, expected an integer or a string"

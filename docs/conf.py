@@ -1,0 +1,49 @@
+"""How Sphinx builds the site: ``make docs``. The source folder is the repository, so that a link between two pages is
+the same relative path here, on the site and in a checkout, wherever the pages stand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import distcore
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "distcore"
+author = "the distcore authors"
+version = release = distcore.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "plugins/*/README.md",
+    "examples/*/README.md",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
+exclude_patterns = [".*", "build", "dist", "runs", "core", "tests"]  # folders that need not be searched
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+
+nitpicky = True
+nitpick_ignore_regex = [
+    # Other people's names: their documentation is not at hand where the site is built without a network.
+    (r"py:.*", r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum)(\..+)?"),
+    (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|T"),
+    (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
+]
+
+html_theme = "furo"
+html_title = f"distcore {release}"
+html_extra_path = ["site"]  # index.html, which leads from the top of the site to its first page
+html_copy_source = False

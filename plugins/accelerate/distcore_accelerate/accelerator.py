@@ -1,0 +1,94 @@
+"""Accelerate's ``Accelerator`` over the ranks that are there, and a check that it is what was asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
+
+from distcore import StrategyError, World
+from distcore_accelerate.settings import Settings
+
+LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
+"""Prefixes of what ``accelerate launch`` sets and ``Settings`` has read: Accelerate must not read it a second time."""
+
+
+@contextmanager
+def rank_environment(world: World) -> Iterator[None]:
+    """Set RANK, WORLD_SIZE and LOCAL_RANK for a while, and hide what ``accelerate launch`` has set."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(LAUNCHER_VARIABLES):
+            del os.environ[name]
+    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.local_rank))
+    # Without it Accelerate sets the number of threads, and prints that it does.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def new_accelerator(settings: Settings, world: World, arguments: dict[str, Any]) -> Accelerator:
+    """Return a fresh ``Accelerator`` for this run; call it within ``rank_environment``, in a process group.
+
+    It divides nothing (one accumulation step), steps no schedule, and casts nothing unless ``arguments`` say so.
+    Raises StrategyError, one line, if Accelerate fell back to another backend or world.
+    """
+    reset_state()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    own: dict[str, Any] = {"mixed_precision": "no", "cpu": world.device.type == "cpu"}
+    accelerator = Accelerator(gradient_accumulation_steps=1, step_scheduler_with_optimizer=False, **(own | arguments))
+    check_no_fallback(settings, world, accelerator)
+    return accelerator
+
+
+def reset_state() -> None:
+    """Drop Accelerate's singletons, which would carry one run's settings into the next; the process group stays."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    if "transformers.integrations.deepspeed" in sys.modules:  # else transformers would build models sharded
+        sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
+
+
+def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator) -> None:
+    """Raise StrategyError, one line, unless Accelerate is what was asked for: it falls back without a word."""
+    expected = {
+        "ddp": DistributedType.MULTI_GPU if world.device.type == "cuda" else DistributedType.MULTI_CPU,
+        "fsdp2": DistributedType.FSDP,
+        "deepspeed": DistributedType.DEEPSPEED,
+    }[settings.backend]
+    asked = (expected.value, world.size, world.device.type)
+    found = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
+    if found != asked:
+        raise StrategyError(
+            f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]} rank(s), {asked[2]}), "
+            f"Accelerate reports {found[0]} on {found[1]} rank(s), {found[2]}"
+        )
+
+
+def world_of(accelerator: Accelerator) -> World:
+    """The world as Accelerate reports it."""
+    return World(
+        rank=accelerator.process_index,
+        size=accelerator.num_processes,
+        local_rank=accelerator.local_process_index,
+        device=accelerator.device,
+    )
+
+
+def ensure_state() -> None:
+    """Make the state without which Accelerate's logging raises, where another strategy than this one runs."""
+    if not PartialState._shared_state:
+        with rank_environment(World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))):
+            del os.environ["LOCAL_RANK"]  # with it Accelerate would look for other ranks
+            PartialState(cpu=True)

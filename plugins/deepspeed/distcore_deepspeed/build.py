@@ -1,0 +1,71 @@
+"""Building DeepSpeed's engine around the model of a run, for training or for evaluation."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, defaults
+from distcore_deepspeed import engine, library, ops
+from distcore_deepspeed.derived import resolve
+from distcore_deepspeed.json_config import Tree, UserConfig
+from distcore_deepspeed.optimizers import optimizer_type
+
+log = logging.getLogger("distcore")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build(
+    user: UserConfig,
+    run: Run,
+    model: nn.Module,
+    make_optimizer: OptimizerFactory | None,
+    activation_checkpointing: bool = False,
+) -> PreparedModel:
+    """Return the engine, and the optimizer that it steps on this rank's partitions; no optimizer for evaluation."""
+    tree = resolve(user, run, model, training=make_optimizer is not None)
+    if activation_checkpointing:
+        _checkpoint_activations(model, tree)
+    if make_optimizer is None:
+        return PreparedModel(model=_for_evaluation(user, run, model, tree), optimizer=None)
+    own = _optimizer_arguments(user, run, make_optimizer(model))
+    return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own))
+
+
+def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:
+    """The arguments of ``initialize`` that give it distcore's optimizer, or DeepSpeed's with the same groups."""
+    if optimizer_type(run.config, user) is not None:
+        groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
+        return {"model_parameters": groups}
+    if user.offload("offload_optimizer") != "none" and run.world.is_main:
+        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is torch's AdamW")
+    return {"optimizer": optimizer}
+
+
+def _for_evaluation(user: UserConfig, run: Run, model: nn.Module, tree: Tree) -> nn.Module:
+    """Shard the parameters at stage 3; at the other stages there is nothing to shard without an optimizer."""
+    ops.build_for(tree)
+    if user.stage == 3:
+        with engine.quiet():
+            model = library.initialize(model=model, config=tree)
+    else:
+        model = model.to(device=run.world.device, dtype=DTYPES[run.config.precision])
+    if run.config.precision != "fp32":
+        defaults.results_in_fp32(model)
+    return model
+
+
+def _checkpoint_activations(model: Any, tree: Tree) -> None:
+    """Have the model recompute its layers with DeepSpeed's function."""
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise ConfigError("strategy_options.activation_checkpointing: the model does not support it")
+    checkpointing.configure(None, deepspeed_config=tree)
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = checkpointing.checkpoint

@@ -1,0 +1,76 @@
+"""What is refused before any rank starts: what DeepSpeed would refuse late, ignore, or get wrong."""
+
+from __future__ import annotations
+
+from distcore import ConfigError, RunConfig
+from distcore_deepspeed import library, ops
+from distcore_deepspeed.derived import BY_HIDDEN_SIZE, derived_settings
+from distcore_deepspeed.json_config import ZERO, Tree, UserConfig, fill
+from distcore_deepspeed.optimizers import LATER, check_optimizer, check_scheduler, optimizer_type, scheduler_settings
+from distcore_deepspeed.sections import unknown_keys, wrong_values
+
+
+def check_training(user: UserConfig, config: RunConfig) -> None:
+    """Raise ConfigError, one line, for whatever can be known to go wrong before ranks start to train."""
+    if config.precision != "fp32" and user.stage == 0:
+        raise ConfigError(
+            f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is a step ahead there and "
+            "the result is wrong; use stage=1, which is as fast"
+        )
+    kind = optimizer_type(config, user)
+    check_optimizer(kind, config.device)
+    _check_adam(user, kind)
+    check_scheduler(user)
+    _check_json(user, config)
+
+
+def check_evaluation(user: UserConfig, config: RunConfig) -> None:
+    """The same where ranks only evaluate: there is no optimizer, and batches may have any size."""
+    _check_json(user.for_evaluation(), config)
+
+
+def _check_adam(user: UserConfig, kind: str | None) -> None:
+    """Refuse DeepSpeed's own Adam where it is asked for by name and cannot be compiled."""
+    asked = user.get("optimizer.params.torch_adam") is False
+    builder = ops.adam(user.offload("offload_optimizer"))
+    if asked and kind in ("Adam", "AdamW") and not ops.can_load(builder):
+        raise ConfigError(
+            f"optimizer.params.torch_adam = false: DeepSpeed's {builder.name} cannot be compiled here (no C++ compiler "
+            "or ninja); install them, or leave torch_adam out"
+        )
+
+
+def _check_json(user: UserConfig, config: RunConfig) -> None:
+    if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
+        raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
+    ranks = config.nproc if isinstance(config.nproc, int) else 1
+    settings = [*derived_settings(user, config, ranks), *scheduler_settings(config, user, None)]
+    unknown = unknown_keys(_with_optimizer_type(user, config), config.device, user.offload("offload_optimizer"))
+    tree = fill(user, settings, later=(*LATER, *BY_HIDDEN_SIZE), unknown=unknown)
+    _check_offload(tree[ZERO])
+    if wrong := list(wrong_values(tree)):
+        raise ConfigError(f"{user.source}: {'; '.join(wrong)}")
+    library.import_ahead()
+
+
+def _with_optimizer_type(user: UserConfig, config: RunConfig) -> Tree:
+    """The JSON, with the type of an optimizer that distcore's config names."""
+    section = user.tree.get("optimizer")
+    return user.tree | ({"optimizer": section | {"type": optimizer_type(config, user)}} if section else {})
+
+
+def _check_offload(section: Tree) -> None:
+    """Refuse offload that DeepSpeed would accept and not do, or that lacks something."""
+    stage = section["stage"]
+    for name in ("offload_optimizer", "offload_param"):
+        offload = section.get(name) or {}
+        device = offload.get("device", "none")
+        if device == "nvme" and not offload.get("nvme_path"):
+            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': needs nvme_path, a folder on a fast disk")
+        lowest = 3 if name == "offload_param" or device == "nvme" else 1
+        if device != "none" and stage < lowest:
+            raise ConfigError(
+                f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use stage={lowest}"
+            )
+        if device == "nvme" and (lacking := ops.lacking_for_nvme()):
+            raise ConfigError(f"{ZERO}.{name}.device = 'nvme': DeepSpeed's async_io needs {lacking}; install it")

@@ -1,0 +1,103 @@
+"""What follows for DeepSpeed's config from a run: its batches, precision, rates, clipping, the size of its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from distcore import ConfigError, Run, RunConfig
+from distcore_deepspeed import ops
+from distcore_deepspeed.json_config import AUTO, ZERO, Setting, Tree, UserConfig, fill
+from distcore_deepspeed.library import DeepSpeedZeroConfig
+from distcore_deepspeed.optimizers import optimizer_settings, optimizer_type, scheduler_settings
+
+BUCKETS = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
+"""Keys that "auto" makes so many squares of the hidden size."""
+PERSISTENCE = f"{ZERO}.stage3_param_persistence_threshold"
+BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in BUCKETS), PERSISTENCE)
+"""Keys whose "auto" needs the model."""
+
+
+def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True) -> Tree:
+    """Return DeepSpeed's config with nothing left to choose; raises ConfigError, one line, for contradictions.
+
+    ``model``: whole, for its hidden size. Without ``training``, what only matters to training is left out.
+    """
+    config, user = run.config, user if training else user.for_evaluation()
+    tree = fill(
+        user,
+        [
+            *derived_settings(user, config, run.world.size),
+            *scheduler_settings(config, user, run.total_steps),
+            *_bucket_settings(model),
+            *_adam_settings(user, config, run.world.is_main),
+        ],
+    )
+    if not training:
+        return {key: value for key, value in tree.items() if key not in ("optimizer", "scheduler")}
+    if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
+        raise ConfigError("schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it")
+    if user.stage == 0:
+        tree["gradient_clipping"] = 0.0  # there the strategy clips, to report the norm
+    return tree
+
+
+def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
+    """What follows from distcore's config and the user's options alone, before there is a model."""
+    micro, norm = int(config.micro_batch_size), config.clip.norm
+    source = "global_batch_size / (micro_batch_size * ranks)"
+    return [
+        Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
+        Setting("train_micro_batch_size_per_gpu", micro, "micro_batch_size"),
+        Setting("gradient_accumulation_steps", max(1, config.global_batch_size // (micro * ranks)), source),
+        Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always: DeepSpeed clips at 1.0 if nothing is said
+        *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),
+        Setting("torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"),
+        Setting("gradient_allreduce_op", "mean", "the strategy's mean over ranks", "match"),
+        Setting("managed_gradient_accumulation", True, "the loop's accumulation", "match"),
+        Setting("data_efficiency.enabled", False, "the sampler of distcore", "match"),
+        Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
+        Setting("autotuning.enabled", False, "the training of distcore", "match"),
+        Setting("timers.throughput.enabled", False, "the progress line", "default"),  # it waits for the device
+        *user.options,
+        Setting(f"{ZERO}.stage", user.stage, "", "default"),
+        *_memory_settings(user, config),
+        *optimizer_settings(config, user),
+    ]
+
+
+def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
+    settings = []
+    if user.stage == 3:  # DeepSpeed's own default leaves the whole of a small model on every rank
+        settings.append(Setting(PERSISTENCE, AUTO, "the hidden size", "default"))
+    if user.offload("offload_optimizer") != "none" and optimizer_type(config, user) is None:
+        settings.append(Setting("zero_force_ds_cpu_optimizer", False, "optimizer.name (torch's AdamW)"))
+    if config.precision == "bf16":
+        settings.append(Setting("data_types.grad_accum_dtype", "fp32", "precision", "default"))
+    return settings
+
+
+def _bucket_settings(model: nn.Module) -> list[Setting]:
+    hidden = _hidden_size(model)
+    if hidden is None:  # then DeepSpeed's own default is the best that can be said
+        fields = DeepSpeedZeroConfig.model_fields.values()
+        defaults = {field.alias: field.default for field in fields} | {"reduce_bucket_size": int(5e8)}
+        return [Setting(path, int(defaults[path.partition(".")[2]]), "", "auto") for path in BY_HIDDEN_SIZE]
+    sizes = {f"{ZERO}.{name}": int(factor * hidden * hidden) for name, factor in BUCKETS.items()}
+    sizes[PERSISTENCE] = 10 * hidden
+    return [Setting(path, value, "the model's hidden size", "auto") for path, value in sizes.items()]
+
+
+def _hidden_size(model: nn.Module) -> int | None:
+    config: Any = getattr(model, "config", None)
+    sizes = getattr(config, "hidden_sizes", None)
+    found = getattr(config, "hidden_size", None) or (max(sizes) if sizes else None)
+    return int(found) if found else None
+
+
+def _adam_settings(user: UserConfig, config: RunConfig, tell: bool) -> list[Setting]:
+    if optimizer_type(config, user) not in ("Adam", "AdamW"):
+        return []
+    use = ops.torch_adam(config.device, user.offload("offload_optimizer"), tell)
+    return [Setting("optimizer.params.torch_adam", use, "", "default")]

@@ -1,0 +1,189 @@
+"""DeepSpeed's own JSON config: read from a file or given inline, every "auto" filled in, compared with distcore's."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import hjson
+
+from distcore import ConfigError
+
+Tree = dict[str, Any]
+AUTO = "auto"
+ZERO = "zero_optimization"
+
+TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"})
+"""Keys whose value is text, even where it looks like a number."""
+SECTIONS_READ = frozenset({ZERO, "fp16", "bf16", "optimizer", "scheduler"})
+"""Sections whose keys distcore reads: each must be an object."""
+TRAINING_ONLY = frozenset(
+    {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
+    | {"optimizer", "scheduler"}
+)
+"""Top-level keys that mean nothing to a run that only evaluates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one key of DeepSpeed's config has to be for a run.
+
+    ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but only where the JSON
+    has the key. ``default``: set it unless the JSON has a value. ``auto``: only replace "auto".
+    """
+
+    path: str
+    """The key with its sections, separated by dots: ``zero_optimization.stage``."""
+    value: Any
+    source: str
+    """Where the value comes from, such as a key of distcore's config; for messages."""
+    kind: Literal["must", "match", "default", "auto"] = "must"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserConfig:
+    """What a user asks of DeepSpeed: its own JSON, and options that stand for keys of it."""
+
+    tree: Tree
+    """The JSON, with ``"auto"`` where the user wrote it."""
+    source: str
+    """Where the JSON comes from, for messages: a path, or the name of an option."""
+    options: tuple[Setting, ...] = ()
+    """Keys that were set beside the JSON."""
+
+    def get(self, path: str) -> Any:
+        """Return the value of a key, from an option before the JSON; ``None`` where it is absent."""
+        return next((option.value for option in self.options if option.path == path), get(self.tree, path))
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage; 2 where nothing else is said."""
+        stage = self.get(f"{ZERO}.stage")
+        return 2 if stage in (None, AUTO) else int(stage)
+
+    @property
+    def scheduler(self) -> str | None:
+        """The type of DeepSpeed's learning-rate scheduler; ``None``: the schedule is distcore's."""
+        return get(self.tree, "scheduler.type") or None
+
+    def offload(self, section: str) -> str:
+        """Where ``offload_optimizer`` or ``offload_param`` puts things: ``none``, ``cpu`` or ``nvme``."""
+        return str(self.get(f"{ZERO}.{section}.device") or "none")
+
+    def for_evaluation(self) -> UserConfig:
+        """Return the same without the keys that only matter to training."""
+        return replace(self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY})
+
+
+def read(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
+    """Return the JSON at a path, or the tree given inline; strings such as "true" and "8" become what they mean.
+
+    ``option`` is the name of the option that ``config`` was given as, for messages. Raises ConfigError, one line: the
+    file cannot be read, is no JSON, or a section is no object.
+    """
+    source = config if isinstance(config, str) else option
+    tree: Tree = _typed(_read_file(config, option) if isinstance(config, str) else config or {})
+    if "bfloat16" in tree:
+        tree.setdefault("bf16", tree.pop("bfloat16"))
+    for key in sorted(SECTIONS_READ & tree.keys()):
+        if not isinstance(tree[key], dict):
+            raise ConfigError(f"{source}: {key} = {tree[key]!r}: expected keys and values")
+    stage = get(tree, f"{ZERO}.stage")
+    if stage not in (None, AUTO) and stage not in range(4):
+        raise ConfigError(f"{source}: {ZERO}.stage = {stage!r}: expected 0, 1, 2 or 3")
+    return UserConfig(tree=tree, source=source)
+
+
+def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (), unknown: Iterable[str] = ()) -> Tree:
+    """Return a copy of the JSON in which every setting holds and no "auto" is left, except at the paths of ``later``.
+
+    Raises ConfigError, one line, that lists everything ``unknown`` and all contradictions, each with both values and
+    their sources.
+    """
+    filled, wrong = copy.deepcopy(user.tree), []
+    for setting in settings:
+        found = get(filled, setting.path)
+        if found == AUTO or (found is None and setting.kind in ("must", "default")):
+            put(filled, setting.path, setting.value)
+        elif found is not None and setting.kind in ("must", "match") and not _same(found, setting.value):
+            wrong.append(f"{setting.path} = {found!r} ({user.source}) but {setting.source} = {setting.value!r}")
+    complaints = [f"{'; '.join(unknown)} (DeepSpeed would ignore it)"] if (unknown := list(unknown)) else []
+    complaints += [f'contradictions, make them equal or write "auto": {"; ".join(wrong)}'] if wrong else []
+    if complaints:
+        raise ConfigError(f"{user.source}: {'; '.join(complaints)}")
+    if left := sorted(set(_autos(filled)) - set(later)):
+        raise ConfigError(f'{user.source}: nothing to fill in for "auto" of {", ".join(left)}; give a value')
+    return filled
+
+
+def get(tree: Tree, path: str) -> Any:
+    """Return the value at a dotted path; ``None`` where it is absent."""
+    value: Any = tree
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def put(tree: Tree, path: str, value: Any) -> None:
+    """Set the value at a dotted path of ``tree``, in place; sections that are missing are made."""
+    *parents, leaf = path.split(".")
+    for part in parents:
+        tree = tree.setdefault(part, {})
+    tree[leaf] = value
+
+
+def _read_file(path: str, option: str) -> Tree:
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        tree = hjson.loads(text, object_pairs_hook=_no_duplicates)
+    except OSError as error:
+        raise ConfigError(f"{option} = {path!r}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{option} = {path!r}: not valid JSON: {reason}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{option} = {path!r}: expected an object, found {type(tree).__name__}")
+    return dict(tree)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return tree
+
+
+def _typed(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        return {name: _typed(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_typed(inner) for inner in value]
+    if not isinstance(value, str) or key in TEXT:
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if re.fullmatch(r"[+-]?\d+", value):
+        return int(value)
+    return float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE) else value
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list | tuple) and isinstance(found, list | tuple):
+        return len(found) == len(wanted) and all(map(_same, found, wanted))
+    numbers = [value for value in (found, wanted) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == 2:
+        return bool(abs(found - wanted) <= 1e-12 * max(abs(found), abs(wanted)))
+    return bool(found == wanted)
+
+
+def _autos(tree: Tree, prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _autos(value, f"{prefix}{key}.")
+        elif value == AUTO:
+            yield f"{prefix}{key}"

@@ -1,0 +1,98 @@
+"""A disk that is really full in the middle of a save: one line, the previous checkpoint intact, and it can go on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from resume_job import SCRIPT, run
+
+from distcore.checkpoint import Checkpoint, find, read_tensors
+
+WAYS = {
+    "in line": ("nproc=1",),
+    "beside training": ("nproc=1", "checkpoints={keep_last: 3, best: null, asynchronous: true}"),
+    "two ranks": ("nproc=2", "strategy=ddp"),
+}
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 15 steps with checkpoints after 8, 12 and 15."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    run(out)
+    return out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for 2 MiB."""
+    (tmp_path / "disk").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path / "disk")]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def at_step_8(undisturbed: Path, out: Path) -> Path:
+    """A run folder whose run was killed after step 8."""
+    shutil.copytree(undisturbed / "checkpoints/step-00000008", out / "checkpoints/step-00000008")
+    return out
+
+
+def go_on(out: Path, way: str, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", SCRIPT, str(out), "resume=auto", *WAYS[way]]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, preexec_fn=before)
+
+
+def is_refused(done: subprocess.CompletedProcess[str], out: Path, reason: str) -> None:
+    """One line, the previous checkpoint whole, nothing left of the new one."""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: checkpoint {out}/checkpoints/step-00000012 could not be written: ")
+    assert reason in line
+    assert done.returncode == 2
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000008"]
+    Checkpoint(find("auto", out) or Path()).verify()
+
+
+def goes_on(out: Path, way: str, undisturbed: Path) -> None:
+    done = go_on(out, way)
+    assert done.returncode == 0, done.stderr
+    found, expected = (read_tensors(one / "checkpoints/step-00000015") for one in (out, undisturbed))
+    if way != "two ranks":  # which draw other dropout masks
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
+    out = at_step_8(undisturbed, small_disk / "run")
+    size = sum(-(-file.stat().st_size // PAGE) for file in out.glob("checkpoints/*/*"))
+    free = os.statvfs(small_disk).f_bavail - size * 2 // 3
+    (small_disk / "ballast").write_bytes(bytes(free * PAGE))
+    is_refused(go_on(out, way), out, "No space left on device")
+    (small_disk / "ballast").unlink()
+    goes_on(out, way, undisturbed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path, way: str) -> None:
+    out = at_step_8(undisturbed, tmp_path / "run")
+    largest = max(file.stat().st_size for file in out.glob("checkpoints/*/*.safetensors"))
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest // 3,) * 2)
+    is_refused(go_on(out, way, limit), out, "File too large")
+    goes_on(out, way, undisturbed)

@@ -1,0 +1,80 @@
+"""A changed job is refused in one line that names the difference, and the flag where there is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distcore import Run, World, load_config
+from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_job_state
+from distcore.distributed.single import SingleStrategy
+from distcore.errors import CheckpointError
+from distcore.plugin.contract import Progress
+
+OTHERS: dict[str, Any] = {
+    "task": "another", "eval_fraction": 0.2, "columns": {"text": "body"}, "global_batch_size": 16, "seed": 1,
+    "loader.length_grouping": "window", "loader.window": 9, "optimizer.name": "another", "model": "bert-tiny",
+    "max_seq_len": 64, "dropout": 0.5, "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
+    "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "total_steps": 16,
+}  # fmt: skip
+"""Another value for each key that a resumed run must share with the one that was interrupted."""
+
+
+def run(**changes: Any) -> Run:
+    steps = changes.pop("total_steps", 15)
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    model = nn.Identity()
+    return Run(
+        config=load_config(None, changes),
+        world=world,
+        capabilities=SingleStrategy.capabilities,
+        module=model,
+        model=model,
+        total_steps=steps,
+    )
+
+
+SAVED = collect_job_state(run(), Progress(step=7)) | {"data": "rows"}
+PATH = Path("runs/a/checkpoints/step-00000007")
+
+
+def test_every_key_has_a_case() -> None:
+    assert OTHERS.keys() == {*FIXED, *CHANGEABLE, "total_steps"}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_another_value_is_refused_by_name(key: str) -> None:
+    then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
+    reason = "the resumed run would differ from an uninterrupted one"
+    line = rf"^resume = '{PATH}': {re.escape(key)} was .+ and is .+: {reason}; {then}$"
+    with pytest.raises(CheckpointError, match=line):
+        check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows")
+
+
+@pytest.mark.parametrize("key", [*CHANGEABLE, "total_steps"])
+def test_what_can_be_accepted_is_accepted(key: str) -> None:
+    check_job(run(**{key: OTHERS[key]}, resume_changed=key), SAVED, PATH, "rows")
+
+
+@pytest.mark.parametrize("key", [*FIXED, "epochs", "lrr"])
+def test_nothing_else_can_be_accepted(key: str) -> None:
+    line = f"^--resume-changed {re.escape(key)}: not a key that a resumed run may change"
+    with pytest.raises(CheckpointError, match=line):
+        check_job(run(resume_changed=key), SAVED, PATH, "rows")
+
+
+def test_other_rows_are_refused_and_unknown_ones_are_not() -> None:
+    with pytest.raises(CheckpointError, match=r"it was saved with other training data; resume with the same$"):
+        check_job(run(), SAVED, PATH, "other rows")
+    check_job(run(), SAVED, PATH, None)
+
+
+@pytest.mark.parametrize("key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every", "data"])
+def test_where_and_how_it_runs_may_change(key: str) -> None:
+    values = {"strategy": "another", "data": "copy.json"}
+    check_job(run(**{key: values.get(key, 3)}), SAVED, PATH, "rows")

@@ -1,0 +1,383 @@
+"""Whatever a user gets wrong: exit code 2, one line that says what, where and what to do, and nothing is left behind.
+
+Every case runs the command line on a folder of prepared files; a few run as a real process too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from importlib.metadata import distribution
+from pathlib import Path
+
+import psutil
+import pytest
+
+from distcore.cli.main import main
+
+GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]
+JOB = "train --data good.json --model bert-tiny --out run"
+
+NEWER = '{"format": 99}'
+TEXT_FILES = {
+    "good.json": json.dumps(GOOD),
+    "not_json.json": '[["a", 0],\n ["b" 1]]',
+    "object.json": '{"text": "a"}',
+    "no_rows.json": "[]",
+    "empty.json": "",
+    "three.json": json.dumps([*GOOD, ["a", 1, 2]]),
+    "number.json": json.dumps([*GOOD, [7, 1]]),
+    "blank.json": json.dumps([*GOOD, ["  ", 1]]),
+    "float_label.json": json.dumps([*GOOD, ["a", 0.5]]),
+    "null_label.json": json.dumps([*GOOD, ["a", None]]),
+    "mixed.json": json.dumps([*GOOD, ["a", "yes"]]),
+    "negative.json": json.dumps([*GOOD, ["a", -1]]),
+    "one_class.json": json.dumps([["a", 3], ["b", 3]]),
+    "singletons.json": json.dumps([["a", 0], ["b", 1]]),
+    "other_labels.json": json.dumps([["a", 0], ["b", 9]]),
+    "broken.jsonl": '{"text": "a", "label": 0}\n{"text": "b", "label"',
+    "no_label.jsonl": '{"text": "a", "label": 0}\n{"text": "b", "lable": 1}',
+    "scalar.jsonl": '{"text": "a", "label": 0}\n3',
+    "columns.csv": "review,label\na,0\nb,1\n",
+    "ragged.csv": "text,label\na,0\nb\n",
+    "quote.csv": 'text,label\n"a,0\n',
+    "header.csv": "text,label\n",
+    "not.parquet": "PAR0",
+    "table.xlsx": "a",
+    "broken.yaml": "lr: 1e-3\nepochs: [1\n",
+    "list.yaml": "- lr\n",
+    "typo.yaml": "global_batch_sise: 8\n",
+    "nested_typo.yaml": "optimizer:\n  weight_decai: 0.1\n",
+    "type.yaml": "epochs: many\n",
+    "scalar_tree.yaml": "optimizer: adamw\n",
+    "extensions.yaml": "extensions: [progress]\n",
+    "taken/config.yaml": "lr: 0.1\n",
+    "no_config/weights.txt": "",
+    "bad_config/config.json": "{",
+    "no_type/config.json": "{}",
+    "no_weights/config.json": '{"model_type": "bert"}',
+    "no_tokenizer/config.json": '{"model_type": "bert"}',
+    "no_tokenizer/model.safetensors": "",
+    "short/config.json": '{"model_type": "bert", "max_position_embeddings": 64}',
+    "short/model.safetensors": "",
+    "short/tokenizer.json": "{}",
+    "damaged/manifest.json": "{",
+    "damaged/manifest.json.sha256": "0" * 64,
+    "newer/manifest.json": NEWER,
+    "newer/manifest.json.sha256": f"{sha256(NEWER.encode()).hexdigest()}  manifest.json\n",
+    "syntax.py": "class Watch(\n",
+    "raises.py": "raise RuntimeError('not\\ntoday')\n",
+    "plain.py": "class Watch:\n    def on_log(self, record): ...\n",
+    "misspelt.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_logg(self): ...\n",
+    "argument.py": "from distcore import hookimpl\nclass Watch:\n    @hookimpl\n    def on_log(self, stp): ...\n",
+}
+
+COMMAND_LINE = {
+    "trian": r"no command named 'trian' \(did you mean 'train'\?\)",
+    "--quiet train": r"unknown flag '--quiet'; distcore --help",
+    "-p ddp train": r"-p ddp: expected no:NAME, such as -p no:ddp",
+    "train -p no:": r"-p no:: expected no:NAME",
+    "train -p": r"-p: expected one argument",
+    "strategies --jsom": r"unknown flag '--jsom' \(did you mean '--json'\?\)",
+    f"{JOB} --global-batch-sise 8": r"unknown flag '--global-batch-sise' \(did you mean '--global-batch-size'\?\)",
+    f"{JOB} --global-batch 8": r"unknown flag '--global-batch'",
+    f"{JOB} --epochs": r"--epochs: expected one argument \(distcore train --help",
+    f"{JOB} a.yaml b.yaml": r"unexpected argument 'b.yaml'",
+}
+
+VALUES = {
+    "--nproc two": r"command line: nproc = 'two': .*valid integer",
+    "--nproc 0": r"nproc = 0: must be at least 1",
+    "--nproc -3": r"nproc = -3: must be at least 1",
+    "--nproc 2": r"nproc = 2: strategy 'single' runs in one process; .*ddp.* can use several",
+    "--epochs 0": r"epochs = '0': .*greater than or equal to 1",
+    "--epochs 1.5": r"epochs = '1.5': .*integer",
+    "--max-steps 0": r"max_steps = '0': .*greater than or equal to 1",
+    "--global-batch-size 0": r"global_batch_size = '0'",
+    "--global-batch-size many": r"global_batch_size = 'many'.*integer",
+    "--micro-batch-size 0": r"micro_batch_size = 0: must be at least 1",
+    "--micro-batch-size 5": r"global_batch_size = 32: .* 5 \* 1 = 5; nearest possible: 30, 35",
+    "--micro-batch-size 64": r"global_batch_size = 32: .* 64 \* 1 = 64; nearest possible: 64",
+    "--strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4": (
+        r"global_batch_size = 30: .*4 \* 2 = 8; nearest possible: 24, 32"
+    ),
+    "--strategy ddp --nproc 3": r"global_batch_size = 32: must be .* auto \* 3 = 3; nearest possible: 30, 33",
+    "--lr 0": r"lr = 0.0: must be greater than 0",
+    "--lr -1": r"lr = -1.0: must be greater than 0",
+    "--lr fast": r"lr = 'fast': .*number",
+    "--lr nan": r"lr = 'nan': .*finite",
+    "--lr inf": r"lr = 'inf': .*finite",
+    "--precision fp8": r"precision = 'fp8': .*'fp32', 'bf16', 'fp16' or 'auto'",
+    "--dropout 1": r"dropout = '1': .*less than 1",
+    "--dropout -0.1": r"dropout = '-0.1': .*greater than or equal to 0",
+    "--max-seq-len 2": r"max_seq_len = '2': .*greater than or equal to 4",
+    "--seed -1": r"seed = '-1'",
+    "--seed 4294967296": r"seed = '4294967296': .*less than 4294967296",
+    "--eval-fraction 0": r"eval_fraction = '0': .*greater than 0",
+    "--eval-fraction 1": r"eval_fraction = '1': .*less than 1",
+    "--save-every -1": r"save_every = '-1'",
+    "--eval-every often": r"eval_every = 'often': .*integer",
+    "--log-every 0": r"log_every = '0'",
+    "--log-level loud": r"log_level = 'loud': .*'debug', 'info', 'warning' or 'error'",
+    "--length-grouping random": r"loader.length_grouping = 'random': .*'batch' or 'window'",
+    "--task text-clasification": r"no task named 'text-clasification'.*did you mean 'text-classification'",
+    "--set lr": r"--set lr: expected KEY=VALUE",
+    "--set =3": r"--set : expected a dotted key",
+    "--set optimizer.=3": r"--set optimizer.: expected a dotted key",
+    "--set optimiser.eps=1": r"unknown key 'optimiser' \(did you mean 'optimizer'\?\)",
+    "--set optimizer.epz=1": r"unknown key 'optimizer.epz' \(did you mean 'eps'\?\)",
+    "--set optimizer=3": r"optimizer = 3: .*dictionary",
+    "--lr 1 --set lr.peak=3": r"--set lr.peak: lr has a value of its own and no keys below it",
+    "--set optimizer.betas=[0.9]": r"optimizer.betas.*required",
+    "--set optimizer.betas=[0.9,high]": r"optimizer.betas.1 = 'high': .*number",
+    "--set optimizer.name=sgd": r"optimizer.name = 'sgd': strategy 'single' supports adamw",
+    "--set optimizer.weight_decay=-1": r"optimizer.weight_decay = -1",
+    "--set clip.norm=0": r"clip.norm = 0: .*greater than 0",
+    "--set schedule.name=linaer": r"schedule.name = 'linaer': no such schedule \(did you mean 'linear'\?\)",
+    "--set schedule.warmup_ratio=2": r"schedule.warmup_ratio = 2: .*less than or equal to 1",
+    "--set schedule.warmup_steps=-5": r"schedule.warmup_steps = -5",
+    "--set device=tpu": r"device = 'tpu': .*'auto', 'cpu' or 'cuda'",
+    "--set loader.workers=-1": r"loader.workers = -1",
+    "--set tokenizer.vocab_size=1": r"tokenizer.vocab_size = 1: .*64",
+    "--set timeout=0": r"timeout = 0",
+    "--set model=3": r"model = 3: .*string",
+    "--set strategy_options=3": r"strategy_options = 3: .*dictionary",
+    "--set 'lr=[1'": r"lr = '\[1'",
+}
+
+CONFIG_FILES = {
+    "train nowhere.yaml": r"config file nowhere.yaml: cannot be read: No such file",
+    "train taken": r"config file taken: cannot be read: Is a directory",
+    "train broken.yaml": r"config file broken.yaml, line 3: not valid YAML",
+    "train list.yaml": r"config file list.yaml: expected keys and values, found a list",
+    "train binary.yaml": r"config file binary.yaml: cannot be read: not UTF-8",
+    "train typo.yaml": r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)",
+    "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'optimizer.weight_decai' \(did you mean 'weight_decay'",
+    "train type.yaml": r"type.yaml: epochs = 'many': .*integer",
+    "train type.yaml --epochs few": r"command line: epochs = 'few'",
+    "train scalar_tree.yaml": r"scalar_tree.yaml: optimizer = 'adamw': .*dictionary",
+    "train extensions.yaml": r"extensions.yaml: extensions = \['progress'\]: .*dictionary",
+}
+
+DATA = {
+    "--data nowhere.json": r"data file nowhere.json: no such file",
+    "--data stdlib-dogs": r"neither a file nor an embedded data set \(did you mean 'stdlib-docs'\?\)",
+    "--data taken": r"data file taken: is a folder",
+    "--data table.xlsx": r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet\)",
+    "--data empty.json": r"data file empty.json: is empty",
+    "--data no_rows.json": r"data file no_rows.json: holds no rows",
+    "--data header.csv": r"data file header.csv: holds no rows",
+    "--data not_json.json": r"data file not_json.json, line 2, column 7: not valid JSON",
+    "--data object.json": r"data file object.json: expected a list of \[text, label\] rows",
+    "--data three.json": r"three.json, row 7: expected \[text, label\].*list of 3",
+    "--data number.json": r"number.json, row 7: text is an integer \(7\), expected a string",
+    "--data blank.json": r"blank.json, row 7: text is empty: fill it in or remove the row",
+    "--data float_label.json": r"float_label.json, row 7: label is a float \(0.5\)",
+    "--data null_label.json": r"null_label.json, row 7: label is missing",
+    "--data mixed.json": r"mixed.json, row 7: label is a string .* row 1 has an integer",
+    "--data negative.json": r"negative.json, row 7: label -1 is out of range",
+    "--data one_class.json": r"one_class.json: all 2 rows have the label 3: a classifier needs at least 2",
+    "--data singletons.json": r"singletons.json: each of the 2 rows is the only one of its class.*--eval-data",
+    "--data broken.jsonl": r"broken.jsonl, line 2, column \d+: not valid JSON",
+    "--data no_label.jsonl": r"no_label.jsonl, row 2: no column 'label' \(did you mean 'lable'\?\)",
+    "--data scalar.jsonl": r"scalar.jsonl, row 2: expected",
+    "--data columns.csv": r"columns.csv: no column 'text' \(?.*found: review, label",
+    "--data columns.csv --text-column reviews": r"no column 'reviews' \(did you mean 'review'\?\)",
+    "--data good.csv --label-column topic": r"good.csv: no column 'topic'",
+    "--data ragged.csv": r"ragged.csv, row 2: expected 2 values as in the header, found 1",
+    "--data quote.csv": r"quote.csv, line \d: not valid CSV",
+    "--data latin.csv": r"latin.csv: not UTF-8 text \(byte 0xe9",
+    "--data not.parquet": r"not.parquet: not a readable Parquet file",
+    "--eval-data nowhere.json": r"data file nowhere.json: no such file",
+    "--eval-data other_labels.json": r"other_labels.json, row 2: label 9 is out of range",
+    "--test-data other_labels.json": r"other_labels.json, row 2: label 9 is out of range",
+    "--test-data empty.json": r"data file empty.json: is empty",
+}
+
+MODELS = {
+    "--model bert-tinny": r"model 'bert-tinny': .*did you mean 'bert-tiny'",
+    "--model ./nowhere": r"model ./nowhere: no such folder",
+    "--model good.json": r"model good.json: is a file, expected a folder",
+    "--model no_config": r"model no_config: the folder has no config.json",
+    "--model bad_config": r"model bad_config: config.json cannot be read",
+    "--model no_type": r"model no_type: config.json has no 'model_type'",
+    "--model no_weights": r"model no_weights: the folder has no weights",
+    "--model no_tokenizer": r"model no_tokenizer: the folder has no tokenizer",
+    "--strategy ddp --nproc 2 --model no_config": r"model no_config: the folder has no config.json",
+    "--model short": r"max_seq_len = 128: model short has positions for 64 tokens; use --max-seq-len 64",
+}
+
+FOLDERS = {
+    "--out good.json": r"out = 'good.json': is a file, not a folder",
+    "--out good.json/run": r"out = 'good.json/run': cannot be created: good.json is not a folder",
+    "--out taken": r"out = 'taken': holds another run; choose another, or go on with --resume auto",
+    "--resume nowhere": r"resume = 'nowhere': no checkpoint there",
+    "--resume good.json": r"resume = 'good.json': no checkpoint there",
+    "--resume damaged": r"damaged/manifest.json: damaged",
+    "--resume newer": r"newer/manifest.json: checkpoint format 99, this distcore reads 1",
+}
+
+EXTENSIONS = {
+    "--set extensions.progres=true": r"no extension named 'progres' .*did you mean 'progress'",
+    "--set extensions.progress.bar=3": r"extension 'progress': unknown option 'bar'.*options: bar_width",
+    "--set extensions.progress.bar_width=wide": r"extension 'progress': bar_width = 'wide': .*integer",
+    "--set extensions.nan_guard=maybe": r"extensions.nan_guard = 'maybe'",
+    "--set extensions.nowhere.py:Watch=true": r"extension 'nowhere.py:Watch': no file nowhere.py",
+    "--set extensions.plain.py:Wotch=true": r"extension 'plain.py:Wotch' does not import: .*no attribute 'Wotch'",
+    "--set extensions.syntax.py:Watch=true": r"extension 'syntax.py:Watch' does not import: SyntaxError",
+    "--set extensions.raises.py:Watch=true": r"extension 'raises.py:Watch' does not import: RuntimeError: not today",
+    "--set extensions.plain.py:Watch=true": r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark",
+    "--set extensions.plain.py:Watch.every=2": r"extension 'plain.py:Watch': unknown option 'every' \(options: none\)",
+    "--set extensions.misspelt.py:Watch=true": r"on_logg\(\) is marked @hookimpl but is no hook .*'on_log'",
+    "--set extensions.argument.py:Watch=true": r"extension 'argument.py:Watch': .*'stp'",
+}
+
+STRATEGIES = {
+    "--strategy singel": r"no strategy named 'singel' \(installed: .*\) \(did you mean 'single'\?\)",
+    "--strategy galaxy": r"no strategy named 'galaxy' .*Install it with: pip install 'distcore\[galaxy\]'",
+    "--strategy ddp -p no:ddp": r"strategy 'ddp' is installed but blocked \(by -p no:ddp",
+    "--strategy ddp -p no:distcore-ddp": r"strategy 'ddp' is installed but blocked",
+    "--strategy ddp --set strategy_options.bucket=3": r"strategy 'ddp': unknown option 'bucket' .*'bucket_mb'",
+    "--strategy ddp --set strategy_options.bucket_mb=big": r"strategy 'ddp': bucket_mb = 'big': .*integer",
+    "--set strategy_options.stage=3": r"strategy 'single': unknown option 'stage' \(options: none\)",
+    "--strategy broken": r"strategy 'broken' is installed \(strange-plugins 1.0\) but does not import: .*no parts",
+    "--strategy twice": r"strategy 'twice' is provided twice: by (more|strange)-plugins 1.0 and by .*uninstall one",
+    "--strategy mute": r"strategy 'mute': declares no capabilities",
+    "--strategy future": r"strategy 'future': written for hook-spec version 99.*upgrade distcore",
+    "--strategy narrow --precision bf16": r"precision = 'bf16': strategy 'narrow' supports fp32.*; .*single.* could",
+    "--strategy narrow --precision fp16": r"precision = 'fp16': strategy 'narrow' supports fp32",
+    "--strategy unmarked": r"strategy 'unmarked': step\(\) has no @hookimpl mark",
+}
+
+CASES = (
+    COMMAND_LINE
+    | CONFIG_FILES
+    | {
+        f"{JOB} {arguments}": line
+        for table in (VALUES, DATA, MODELS, FOLDERS, EXTENSIONS, STRATEGIES)
+        for arguments, line in table.items()
+    }
+    | {"train --resume auto": r"resume = 'auto': needs --out"}
+)
+
+PLUGINS = """
+from distcore import Capabilities
+class Mute: ...
+class Future:
+    capabilities = Capabilities(spec_version=99)
+class Narrow:
+    capabilities = Capabilities(spec_version=2, precisions=frozenset({"fp32"}))
+class Unmarked:
+    capabilities = Capabilities(spec_version=2)
+    def step(self, run, clip): ...
+"""
+ENTRY_POINTS = """[distcore.strategies]
+broken = strange_missing:Broken
+twice = strange:Mute
+mute = strange:Mute
+future = strange:Future
+narrow = strange:Narrow
+unmarked = strange:Unmarked
+"""
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two installed distributions of strange plugins, and a distcore that knows one more extra."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "strange.py").write_text(PLUGINS)
+    (site / "strange_missing.py").write_text("raise ImportError('no parts')")
+    install(site, "strange-plugins", ENTRY_POINTS)
+    install(site, "more-plugins", "[distcore.strategies]\ntwice = strange:Mute\n")
+    core = Path(str(distribution("distcore").locate_file("distcore-0.1.0.dist-info")))
+    shutil.copytree(core, site / core.name)
+    metadata = site / core.name / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Provides-Extra:", "Provides-Extra: galaxy\nProvides-Extra:", 1))
+    return site
+
+
+def install(site: Path, name: str, entry_points: str) -> None:
+    """Lay down the metadata that pip would leave."""
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, full of bad files; plugins installed; no launcher, no network."""
+    work = tmp_path / "work"
+    for name, text in TEXT_FILES.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    (work / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (work / "latin.csv").write_bytes(b"text,label\ncaf\xe9,0\n")
+    (work / "good.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOOD))
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for variable in ("RANK", "WORLD_SIZE", "DISTCORE_LOAD_PLUGINS"):
+        monkeypatch.delenv(variable, raising=False)
+    return work
+
+
+@pytest.mark.parametrize(("command", "line"), CASES.items(), ids=CASES)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    command: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main(shlex.split(command)) == 2
+    out, err = capsys.readouterr()
+    assert re.fullmatch(rf"error: .*{line}.*\n", err), err
+    assert not out
+    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert not psutil.Process().children()
+
+
+def test_there_are_enough_cases() -> None:
+    assert len(CASES) >= 60
+
+
+def test_cuda_where_there_is_none_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert main([*JOB.split(), "--set", "device=cuda"]) == 2
+    assert "device = 'cuda': torch sees no GPU here; use --set device=cpu" in capsys.readouterr().err
+
+
+def test_allowing_no_plugins_blocks_the_strategy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "")
+    assert main([*JOB.split(), "--strategy", "ddp"]) == 2
+    assert "strategy 'ddp' is installed but blocked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trian",
+        f"{JOB} --nproc 0",
+        f"{JOB} --data three.json",
+        f"{JOB} --strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4",
+        f"{JOB} --strategy ddp --nproc 2 --model no_config",
+    ],
+)
+def test_a_real_process_shows_one_line_and_exits_with_2(command: str, folder: Path) -> None:
+    line = CASES[command]
+    arguments = [sys.executable, "-m", "distcore", *shlex.split(command)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: .*{line}.*\n", done.stderr), done.stderr
+    assert not done.stdout

@@ -1,0 +1,194 @@
+"""The command line: what it imports, what its flags mean, what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from pydantic_core import PydanticUndefined
+
+from distcore.cli.commands.train import config_of
+from distcore.cli.flags import FLAGS, Flag
+from distcore.cli.main import COMMANDS, main
+from distcore.config import RunConfig, load_config
+
+HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
+SET_ONLY = {
+    "strategy_options", "device", "optimizer", "schedule", "clip", "gradient_checkpointing", "tokenizer", "checkpoints",
+    "extensions", "data_guard_steps", "timeout",
+}  # fmt: skip
+LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with a small data file; no launcher's environment."""
+    rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def field_of(flag: Flag) -> tuple[object, object]:
+    """Default and annotation of the config field that a flag sets."""
+    model: type = RunConfig
+    *parents, leaf = flag.key.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    field = model.model_fields[leaf]
+    return field.default, field.annotation
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["compare", "--help"], ["strategies", "--help"], ["--version"]],
+    ids=" ".join,
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from distcore.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "distcore" in done.stdout
+
+
+def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name}" in out and text in out for name, text in COMMANDS.items())
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
+    default, annotation = field_of(flag)
+    assert default is not PydanticUndefined
+    if flag.key in NOT_A_CONSTANT:
+        assert default is None
+    else:
+        assert flag.default == str(default)
+    if "|" in flag.takes and flag.name != "--resume":
+        assert flag.takes.split("|") == list(get_args(annotation))
+
+
+def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
+    assert {flag.key.partition(".")[0] for flag in FLAGS} | SET_ONLY == set(RunConfig.model_fields)
+
+
+def test_set_overrides_flags_and_flags_override_the_file(folder: Path) -> None:
+    (folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
+    given = {"config": "job.yaml", "lr": "0.2", "epochs": "4", "set": ["lr=3e-1", "optimizer.eps=1e-6"]}
+    config = config_of(argparse.Namespace(**given))
+    assert (config.lr, config.epochs, config.seed, config.optimizer.eps) == (0.3, 4, 3, 1e-6)
+
+
+def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = (
+        "train --data rows.json --model bert-tiny --strategy ddp --nproc 2 --global-batch-size 16 --micro-batch-size 4"
+    )
+    assert main([*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert not (folder / "run").exists()
+    (folder / "dry.yaml").write_text(out)
+    config = load_config("dry.yaml", {})
+    assert (config.nproc, config.device in {"cpu", "cuda"}, config.lr, config.schedule.warmup_steps) == (
+        2,
+        True,
+        5e-4,
+        1,
+    )
+    assert "auto" not in yaml.safe_load(out).values()
+    assert "# rows: 36 to train on, 4 to evaluate, 4 to test" in out
+    assert "# steps: 3 per epoch, 3 in all, of 16 rows each" in out
+    assert "# rank 1 on" in out
+    assert "micro-batches of its first step: 2, of 4, 4 rows" in out
+
+
+def test_train_reports_and_its_config_trains_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
+    assert main(job.split()) == 0
+    out, err = capsys.readouterr()
+    assert "test at step 2: loss " in out
+    assert "evaluated 4 of 4" in out
+    assert "precision    recall" in out
+    assert out.endswith("run folder: run\n")
+    assert [line.partition("  ")[0] for line in err.splitlines()] == ["step 1/2", "step 2/2", err.splitlines()[2]]
+    assert main(["train", "run/config.yaml", "--out", "again"]) == 0
+    first, second = ((folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
+    assert first == second
+
+
+def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *LOOPBACK, "-m", "distcore"]
+    job = "train --data rows.json --model bert-tiny --strategy ddp --max-steps 1 --set device=cpu --out run"
+    done = subprocess.run([*command, *job.split()], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder: run\n") == 1
+    assert json.loads((folder / "run/report.json").read_text())["world_size"] == 2
+
+
+def test_a_defect_is_one_line_and_a_traceback_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.py").write_text(
+        "from distcore import hookimpl\n"
+        "class Bad:\n    @hookimpl\n    def on_run_start(self): raise ValueError('two\\nlines')\n"
+    )
+    job = "train --data rows.json --model bert-tiny --out run --set extensions.mine.py:Bad=true"
+    assert main(job.split()) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("error: ValueError: two lines (traceback: ")
+    file = Path(err.rpartition("traceback: ")[2].removesuffix(")\n"))
+    assert "on_run_start" in file.read_text()
+
+
+def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "--json"]) == 0
+    found = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
+    assert found["single"]["declares"]["processes"] == "one"
+    assert found["single"]["distribution"] == "distcore 0.1.0"
+    bucket = {option["name"]: option for option in found["ddp"]["options"]}["bucket_mb"]
+    assert (bucket["type"], bucket["default"]) == ("int", "25")
+    assert bucket["doc"].startswith("Gradient bucket size in MiB")
+
+
+def test_strategies_as_tables_fit_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^single +distcore 0\.1\.0 +one", out, re.MULTILINE)
+    assert "bucket_mb" in out
+
+
+def test_broken_and_colliding_strategies_cost_one_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, module in (("one-dist", "missing_module:X"), ("two-dist", "missing_module:Y")):
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        entries = f"[distcore.strategies]\nboth = {module}\nonly-{name} = {module}\n"
+        (info / "entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["strategies"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (both,) = (line for line in lines if line.startswith("both:"))
+    assert "is provided twice: by one-dist 1.0 and by two-dist 1.0" in both
+    (broken,) = (line for line in lines if line.startswith("only-one-dist:"))
+    assert "does not import: ModuleNotFoundError: No module named 'missing_module'" in broken
+    assert any(line.startswith("single ") for line in lines)

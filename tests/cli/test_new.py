@@ -1,0 +1,49 @@
+"""``distcore new strategy``; that its skeleton passes its contract stands in test_distributions.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distcore.cli.main import main
+
+
+def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "strategy", "my-own", "--into", str(tmp_path)]) == 0
+    assert str(tmp_path / "distcore-my-own") in capsys.readouterr().out
+    written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    assert set(written) == {
+        f"distcore-my-own/{name}"
+        for name in (
+            "pyproject.toml",
+            "README.md",
+            "distcore_my_own/__init__.py",
+            "distcore_my_own/py.typed",
+            "tests/test_distcore_my_own.py",
+        )
+    }
+    assert 'my-own = "distcore_my_own:Strategy"' in written["distcore-my-own/pyproject.toml"]
+    assert not any("$" in text for text in written.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy)"),
+        (
+            ["strategy", "Mine!"],
+            "new strategy 'Mine!': expected lower-case letters, digits and hyphens, a letter first",
+        ),
+    ],
+)
+def test_wrong_words_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "distcore-mine").mkdir()
+    assert main(["new", "strategy", "mine", "--into", str(tmp_path)]) == 2
+    assert "already exists; choose another name or --into" in capsys.readouterr().err
+    assert not list((tmp_path / "distcore-mine").iterdir())

@@ -1,0 +1,209 @@
+"""The example in the docstring of each hook, and of each method of a task, runs and does what the contract says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import distcore
+from distcore import RankInfo, RunConfig, Task, hookimpl, join_process_group, leave_process_group, load_config
+from distcore.checkpoint import read_tensors
+from distcore.distributed.single import SingleStrategy
+from distcore.engine.resolve import resolve
+from distcore.engine.trainer import train_in
+from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
+from distcore.plugin.hookspecs import Events, Operations
+from distcore.testing.cases import all_cases
+from distcore.testing.problem import Classifier, Problem, Rows
+from distcore.testing.rank import Subject
+from distcore.testing.reference import apart
+from distcore.testing.runner import measure
+
+TASK_METHODS = [name for name in vars(Task) if inspect.isfunction(vars(Task)[name]) and not name.startswith("_")]
+KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
+    "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
+    "Path": Path, "Rows": Rows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
+    "nullcontext": nullcontext, "torch": torch,
+}  # fmt: skip
+"""What an example may use without saying where it comes from: public names, and those of everybody's imports."""
+STEPS, SAVED = 6, 3
+TOLERANCE = 1e-6
+"""Relative, of every tensor in a checkpoint: an example may add in another order than the core does."""
+
+
+class InAGroup(SingleStrategy):
+    """One process that talks to itself over torch.distributed, so that an example may use collectives."""
+
+    @hookimpl
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> distcore.World:
+        return join_process_group(config, rank_info)
+
+    @hookimpl
+    def teardown(self, world: distcore.World) -> bool:
+        return leave_process_group(world)
+
+
+def example(owner: type, name: str) -> str:
+    """The code under ``Example::`` in the docstring of a method; fails if there is none."""
+    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", inspect.getdoc(getattr(owner, name)) + "\n", re.M)
+    assert found, f"{owner.__name__}.{name} has no example"
+    return textwrap.dedent(found[1])
+
+
+def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
+    """The methods that the examples define; each notes in ``called`` that it was called."""
+    found: dict[str, Any] = {}
+    for name in names:
+        code = "from __future__ import annotations\n" + example(owner, name)
+        exec(compile(code, f"<example of {name}>", "exec"), dict(KNOWN), found)
+    del found["annotations"]
+    return {name: noted(function, called) for name, function in found.items()}
+
+
+def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
+    @wraps(function)
+    def noting(*arguments: object, **named: object) -> object:
+        called.add(function.__name__)
+        return function(*arguments, **named)
+
+    return noting
+
+
+@contextmanager
+def trained(out: Path, hooks: Hooks, task: Any, **changes: object) -> Iterator[dict[str, Any]]:
+    """A whole run in this process: its report, and what it leaves in ``out``."""
+    settings: dict[str, Any] = {
+        "max_steps": STEPS, "save_every": SAVED, "log_every": 2, "lr": 0.01, "optimizer.eps": 1e-2, "device": "cpu",
+        "global_batch_size": 12, "micro_batch_size": 3, "out": str(out), "extensions": {"progress": False},
+        "checkpoints.best": None,
+    }  # fmt: skip
+    config = resolve(load_config(None, settings | changes), task=task)
+    world = hooks.setup(config, RankInfo())
+    yield train_in(world, config, hooks, task, RankInfo())
+    hooks.teardown(world)
+
+
+def at(out: Path, step: int) -> Path:
+    return out / f"checkpoints/step-{step:08d}"
+
+
+def distance(out: Path, other: Path) -> float:
+    """Of the final checkpoints of two runs."""
+    return apart(read_tensors(at(out, STEPS)), read_tensors(at(other, STEPS)))[0]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The same run without any example: its folder and its report."""
+    out = tmp_path_factory.mktemp("reference") / "run"
+    with trained(out, Hooks("single", SingleStrategy()), Problem()) as report:
+        return out, report
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_strategy_with_the_example_trains_and_resumes_as_the_core_does(
+    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
+) -> None:
+    called: set[str] = set()
+    strategy = type("Example", (InAGroup,), methods(Operations, [name], called))
+    out = tmp_path / "run"
+    with trained(out, Hooks("example", strategy()), Problem()) as report:
+        assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
+    assert distance(out, reference[0]) <= TOLERANCE
+    with trained(out, Hooks("example", strategy()), Problem(), resume=str(at(out, SAVED))):
+        pass
+    assert distance(out, reference[0]) <= TOLERANCE
+    assert called == {name}
+
+
+SAID = {
+    "on_run_start": r"6 steps on 1 rank\(s\), 5 per epoch\n",
+    "on_step_end": r"epoch 1 ends at step 5: 50 rows so far\n",
+    "on_log": r"(step [246]: loss \d\.\d{3}, learning rate [\d.e-]+\n){3}",
+    "on_evaluation_end": r"step 5: 11 of 11 rows evaluated\nstep 6: 11 of 11 rows evaluated\n",
+    "on_run_end": r"6 steps, accuracy 0\.\d\d\n",
+}
+"""What the examples of events print in such a run."""
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_extension_with_the_example_hears_the_event_and_changes_nothing(
+    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: set[str] = set()
+    extension = type("Example", (), methods(Events, [name], called))()
+    out = tmp_path / "run"
+    with trained(out, Hooks("single", SingleStrategy(), {"example": extension}), Problem()):
+        pass
+    assert called == {name}
+    assert distance(out, reference[0]) == 0
+    if name == "on_checkpoint":
+        assert (out / "newest.txt").read_text() == "step-00000006 62"
+    else:
+        assert re.fullmatch(SAID[name], capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", TASK_METHODS)
+def test_a_task_with_the_example_is_the_task_of_the_laws(
+    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
+) -> None:
+    called: set[str] = set()
+    task = type("Example", (Problem,), methods(Task, [name], called))()
+    out = tmp_path / "run"
+    with trained(out, Hooks("single", SingleStrategy()), task) as report:
+        assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
+    assert distance(out, reference[0]) <= TOLERANCE
+    assert called == {name}
+
+
+def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
+    task = type("Example", (), methods(Task, TASK_METHODS, set()))()
+    out = tmp_path / "run"
+    with trained(out, Hooks("single", SingleStrategy()), task) as report:
+        assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
+        assert report["data"] == {"classes": 4}
+    assert distance(out, reference[0]) <= TOLERANCE
+    assert len((out / "predictions.jsonl").read_text().splitlines()) == 11
+    assert len(json.loads((out / "classes.json").read_text())) == 4
+
+
+CASES = (
+    "rows-of-a-step", "partitions", "ranks-hold-one-model", "ranks-without-rows", "clip-by-norm", "every-size",
+    "gather-unequal", "sum-over-ranks", "round-trip", "into-single", "from-single", "bit-for-bit", "true-world",
+)  # fmt: skip
+
+
+def together(_config: RunConfig) -> object:
+    """The strategy that the examples of the operations are together."""
+    declared = {"capabilities": distcore.Capabilities(spec_version=2)}
+    return type("Example", (), methods(Operations, OPERATIONS, set()) | declared)()
+
+
+def on_a_wrapper(_config: RunConfig, strategy: type) -> object:
+    """A strategy whose wrapper averages gradients in backward, with the example of ``accumulate``."""
+    return type("Example", (strategy,), methods(Operations, ["accumulate"], set()))()
+
+
+def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
+    config = load_config(None, {"nproc": 2, "device": "cpu"})
+    cases = tuple(case for name, case in all_cases().items() if name in CASES)
+    assert len(cases) == len(CASES)
+    subjects = [Subject(config=config, cases=cases, make=together)]
+    ddp: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+    subjects.append(Subject(config=config, cases=cases, make=partial(on_a_wrapper, strategy=ddp)))
+    for findings in measure(subjects, nproc=2):
+        assert not [str(finding) for finding in findings if not finding.held]

@@ -1,0 +1,166 @@
+"""What a user can set, import or switch on is documented, and tables of measurements show what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
+import distcore
+import distcore.testing
+from distcore.config import RunConfig
+from distcore.plugin import registry
+from distcore.plugin.options import field_docs, options_of
+from distcore.testing.cases import all_cases
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def load(file: str) -> ModuleType:
+    """A module that is no part of a package."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, ROOT / file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def config_keys(model: type[BaseModel] = RunConfig, above: str = "") -> Iterator[tuple[str, str | None]]:
+    """Every dotted key with its description, those of the trees themselves among them."""
+    for name, field in model.model_fields.items():
+        yield f"{above}{name}", field.description
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from config_keys(field.annotation, f"{above}{name}.")
+
+
+def test_every_config_key_says_what_it_is() -> None:
+    assert not [key for key, description in config_keys() if not description]
+
+
+def test_every_config_key_is_on_its_page_with_its_flag() -> None:
+    pytest.importorskip("sphinx")  # it comes with `make docs`
+    page = load("docs/_ext/generated_reference.py").config_page()
+    assert not [key for key, _ in config_keys() if f"`{key}`" not in page]
+    assert re.search(r"^\| `clip.norm` \| number > 0 or `null` \| `1.0` \| .+ \| `--set` \|$", page, re.M)
+    assert re.search(
+        r"^\| `precision` \| `fp32`, `bf16`, `fp16`, `auto` \| `fp32` \| .+ \| `--precision` \|$", page, re.M
+    )
+
+
+PUBLIC = [(name, getattr(package, name)) for package in (distcore, distcore.testing) for name in package.__all__]
+
+
+@pytest.mark.parametrize(("name", "value"), PUBLIC, ids=[name for name, _ in PUBLIC])
+def test_every_public_name_is_on_the_page_of_the_api(name: str, value: object) -> None:
+    page = (DOCS / "reference/api.md").read_text()
+    target = re.escape(value.__name__) if isinstance(value, ModuleType) else rf"(?:[\w.]+\.)?{name}"
+    assert re.search(rf"^\.\. (?:auto|py:)\w+:: {target}(?:\(\))?$", page, re.M)
+
+
+@pytest.mark.parametrize("value", [value for _, value in PUBLIC if inspect.isroutine(value)])
+def test_every_public_function_has_a_docstring(value: object) -> None:
+    assert inspect.getdoc(value)
+
+
+@pytest.mark.parametrize("value", [value for _, value in PUBLIC if inspect.isclass(value)])
+def test_every_public_class_its_methods_and_its_fields_have_docstrings(value: type) -> None:
+    assert value.__doc__
+    if issubclass(value, BaseModel):
+        return  # its keys have descriptions
+    methods = {name: method for name, method in vars(value).items() if not name.startswith("_")}
+    assert not [name for name, method in methods.items() if callable(method) and not inspect.getdoc(method)]
+    assert not [name for name, it in methods.items() if isinstance(it, property) and not it.__doc__]
+    if dataclasses.is_dataclass(value):
+        fields = {field.name for field in dataclasses.fields(value) if not field.name.startswith("_")}
+        assert not fields - field_docs(value).keys()
+
+
+@pytest.mark.parametrize("module", [value for _, value in PUBLIC if isinstance(value, ModuleType)])
+def test_every_function_of_a_public_module_has_a_docstring(module: ModuleType) -> None:
+    own = {name: it for name, it in vars(module).items() if getattr(it, "__module__", "") == module.__name__}
+    assert not [name for name, it in own.items() if not name.startswith("_") and not inspect.getdoc(it)]
+
+
+def test_the_table_of_the_rooms_is_the_core_as_it_is() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| `([\w./]+)` \|$", (DOCS / "architecture.md").read_text(), re.M)
+    package = ROOT / "core/distcore"
+    assert {room for room, _ in rows} == {file.parent.name for file in package.glob("*/__init__.py")}
+    assert not [room for room, module in rows if not (package / room / module).is_file()]
+
+
+def plugins(group: str) -> Iterator[tuple[str, type]]:
+    """Name and class of what this repository offers, the backends that are not built here left out."""
+    for name, entry in registry.entries(group).items():
+        if entry.module.split(".")[0] == "distcore" or any(ROOT.glob(f"plugins/*/{entry.module.split('.')[0]}")):
+            yield name, entry.load()
+
+
+@pytest.mark.parametrize(("name", "cls"), [*plugins("strategies"), *plugins("extensions")])
+def test_every_strategy_and_extension_says_what_it_and_each_option_is(name: str, cls: type) -> None:
+    assert cls.__doc__
+    assert not [option.name for option in options_of(cls) if not option.doc]
+
+
+@pytest.mark.parametrize("group", ["strategies", "extensions"])
+def test_every_option_is_on_the_page_of_the_options(group: str) -> None:
+    pytest.importorskip("sphinx")
+    page = load("docs/_ext/generated_reference.py").options_page(group)
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    for name, cls in plugins(group):
+        assert not [option.name for option in options_of(cls) if f"\n| `{option.name}` |" not in sections[name]]
+    assert f"```{{plugin-options}} {group}\n" in (DOCS / "reference/options.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "cls"), [it for it in plugins("strategies") if it[1].__module__[:9] != "distcore."])
+def test_every_option_of_a_strategy_is_in_the_table_of_its_plugin(name: str, cls: type) -> None:
+    package = cls.__module__.split(".")[0]
+    readme = next(ROOT.glob(f"plugins/*/{package}")).parent / "README.md"
+    named = {
+        word for row in re.findall(r"^\| (.+?) \|", readme.read_text(), re.M) for word in re.findall(r"`(\w+)`", row)
+    }
+    assert not {option.name for option in options_of(cls)} - named
+
+
+def test_every_decision_is_linked() -> None:
+    listed = re.findall(r"^- \[.+\]\((\S+\.md)\)$", (DOCS / "decisions/README.md").read_text(), re.M)
+    assert sorted([*listed, "README.md"]) == sorted(path.name for path in DOCS.glob("decisions/*.md"))
+
+
+def test_the_tables_of_the_laws_show_what_was_measured() -> None:
+    tables = load("tools/law_tables.py")
+    numbers = json.loads(tables.NUMBERS.read_text())
+    for page, table in tables.pages(numbers).items():
+        assert page.read_text() == tables.with_table(page.read_text(), table), f"{page}: run tools/law_tables.py"
+    assert set(numbers["settings"]) == set(tables.SETTINGS)
+
+
+def test_each_case_was_measured_under_each_setting_and_holds() -> None:
+    numbers = json.loads((DOCS / "laws.json").read_text())
+    assert numbers["cases"].keys() == all_cases().keys()
+    for setting in (setting for settings in numbers["settings"].values() for setting in settings):
+        assert setting["found"].keys() == numbers["cases"].keys()
+        errors = {case: found for case, found in setting["found"].items() if not isinstance(found, str)}
+        assert not [case for case, error in errors.items() if error > numbers["cases"][case]["bound"]]
+
+
+def test_the_summary_of_any_to_any_is_that_of_all_pairs() -> None:
+    benchmark = load("benchmarks/any_to_any.py")
+    pairs = json.loads((DOCS / "any-to-any.json").read_text())
+    page = (DOCS / "any-to-any.md").read_text()
+    assert page == benchmark.with_summary(page, pairs)
+    assert all(row.keys() == pairs.keys() and row[source] == 0 for source, row in pairs.items())
+    worst = max(value for row in pairs.values() for value in row.values())
+    assert worst <= benchmark.PUBLISHED
+    assert f"the largest distance is {worst:.1e}" in " ".join(page.split())

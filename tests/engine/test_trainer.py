@@ -1,0 +1,69 @@
+"""What the trainer itself decides: the best evaluation, and what may stand in a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from distcore import Evaluation, Progress, RunConfig, train
+from distcore.engine.resolve import check_out
+from distcore.engine.trainer import Best, saved_best, update_best
+from distcore.errors import CheckpointError, ConfigError
+from distcore.files import strict_json
+from distcore.testing.problem import Problem
+
+
+def evaluation(**metrics: float) -> Evaluation:
+    return Evaluation(outputs={}, metrics=dict(metrics), evaluated=1, unique=1, dataset_size=1)
+
+
+class Started:
+    config = RunConfig()
+
+
+@pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
+def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
+    before = Best(step=1, metric="loss", value=0.5)
+    best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss))  # type: ignore[arg-type]
+    assert improved is improves
+    assert best == (Best(step=2, metric="loss", value=loss) if improves else before)
+
+
+@pytest.mark.parametrize(
+    "saved", [None, {}, {"metric": "loss", "step": "1", "value": 2.0}, [1], {"metric": "accuracy"}]
+)
+def test_what_was_judged_otherwise_is_no_best_to_beat(saved: object) -> None:
+    assert saved_best(saved, "loss") is None
+    assert saved_best({"metric": "loss", "step": 1, "value": 0.5}, "loss") == Best(step=1, metric="loss", value=0.5)
+
+
+def test_json_has_null_for_what_is_not_a_number() -> None:
+    assert json.loads(strict_json({"loss": math.nan, "parts": [1.0, math.inf]})) == {"loss": None, "parts": [1.0, None]}
+
+
+def test_a_run_folder_is_resumed_only_from_its_own_checkpoints(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name / "checkpoints/step-00000001").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    own = RunConfig(out=str(tmp_path / "one"), resume=str(tmp_path / "one/checkpoints/step-00000001"))
+    check_out(own)
+    with pytest.raises(ConfigError, match="holds another run"):
+        check_out(own.model_copy(update={"out": str(tmp_path / "other")}))
+
+
+def test_a_process_can_train_again_after_a_run_that_failed(tmp_path: Path) -> None:
+    config = RunConfig(
+        strategy="ddp", out=str(tmp_path / "run"), max_steps=1, global_batch_size=4, lr=0.01, device="cpu"
+    )
+    with pytest.raises(CheckpointError, match="no checkpoint there"):
+        train(config.model_copy(update={"resume": str(tmp_path / "nowhere")}), Problem())
+    assert train(config, Problem())["steps"] == 1
+
+
+def test_gradient_checkpointing_is_refused_where_the_model_has_none(tmp_path: Path) -> None:
+    config = RunConfig(out=str(tmp_path / "run"), max_steps=1, gradient_checkpointing=True, lr=0.01, device="cpu")
+    with pytest.raises(ConfigError, match="gradient_checkpointing: Classifier does not offer it"):
+        train(config, Problem())

@@ -1,0 +1,88 @@
+"""``--profile`` says where a step's time goes; ``--preset`` fills in what the user leaves open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from distcore import load_config, train
+from distcore.distributed.devices import has_fast_bf16
+from distcore.engine.resolve import resolve
+from distcore.errors import ConfigError
+from distcore.extensions.profile import PHASES, overlap, union
+from distcore.launchers import launch
+
+CHANGES = {
+    "model": "bert-tiny", "max_steps": 12, "global_batch_size": 8, "device": "cpu", "extensions.progress": False,
+    "extensions.profile": {"wait": 2, "steps": 4, "traced": 2}, "checkpoints.best": None, "log_level": "error",
+}  # fmt: skip
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(80)]))
+    return str(file)
+
+
+def trained(changes: dict[str, object], out: Path) -> tuple[dict[str, float], dict[str, float] | None]:
+    config = load_config(None, CHANGES | changes | {"out": str(out)})
+    launch(train, config, nproc=int(config.nproc)) if config.nproc != "auto" else train(config)
+    facts = json.loads((out / "profile.json").read_text())
+    return facts["seconds_per_step"], facts["communication_in"]
+
+
+def test_the_phases_of_one_process_add_up_to_the_step(rows: str, tmp_path: Path) -> None:
+    seconds, inside = trained({"data": rows}, tmp_path / "run")
+    assert sum(seconds[phase] for phase in PHASES) == pytest.approx(seconds["total"], rel=1e-9)
+    assert min(seconds["forward"], seconds["backward"], seconds["optimizer"]) > 10 * seconds["data_wait"] / 100 > 0
+    assert (seconds["communication"], inside) == (0.0, None)
+    trace = json.loads((tmp_path / "run/trace-rank0.json").read_text())["traceEvents"]
+    assert {"distcore:forward", "distcore:backward"} <= {event.get("name") for event in trace}
+
+
+def test_two_ranks_show_the_all_reduce_in_the_backward_pass(rows: str, tmp_path: Path) -> None:
+    seconds, inside = trained({"data": rows, "strategy": "ddp", "nproc": 2}, tmp_path / "run")
+    assert inside is not None
+    assert 0 < seconds["communication"] < seconds["total"]
+    assert inside["backward"] == max(inside.values())
+    names = {event.get("name") for event in json.loads((tmp_path / "run/trace-rank1.json").read_text())["traceEvents"]}
+    assert "gloo:all_reduce" in names
+    assert "gloo:broadcast" not in names  # BERT's buffers never change
+
+
+def test_a_run_shorter_than_its_profile_says_so(rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(None, CHANGES | {"data": rows, "max_steps": 3, "out": str(tmp_path / "run")})
+    train(config)
+    assert "profile: the run has 3 steps, fewer than the 8 that the profile needs" in caplog.text
+    assert not (tmp_path / "run/profile.json").exists()
+
+
+def test_time_that_collectives_share_counts_once() -> None:
+    busy = union([(5, 7), (0, 2), (1, 3)])
+    assert busy == [(0, 3), (5, 7)]
+    assert overlap((2, 6), busy) == 2
+
+
+def test_a_preset_gives_way_to_what_the_user_says() -> None:
+    fast = load_config(None, {"preset": "fast"})
+    assert (fast.loader.length_grouping, fast.precision) == ("window", "auto")
+    mixed = load_config(None, {"preset": "fast", "precision": "fp32", "loader.window": 20})
+    assert (mixed.loader.length_grouping, mixed.loader.window, mixed.precision) == ("window", 20, "fp32")
+    assert load_config(None, {}).loader.length_grouping == "batch"
+
+
+def test_an_unknown_preset_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="preset = 'fats'"):
+        load_config(None, {"preset": "fats"})
+
+
+def test_precision_auto_takes_bf16_only_where_the_hardware_has_it(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, {"precision": "auto", "data": rows, "device": "cpu"})
+    assert resolve(config).precision == ("bf16" if has_fast_bf16() else "fp32")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert resolve(config).precision == "fp32"

@@ -1,0 +1,167 @@
+"""What the sources promise: the core names no backend, a plugin imports only public names of what it declares."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import distcore
+
+ROOT = Path(__file__).parents[2]
+CORE = sorted((ROOT / "core").rglob("*.py"))
+PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
+PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
+ROOMS = (
+    "plugin", "distributed", "launchers", "data", "checkpoint", "engine", "tasks", "extensions", "jobs", "compare",
+    "testing", "cli",
+)  # fmt: skip
+"""From the ground up: a room imports the rooms before it, never one behind it."""
+LOOSE = {"__init__", "__main__", "config", "errors", "files", "tables"}
+"""Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
+BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT / "core")))
+def test_the_core_names_no_backend(file: Path) -> None:
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        assert not BACKENDS.search(line), f"{file}:{number}: {line.strip()}"
+
+
+def imported(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything of distcore that ``file`` imports: at the top, in functions, for types."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "distcore":
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "distcore")
+
+
+def upward(file: Path, room: str | None) -> list[str]:
+    """The imports of ``file`` that lead to a room which it may not know; ``None``: it stands loose beside the rooms."""
+    below = set(ROOMS[: ROOMS.index(room) + 1]) if room else set()
+    above = set(ROOMS) - below
+    return [f"{file}:{line}: {name}" for line, name in imported(file) if name.split(".")[1] in above]
+
+
+def test_the_core_is_its_rooms_and_a_few_loose_modules() -> None:
+    package = ROOT / "core/distcore"
+    assert {file.parent.name for file in package.glob("*/__init__.py")} == set(ROOMS)
+    assert {file.stem for file in package.glob("*.py")} == LOOSE
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT / "core")))
+def test_a_room_imports_only_rooms_below_it(file: Path) -> None:
+    room, *inner = file.relative_to(ROOT / "core/distcore").parts
+    if not inner and file.stem.startswith("__"):
+        return  # the public names, and ``python -m distcore``
+    assert not upward(file, room if inner else None)
+
+
+def test_an_import_of_a_room_above_is_seen_wherever_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from distcore.plugin.contract import Run\n"
+        "if TYPE_CHECKING:\n    from distcore.engine import trainer\n"
+        "def late():\n    import distcore.cli.main\n"
+    )
+    assert [line.partition(":")[2] for line in upward(file, "data")] == [
+        "4: distcore.engine.trainer", "6: distcore.cli.main",
+    ]  # fmt: skip
+
+
+def declared(plugin: Path) -> set[str]:
+    """The packages of distcore that the distribution in ``plugin`` requires, always or for an extra."""
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    names = [re.split(r"[^\w.-]", line)[0] for line in (*project["dependencies"], *chain.from_iterable(extras))]
+    return {name.replace("-", "_") for name in names if name.startswith("distcore")}
+
+
+def not_public(file: Path, package: str, others: set[str]) -> list[str]:
+    """The imports of ``file`` beyond its own package that a stranger may not make: only names in an ``__all__``."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            roots = {alias.name.split(".")[0] for alias in node.names}
+            found += [f"{file}:{node.lineno}: import {root}" for root in roots if root.startswith("distcore")]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distcore"):
+            if node.module.split(".")[0] == package:
+                continue
+            names = {alias.name for alias in node.names}
+            public = set(import_module(node.module).__all__) if node.module in others else set()
+            found += [f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)]
+    return found
+
+
+@pytest.mark.parametrize("file", PLUGINS, ids=lambda file: str(file.relative_to(ROOT / "plugins")))
+def test_a_plugin_imports_only_public_names_of_what_it_declares(file: Path) -> None:
+    plugin, package = file.relative_to(ROOT / "plugins").parts[:2]
+    assert not not_public(file, package, declared(ROOT / "plugins" / plugin))
+
+
+def test_imports_beyond_what_is_public_and_declared_are_seen(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "from distcore import Run, nothing\n"
+        "from distcore.plugin import contract\n"
+        "from distcore_own.inner import anything\n"
+        "def late():\n    from distcore_deepspeed import read\n    import distcore_deepspeed\n"
+    )
+    private = ["1: distcore.nothing", "2: distcore.plugin.contract", "6: import distcore_deepspeed"]
+    found = not_public(file, "distcore_own", {"distcore", "distcore_deepspeed"})
+    assert sorted(line.partition(":")[2] for line in found) == private
+    undeclared = not_public(file, "distcore_own", {"distcore"})
+    assert sorted(line.partition(":")[2] for line in undeclared) == sorted([*private, "5: distcore_deepspeed.read"])
+
+
+def imports_within(folder: Path) -> dict[str, set[str]]:
+    """What each module of a package imports of the same package: at the top, in functions, for types."""
+    modules = {".".join(file.relative_to(folder.parent).with_suffix("").parts): file for file in folder.rglob("*.py")}
+    found: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= (inner & modules.keys()) or {node.module}
+        found[module] = {name if name in modules else f"{name}.__init__" for name in names} & modules.keys()
+    return found
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_modules_of_a_plugin_import_each_other_in_no_circle(folder: Path) -> None:
+    assert list(TopologicalSorter(imports_within(folder)).static_order())
+
+
+def test_a_circle_is_seen_also_where_an_import_is_only_for_types(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "one.py").write_text("from package import two\nfrom package.three import name\n")
+    (folder / "two.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import package.one\n")
+    (folder / "three.py").write_text("import os\n")
+    assert imports_within(folder) == {
+        "package.one": {"package.two", "package.three"}, "package.two": {"package.one"}, "package.three": set(),
+    }  # fmt: skip
+    with pytest.raises(CycleError, match="cycle"):
+        TopologicalSorter(imports_within(folder)).prepare()
+
+
+def test_public_names_exist() -> None:
+    for name in distcore.__all__:
+        assert getattr(distcore, name) is not None
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'distcore' has no attribute 'nothing'"):
+        distcore.nothing  # noqa: B018

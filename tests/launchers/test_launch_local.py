@@ -1,0 +1,228 @@
+"""Ranks on this machine, as real processes: what they find, how they fail, how they are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from distcore.errors import ConfigError, RankError
+from distcore.launchers import launch, local
+from distcore.launchers.failures import Failure, culprit
+
+SCRIPT = str(Path(__file__).parents[1] / "support/launch_cases.py")
+DEADLINE = 90
+CASES = {
+    "raises": ("RankError", r"^rank 1 of 2 failed: ValueError: boom with a second line; traceback in .*rank-1\.txt$"),
+    "killed": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL \(out of memory\?\); details in .*rank-1\.txt$"),
+    "killed while another is busy": ("RankError", r"^rank 1 of 2 failed: killed by SIGKILL"),
+    "crashes": ("RankError", r"^rank 1 of 2 failed: killed by SIGSEGV; details in .*rank-1\.txt$"),
+    "exits": ("RankError", r"^rank 1 of 2 failed: exited with 7; traceback in"),
+    "leaves": ("RankError", r"^rank 1 of 2 failed: exited with 0 before its work was done; traceback in"),
+    "raises, then tears down": ("RankError", r"^rank 1 of 2 failed: ValueError: boom; traceback in"),
+    "bad data": ("DataError", r"^rows\.json, row 3: expected \[text, label\]$"),
+}
+
+
+def run(*arguments: str, python: tuple[str, ...] = (sys.executable,)) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*python, SCRIPT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment)
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[dict[str, Any]]:
+    """What two ranks found around them, started after OpenMP had threads in their parent."""
+    done = run("look")
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks: list[dict[str, Any]] = json.loads(done.stdout)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """How each case ended, one launch after another in one process that says nothing itself."""
+    done = run("failures", ";".join(CASES), str(tmp_path_factory.mktemp("errors")))
+    assert (done.returncode, done.stderr) == (0, "")
+    ends: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return ends
+
+
+def test_ranks_find_their_place_and_their_arguments(seen: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(seen):
+        assert (found["greeting"], found["world"]) == ("hello", 2)
+        assert found["environment"] == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        assert "launcher='local'" in found["place"]
+
+
+def test_ranks_leave_the_cores_to_each_other(seen: list[dict[str, Any]]) -> None:
+    assert [(found["threads"], found["tokenizers"]) for found in seen] == [(1, "false")] * 2
+
+
+def test_nobody_listens_beyond_this_machine(seen: list[dict[str, Any]]) -> None:
+    assert [found["listening"] for found in seen] == [["127.0.0.1"]] * 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_failing_rank_ends_the_job_with_its_own_cause(case: str, failures: dict[str, dict[str, Any]]) -> None:
+    kind, text = CASES[case]
+    assert failures[case]["class"] == kind
+    assert re.search(text, failures[case]["text"])
+    assert "\n" not in failures[case]["text"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_failing_rank_ends_the_job_within_five_seconds(case: str, failures: dict[str, dict[str, Any]]) -> None:
+    assert failures[case]["seconds"] < 5
+
+
+@pytest.mark.parametrize(
+    ("case", "evidence"),
+    [
+        ("raises", r"Traceback[\s\S]*raise ValueError[\s\S]*with a second line"),
+        ("crashes", r"Fatal Python error: Segmentation fault"),
+        ("killed", r"No traceback: killed by SIGKILL"),
+    ],
+)
+def test_the_culprit_leaves_evidence_in_a_file(case: str, evidence: str, failures: dict[str, dict[str, Any]]) -> None:
+    assert re.search(evidence, failures[case]["files"]["rank-1.txt"])
+
+
+def test_the_screen_gets_one_line() -> None:
+    done = run("fail", "raises")
+    assert done.returncode == 3
+    assert re.fullmatch(r"error: rank 1 of 2 failed: ValueError: boom with a second line; .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "status", "screen"),
+    [
+        (signal.SIGINT, True, 130, "interrupted\n"),
+        (signal.SIGTERM, False, 143, ""),
+        (signal.SIGKILL, False, -signal.SIGKILL, ""),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "kill -9 of the launcher"],
+)
+def test_no_rank_outlives_the_launcher(number: signal.Signals, to_all: bool, status: int, screen: str) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, SCRIPT, "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    )
+    assert launcher.stdout is not None
+    assert [launcher.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    ranks = psutil.Process(launcher.pid).children()
+    (os.killpg if to_all else os.kill)(launcher.pid, number)
+    _, errors = launcher.communicate(timeout=5)
+    assert (launcher.returncode, errors) == (status, screen)
+    assert psutil.wait_procs(ranks, timeout=3)[1] == []
+
+
+def test_torchrun_ranks_join(tmp_path: Path) -> None:
+    done = run("joined", "works", str(tmp_path), python=torchrun())
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"joined \d of \d", done.stdout)) == ["joined 0 of 2", "joined 1 of 2"]
+
+
+def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
+    done = run("joined", "raises, then tears down", str(tmp_path), python=torchrun())
+    assert done.returncode != 0
+    ours = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert ours == [f"error: rank 1 of 2 failed: ValueError: boom; traceback in {tmp_path}/rank-1.txt"]
+    assert "Traceback" in (tmp_path / "rank-1.txt").read_text()
+
+
+def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
+    assert srun("works", tmp_path) == [
+        (0, "joined 0 of 2\n", ""),
+        (0, "joined 1 of 2\n", ""),
+    ]
+
+
+def test_a_rank_whose_peer_vanished_says_so_where_no_launcher_does(tmp_path: Path) -> None:
+    (status, _, errors), (killed, _, silence) = srun("killed", tmp_path)
+    assert (killed, silence) == (-signal.SIGKILL, "")
+    assert status == 3
+    assert re.fullmatch(r"error: rank 0 of 2 failed: lost its peers: .*; traceback in .*/rank-0\.txt\n", errors)
+
+
+def srun(case: str, errors: Path) -> list[tuple[int, str, str]]:
+    """Start two processes with the environment of a step's tasks; status, stdout and stderr of each."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "OMP_NUM_THREADS": "1"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "joined", case, str(errors)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    outputs = [task.communicate(timeout=DEADLINE) for task in tasks]
+    return [(task.returncode, *output) for task, output in zip(tasks, outputs, strict=True)]
+
+
+def torchrun() -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_results_come_in_rank_order_from_any_callable() -> None:
+    assert launch(lambda: os.environ["RANK"], nproc=3, timeout=60) == ["0", "1", "2"]
+
+
+def test_ranks_can_be_spawned_where_forking_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "start_method", lambda: "spawn")
+    assert launch(os.getenv, "LOCAL_RANK", nproc=2, timeout=60) == ["0", "1"]
+
+
+def test_the_public_name_is_the_function_and_not_its_package() -> None:
+    import distcore
+    import distcore.launchers.environment
+
+    assert distcore.launchers is launch
+
+
+def test_a_job_over_its_time_limit_is_stopped() -> None:
+    with pytest.raises(RankError, match=r"^1 rank\(s\) did not end within their time limit"):
+        launch(signal.pause, nproc=1, timeout=0.5)
+
+
+def test_the_caller_gets_its_environment_back() -> None:
+    before = dict(os.environ)
+    handler = signal.getsignal(signal.SIGTERM)
+    launch(os.getpid, nproc=1, timeout=60)
+    assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == (before, handler)
+
+
+@pytest.mark.parametrize("nproc", [0, -2])
+def test_fewer_than_one_process_is_refused(nproc: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^--nproc {nproc}: expected a number of processes, 1 or more$"):
+        launch(os.getpid, nproc=nproc)
+
+
+def test_a_signal_outranks_an_error_and_an_error_a_lost_peer() -> None:
+    lost = Failure(rank=0, kind="lost", cause="", when=1.0)
+    error = Failure(rank=1, kind="error", cause="", when=2.0)
+    late = Failure(rank=2, kind="error", cause="", when=3.0)
+    killed = Failure(rank=3, kind="signal", cause="", when=4.0)
+    assert culprit([lost, late, error]) is error
+    assert culprit([lost, late, error, killed]) is killed
