@@ -96,14 +96,11 @@ def copied_to_cpu(blocks: Sequence[Block]) -> list[Block]:
 def _check_names(state: State) -> None:
     for name, value in state.items():
         parts = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
-        if (
-            any(dtype not in NAMES for dtype in (part.dtype for part in parts))
-            or name.partition("/")[0] not in STATE_KINDS
-        ):
-            dtype = parts[0].dtype if parts else None
+        wrong = next((str(part.dtype) for part in parts if part.dtype not in NAMES), None)
+        if wrong or name.partition("/")[0] not in STATE_KINDS:
             raise CheckpointError(
-                f"hook save_checkpoint(): returned {name!r} of {dtype or parts[0].dtype}; expected model/NAME or optimizer/NAME/KEY "
-                "and a dtype that safetensors knows"
+                f"hook save_checkpoint(): returned {name!r} of {wrong or parts[0].dtype}; expected model/NAME or "
+                "optimizer/NAME/KEY and a dtype that safetensors knows"
             )
 
 
