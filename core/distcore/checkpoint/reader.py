@@ -99,6 +99,33 @@ class Checkpoint:
         for name in sorted(self.manifest.files)[rank::size]:
             with (self.path / name).open("rb") as file:
                 self._check_digest(name, hashlib.file_digest(file, "sha256").hexdigest())
+        self._verify_headers(sorted(self.manifest.files)[rank::size])
+
+    def _verify_headers(self, names: Sequence[str]) -> None:
+        """Compare what the headers of these safetensors files say with the manifest; reads no tensor."""
+        wanted: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in names if name != STATE}
+        for name, entry in self.manifest.tensors.items():
+            parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]
+            parts += [(box.file, box.key, box.region.elements) for box in entry.boxes_in(name, entry.region)]
+            for file, key, count in parts:
+                if file in wanted:
+                    wanted[file][key] = (entry.dtype, count)
+        for file, keys in wanted.items():
+            found = self._header(file)
+            if odd := sorted(key for key in found.keys() | keys.keys() if found.get(key) != keys.get(key)):
+                here, there = (tensors.get(odd[0], "nothing") for tensors in (found, keys))
+                raise DamagedError(
+                    f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the manifest {there}"
+                )
+
+    def _header(self, file: str) -> dict[str, tuple[str, int]]:
+        """Return dtype and number of elements of every tensor in a safetensors file, by key."""
+        try:
+            with safe_open(self.path / file, framework="pt") as opened:
+                slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
+                return {key: (part.get_dtype(), math.prod(part.get_shape())) for key, part in slices.items()}
+        except (OSError, SafetensorError) as error:
+            raise DamagedError(f"{self.path / file}: damaged: {error}") from None
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:

@@ -13,8 +13,10 @@ from distcore.checkpoint.boxes import BoxEntry, key_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
+from distcore.distributed.agreement import share_buffers
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Box, Piece, State
+from distcore.plugin.contract import Box, Piece, Run, State
+from distcore.plugin.hooks import Hooks
 
 STATE_KINDS = ("model", "optimizer")
 """What the name of every tensor starts with, before the first ``/``."""
@@ -45,6 +47,12 @@ class Block:
             return key_of(bare, self.offset)
         whole = self.values.numel() == math.prod(self.shape)
         return bare if whole else f"{bare}@{self.start}"
+
+
+def state_to_save(run: Run, hooks: Hooks) -> State:
+    """Return what this rank holds of the state; every rank calls, because buffers are rank 0's everywhere first."""
+    share_buffers(run, hooks)
+    return hooks.save_checkpoint(run)
 
 
 def write_rank_files(

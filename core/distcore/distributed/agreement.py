@@ -82,6 +82,44 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
         )
 
 
+def check_weights(run: Run, hooks: Hooks, step: int) -> None:
+    """Raise AgreementError if replicated weights differ between ranks after optimizer step ``step``.
+
+    They do where the loss does not go through ``model(...)``: the backend never sees the backward pass. Weights that
+    are sharded, or that ranks may step apart (law 2 exempt), are not compared.
+    """
+    if run.world.size == 1 or run.capabilities.shards_parameters or "gradient" in run.capabilities.exempt:
+        return
+    sums = [parameter.detach().double().sum().cpu() for parameter in run.module.parameters()]
+    mine = torch.stack(sums).view(torch.int64)[None] if sums else torch.zeros(1, 0, dtype=torch.int64)
+    told = hooks.gather_outputs(run, {"weights": mine.to(run.world.device)})["weights"].cpu()
+    odd = [rank for rank, row in enumerate(told) if not torch.equal(row, told[0])]
+    if odd:
+        raise AgreementError(
+            f"strategy {hooks.name!r}: after step {step} rank {', '.join(map(str, odd))} has not rank 0's weights: "
+            "gradients were not averaged; the task's loss must call model(...), not a part of it"
+        )
+
+
+def share_buffers(run: Run, hooks: Hooks) -> None:
+    """Give every rank the main rank's persistent buffers, such as running statistics, in a run that trains.
+
+    Each rank updates its own while it trains, and uses none of them there. So evaluations and checkpoints have one
+    meaning under every strategy: the running statistics of rank 0.
+    """
+    if run.optimizer is None or run.world.size == 1 or run.capabilities.ranks_per_shard > 1:
+        return
+    saved = run.module.state_dict(keep_vars=True)
+    buffers = [buffer for name, buffer in run.module.named_buffers() if name in saved]
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().double().reshape(-1) for buffer in buffers])[None]
+    told = hooks.gather_outputs(run, {"buffers": flat if run.world.is_main else flat[:0]})["buffers"][0]
+    with torch.no_grad():
+        for buffer, values in zip(buffers, torch.split(told, [buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+
 def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
     """Raise AgreementError where the ranks of one data shard are about to train on different rows."""
     if run.world.shards == run.world.size:

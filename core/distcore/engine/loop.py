@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.data.loader import MicroBatches, one_step, to_device
-from distcore.distributed.agreement import check_rows
+from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.precision import autocast_for
 from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.hooks import Hooks
@@ -51,6 +51,8 @@ def steps(
             scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
             loss = passes(run, micros, scaled_loss(run, task, scale, autocast))
             result = hooks.step(run, run.config.clip)
+            if progress.step < guarded:
+                check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None:
                 run.scheduler.step()
             progress = advance(progress, len(rows), plan)
