@@ -92,7 +92,7 @@ def _joined(name: str, tensors: list[Tensor]) -> Tensor:
     if len(shapes) > 1:
         found = " and ".join(map(str, sorted(shapes)))
         raise TaskError(
-            f"task: outputs() returned {name!r} with rows of shapes {found}; all rows of a data set must have one shape: "
+            f"task: outputs() returned {name!r} with rows of shapes {found}; rows of a data set have one shape: "
             "pad them to a fixed length, or return a number per row"
         )
     return torch.cat(tensors)
