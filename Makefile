@@ -1,5 +1,7 @@
-# make demo: set up, and train a BERT text classifier on two processes.   make test: set up, and run the tests.
-# make slow: the tests that take many minutes.   make docs: the site, in build/docs.   make dist: an sdist and a wheel of every distribution, in dist/.
+# make demo: set up, and train a BERT text classifier on two processes.
+# make quick: the tests that start no ranks.   make test: all but the slow ones.   make slow: those that take minutes.
+# make check: lint, format and types.   make docs: the site, in build/docs.
+# make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +9,13 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test slow check docs install dist release-check clean
+.PHONY: demo quick test slow check docs install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
+
+quick: install
+	$(BIN)/python -m pytest -m "not slow and not ranks"
 
 test: install
 	$(BIN)/python -m pytest

@@ -3,3 +3,5 @@
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
+
+pytest_plugins = ["rank_watch"]

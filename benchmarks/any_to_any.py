@@ -1,11 +1,13 @@
 """Measure law 5: train under one strategy and world size, continue under another, compare with an uninterrupted run.
 
-Every source trains a small model with tied weights for 15 steps of 12 rows (three epochs of 50 rows, whose last batch
-has two) and saves after step 7, in the middle of the second epoch. Every target continues from the checkpoint of every
-source, all in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count
-after step 15 from an uninterrupted run in one process; the bound is the published tolerance, 1e-5. A cell on the
-diagonal is the distance from the strategy's own uninterrupted run, and must be 0, with and without dropout. Ranks
-record the rows that they get: before and after the interruption together, each row must occur once per epoch.
+Every source trains a small tied model for 15 steps of 12 rows (three epochs of 50 rows, each with a ragged end of two)
+and saves after step 7, in the middle of the second epoch. Every target continues from every source's checkpoint, all
+of them in one launch. A cell is the largest relative L2 distance of a parameter, an AdamW moment or a step count,
+after step 15, from one process that was never interrupted. On the diagonal it is the distance from the strategy's own
+uninterrupted run, with dropout off and with dropout on. Ranks write down the rows that they are given.
+
+Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
+epoch exactly once.
 
 What is printed is a summary: the largest distance from any setting of one strategy to any of another.
 
@@ -29,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 

@@ -2,11 +2,13 @@
 
     python benchmarks/loop_overhead.py [--steps 300] [--rounds 25]
 
-The step is so small (Linear(64, 64), batch 32, AdamW, one thread, one process) that the loop dominates. All contenders
-read the same batches, in the same order, from the same dataset object, and alternate within a round. The figure is the
-CPU time per step in a contender's best round, minus that of the raw loop: other load on the machine can only add time.
-The weights after each run must equal those of the raw loop bit for bit. The bound: distcore adds at most 50 µs, and at
-most as much as Fabric. Lightning and Accelerate are measured if they are installed (pip install lightning accelerate).
+Linear(64, 64), batch 32, AdamW, one thread, one process: a step so small that the loop is what is measured. All
+contenders read the same batches, in the same order, from the same dataset object; they alternate within a round. The
+figure is CPU time per step in a contender's best round, less raw's: what else the machine does only adds. The weights
+after each run are compared with the raw loop's. Lightning and Accelerate are measured where they are installed (pip
+install lightning accelerate).
+
+Bounds: distcore takes at most 50 µs, and at most what Fabric takes; its weights equal the raw loop's bit for bit.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 import torch
@@ -97,7 +101,7 @@ def mean_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum") * (1.0 / BATCH)
 
 
-def raw(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+def raw(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
     """Train with a plain PyTorch loop."""
     model, optimizer = fresh()
     with timed():
@@ -128,7 +132,7 @@ class Job:
         return F.mse_loss(model(batch["inputs"]), batch["targets"], reduction="sum")
 
 
-def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+def ours(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
     """Train with distcore's loop."""
     config = RunConfig(
         lr=1e-3,
@@ -141,7 +145,7 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
     )
     config = resolve(config, 1)
     hooks = Hooks("single", build_strategy(config), load_extensions(config))
-    job = Job()
+    job: Any = Job()  # a task, as far as the loop asks
     world = hooks.setup(config, RankInfo())
     run = build_run(config, hooks, world, job, Datasets(train=data, evaluation=data, test=data))
     with timed():
@@ -150,7 +154,7 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
     return run.module
 
 
-def fabric(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+def fabric(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
     """Train with Lightning Fabric."""
     from lightning.fabric import Fabric
 
@@ -163,10 +167,11 @@ def fabric(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Modul
             fabric.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    return model.module
+    trained: nn.Module = model.module
+    return trained
 
 
-def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
     """Train with Accelerate."""
     from accelerate import Accelerator
 
@@ -179,7 +184,8 @@ def accelerate(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.M
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-    return accelerator.unwrap_model(model)
+    trained: nn.Module = accelerator.unwrap_model(model)
+    return trained
 
 
 class WithLoss(nn.Module):
@@ -194,7 +200,7 @@ class WithLoss(nn.Module):
         return {"loss": mean_loss(self.model, {"inputs": inputs, "targets": targets})}
 
 
-def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.Module:
+def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager[None]]) -> nn.Module:
     """Train with the Hugging Face Trainer."""
     from transformers import Trainer, TrainingArguments
 
@@ -205,7 +211,7 @@ def hf_trainer(data: Data, plan: BatchPlan, timed: Callable[[], object]) -> nn.M
     )  # fmt: skip
 
     class Ordered(Trainer):
-        def get_train_dataloader(self) -> Iterable[dict[str, Tensor]]:
+        def get_train_dataloader(self) -> Any:
             return Batches(data, plan)
 
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)

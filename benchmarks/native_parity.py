@@ -2,11 +2,12 @@
 
     python benchmarks/native_parity.py [ddp fsdp … horovod/ddp] [--nproc 2] [--rounds 5] [--steps 60]
 
-Both run in ranks that are started in the same way, with one thread each. They alternate within a round, and take turns
-in going first. Start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time
-over the rounds is its time without disturbance: samples per second are computed from these best times. The ratio is
-distcore's samples per second over the script's; the range is that of single rounds. Bound: a ratio of at least 0.98,
-and losses that differ by at most 1e-4 of their size.
+Both run in ranks started the same way, one thread each, alternating within a round (which one goes first alternates
+too); start-up and the first steps are not timed. Step i trains on the same rows in all runs, so its best time over the
+rounds is what it costs when nothing else disturbs it: samples per second are of those best times, and the ratio is
+distcore's over the script's. The range is of single rounds.
+
+Bounds: a ratio of at least 0.98, and losses equal within 1e-4 of their size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch.distributed as dist
 from native.job import LOG_EVERY, Job, Timing, durations

@@ -38,7 +38,10 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     # Other people's names: their documentation is not at hand where the site is built without a network.
-    (r"py:.*", r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum)(\..+)?"),
+    (
+        r"py:.*",
+        r"(torch|nn|np|numpy|dist|pathlib|collections|contextlib|typing|pydantic|pluggy|enum|pytest|_pytest)(\..+)?",
+    ),
     (r"py:.*", r"Tensor|Optimizer|LRScheduler|Path|Any|Literal|ClassVar|Store|T"),
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]

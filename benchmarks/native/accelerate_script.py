@@ -20,12 +20,13 @@ def train(job: Job) -> Timing:
         kwargs_handlers=[bucket_view],
     )
     model = job.model()
-    optimizer = torch.optim.AdamW(job.groups(model), lr=job.config.lr, fused=True)
+    optimizer = torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 
     def mean(value: Tensor) -> Tensor:
-        return accelerator.reduce(value, reduction="mean")
+        reduced: Tensor = accelerator.reduce(value, reduction="mean")
+        return reduced
 
     clock = Clock(job=job, mean=mean)
     model.train()

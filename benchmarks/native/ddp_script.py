@@ -16,7 +16,7 @@ def train(job: Job) -> Timing:
     """Train in one rank; return the step times and losses."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(job.groups(model.module), lr=job.config.lr, fused=True)
+    optimizer = torch.optim.AdamW(job.groups(model.module), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     clock = Clock(job=job, mean=mean)
     model.train()

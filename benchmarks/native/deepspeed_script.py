@@ -24,7 +24,7 @@ def train(job: Job) -> Timing:
     warnings.simplefilter("ignore", FutureWarning)
     deepspeed.init_distributed("gloo")
     model = job.model()
-    optimizer = torch.optim.AdamW(job.groups(model), lr=job.config.lr, fused=True)
+    optimizer = torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     config = config_of(job, model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config)

@@ -21,7 +21,7 @@ def train(job: Job) -> Timing:
         if isinstance(module, BertLayer | BertEmbeddings):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(job.groups(model), lr=job.config.lr, fused=True)
+    optimizer = torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     clock = Clock(job=job, mean=mean)
     model.train()

@@ -17,9 +17,9 @@ def train(job: Job) -> Timing:
     model = job.model()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.AdamW(job.groups(model), lr=job.config.lr, fused=True),
+        torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True),
         named_parameters=model.named_parameters(),
-        backward_passes_per_step=job.config.global_batch_size // (job.config.micro_batch_size * job.size),
+        backward_passes_per_step=job.config.global_batch_size // (int(job.config.micro_batch_size) * job.size),
         groups=1,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,14 @@ class Job:
         assert self.config.max_steps is not None
         return self.config.max_steps
 
-    def model(self) -> nn.Module:
-        """Build the model, the same on every rank."""
+    @property
+    def lr(self) -> float:
+        """Peak learning rate, stated by the benchmark."""
+        assert isinstance(self.config.lr, float)
+        return self.config.lr
+
+    def model(self) -> Any:
+        """Build the task's model, the same on every rank; untyped, since it has more methods than ``nn.Module``."""
         torch.manual_seed(self.config.seed)
         return self.task.build_model(self.config, self.data)
 

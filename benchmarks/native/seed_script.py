@@ -52,7 +52,7 @@ def main() -> None:
         tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
         return {**tokens, "labels": torch.tensor([label for _, label in batch])}
 
-    sampler = DistributedSampler(rows, num_replicas=size, rank=rank, seed=arguments.seed)
+    sampler = DistributedSampler[tuple[str, int]](rows, num_replicas=size, rank=rank, seed=arguments.seed)
     loader = DataLoader(rows, batch_size=BATCH, sampler=sampler, collate_fn=collate)
     samples, times = train(wrapped, optimizer, loader, device, arguments.steps)
     if rank == 0:

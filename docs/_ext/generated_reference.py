@@ -74,7 +74,7 @@ def options_page(group: str) -> str:
     """One section per plugin of ``strategies`` or ``extensions``: what it is, and a table of its options."""
     parts = []
     for name, offered in registry.offers(group).items():
-        parts.append(f"## {name}")
+        parts.append(f"### {name}")
         try:
             cls = registry.load(group, name)
         except (

@@ -12,6 +12,8 @@ import pytest
 
 from distcore.plugin import registry
 
+pytestmark = pytest.mark.ranks
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/any_to_any.py"
 PUBLISHED = 1e-5
 

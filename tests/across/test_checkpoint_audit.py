@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from resume_job import run
 from watch import watched
 
 from distcore import RunConfig, checkpoint, launch
@@ -29,12 +28,10 @@ NAMES = pickle.dumps(OrderedDict(a=1))
 WAYS: dict[str, Any] = {"single": {}, "ddp": {}, "fsdp": {}, "deepspeed": {"stage": 2}, "horovod": {}, "accelerate": {}}
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def saved(undisturbed: Path) -> Path:
     """The last checkpoint of a small run."""
-    out = tmp_path_factory.mktemp("saved")
-    run(out)
-    return out / "checkpoints/step-00000015"
+    return undisturbed / "checkpoints/step-00000015"
 
 
 def torch_file() -> io.BytesIO:
@@ -93,6 +90,7 @@ def loads(strategy: str, path: Path) -> list[str]:
     return seen
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("strategy", WAYS)
 def test_loading_a_checkpoint_does_nothing_of_that(strategy: str, saved: Path) -> None:
     if strategy not in registry.offers("strategies"):

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from distcore import DistcoreError, RunConfig, launch, train
 from distcore.testing.problem import Problem
 
+pytestmark = pytest.mark.ranks
+
 FILE = Path(__file__).parents[2] / "examples/extension-nanguard/nanguard.py"
 
 

@@ -23,6 +23,8 @@ from distcore.plugin.task import Datasets
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import CLASSES, VOCABULARY, Problem
 
+pytestmark = pytest.mark.ranks
+
 MIB = 2**20
 WIDTH, LAYERS, LIMIT = 1024, 8, 4 * MIB
 WEIGHTS = LAYERS * WIDTH * WIDTH * 4
@@ -41,7 +43,7 @@ class Wide(Problem):
 class Pooled(nn.Sequential):
     def forward(self, tokens: Tensor) -> Tensor:
         first, *rest = self
-        hidden = first(tokens).mean(1)
+        hidden: Tensor = first(tokens).mean(1)
         for layer in rest:
             hidden = layer(hidden)
         return hidden

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from checkpoint_cases import Crash, Recorder, Unsynced, state, value_in, write
+from checkpoint_cases import Crash, Recorder, state, value_in, write
 
 from distcore.checkpoint import find, retain
 from distcore.checkpoint.commit import clean_up
 from distcore.checkpoint.files import Files
 from distcore.errors import CheckpointError
+from distcore.testing.lab import Unsynced
 
 RANKS = 2
 
 
-def crash_everywhere(work: Callable[[Path, Files], object], prepare: Callable[[Path], object], tmp_path: Path) -> list:
-    """Stop ``work`` before and after each of its operations; return what a resume finds each time."""
+def crash_everywhere(
+    work: Callable[[Path, Files], object], prepare: Callable[[Path], object], tmp_path: Path
+) -> list[float]:
+    """Stop ``work`` before and after each of its operations; return what a resume finds each time; 0 is nothing."""
     whole = Recorder(-1, after=False)
     prepare(tmp_path / "whole")
     work(tmp_path / "whole" / "checkpoints", whole)
@@ -35,16 +38,20 @@ def crash_everywhere(work: Callable[[Path, Files], object], prepare: Callable[[P
             left = {path.name for path in out.glob("checkpoints/*") if not path.name.startswith("step-")}
             path = find("auto", out)
             assert not left
-            found.append(path and value_in(path))
+            found.append(value_in(path) if path else 0.0)
     assert len(found) > 20
     return found
 
 
 def saved(*steps: int) -> Callable[[Path], object]:
-    return lambda out: (
-        [write(out / "checkpoints", [state(float(step))] * RANKS, step) for step in steps]
-        or (out / "checkpoints").mkdir(parents=True)
-    )
+    """Returns a function that fills a run folder with checkpoints after these steps."""
+
+    def prepare(out: Path) -> None:
+        (out / "checkpoints").mkdir(parents=True)
+        for step in steps:
+            write(out / "checkpoints", [state(float(step))] * RANKS, step)
+
+    return prepare
 
 
 def test_a_crash_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> None:
@@ -55,7 +62,7 @@ def test_a_crash_leaves_the_previous_or_the_new_checkpoint(tmp_path: Path) -> No
 
 def test_a_crash_of_the_first_save_leaves_nothing_or_the_checkpoint(tmp_path: Path) -> None:
     found = crash_everywhere(lambda f, files: write(f, [state(1.0)] * RANKS, 1, files), saved(), tmp_path)
-    assert set(found) == {None, 1.0}
+    assert set(found) == {0.0, 1.0}
 
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(tmp_path: Path) -> None:

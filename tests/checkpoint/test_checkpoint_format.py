@@ -19,7 +19,7 @@ from distcore.errors import CheckpointError
 from distcore.plugin.contract import State
 
 WEIGHT = torch.arange(30.0).reshape(10, 3)
-WHOLE: State = {
+TENSORS = {
     "model/weight": WEIGHT,
     "model/bias": torch.arange(7, dtype=torch.bfloat16),
     "model/mask": torch.tensor([True, False]),
@@ -28,6 +28,7 @@ WHOLE: State = {
     "optimizer/weight/exp_avg": -WEIGHT,
     "optimizer/weight/step": torch.tensor(3.0),
 }
+WHOLE: State = {**TENSORS}
 
 
 def same(checkpoint: Checkpoint, state: State) -> bool:
@@ -79,7 +80,7 @@ def test_it_reads_without_distcore(tmp_path: Path) -> None:
     manifest = json.loads((path / MANIFEST).read_text())
     for name, tensor in manifest["tensors"].items():
         parts = [load_file(path / piece["file"])[piece["key"]].reshape(-1) for piece in tensor["pieces"]]
-        assert torch.equal(torch.cat(parts).reshape(tensor["shape"]) if parts else WHOLE[name], WHOLE[name])
+        assert torch.equal(torch.cat(parts).reshape(tensor["shape"]) if parts else TENSORS[name], TENSORS[name])
     for name, file in manifest["files"].items():
         assert hashlib.sha256((path / name).read_bytes()).hexdigest() == file["sha256"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from resume_job import SCRIPT, run
+from resume_job import SCRIPT, at_step
 
 from distcore.checkpoint import Checkpoint, find, read_tensors
+
+pytestmark = pytest.mark.ranks
 
 WAYS = {
     "in line": ("nproc=1",),
@@ -23,14 +24,6 @@ WAYS = {
     "two ranks": ("nproc=2", "strategy=ddp"),
 }
 PAGE = 4096
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 15 steps with checkpoints after 8, 12 and 15."""
-    out = tmp_path_factory.mktemp("undisturbed")
-    run(out)
-    return out
 
 
 @pytest.fixture
@@ -46,12 +39,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
     yield tmp_path / "disk"
     subprocess.run(["umount", str(tmp_path / "disk")], check=True)
-
-
-def at_step_8(undisturbed: Path, out: Path) -> Path:
-    """A run folder whose run was killed after step 8."""
-    shutil.copytree(undisturbed / "checkpoints/step-00000008", out / "checkpoints/step-00000008")
-    return out
 
 
 def go_on(out: Path, way: str, before: Callable[[], object] | None = None) -> subprocess.CompletedProcess[str]:
@@ -80,7 +67,7 @@ def goes_on(out: Path, way: str, undisturbed: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
-    out = at_step_8(undisturbed, small_disk / "run")
+    out = at_step(8, undisturbed, small_disk / "run")
     size = sum(-(-file.stat().st_size // PAGE) for file in out.glob("checkpoints/*/*"))
     free = os.statvfs(small_disk).f_bavail - size * 2 // 3
     (small_disk / "ballast").write_bytes(bytes(free * PAGE))
@@ -91,7 +78,7 @@ def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path, way: str) -> None:
-    out = at_step_8(undisturbed, tmp_path / "run")
+    out = at_step(8, undisturbed, tmp_path / "run")
     largest = max(file.stat().st_size for file in out.glob("checkpoints/*/*.safetensors"))
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest // 3,) * 2)
     is_refused(go_on(out, way, limit), out, "File too large")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import Unsynced
 
 from distcore import RunConfig
 from distcore.checkpoint import Checkpoint
@@ -20,6 +19,7 @@ from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
 from distcore.plugin.contract import Progress, RankInfo
+from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 
 FULL = "checkpoint .*step-00000002 could not be written: .*No space left on device"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from work_folder import enter
 
 from distcore.cli.main import main
 
@@ -319,14 +320,10 @@ def folder(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (work / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (work / "latin.csv").write_bytes(b"text,label\ncaf\xe9,0\n")
     (work / "good.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOOD))
-    monkeypatch.chdir(work)
-    monkeypatch.syspath_prepend(str(site))
+    enter(work, monkeypatch)
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for variable in ("RANK", "WORLD_SIZE", "DISTCORE_LOAD_PLUGINS"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.syspath_prepend(str(site))
     return work
 
 

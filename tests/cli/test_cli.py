@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -29,23 +29,9 @@ LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=
 NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with a small data file; no launcher's environment."""
-    rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for variable in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(variable, raising=False)
-    return tmp_path
-
-
 def field_of(flag: Flag) -> tuple[object, object]:
     """Default and annotation of the config field that a flag sets."""
-    model: type = RunConfig
+    model: Any = RunConfig
     *parents, leaf = flag.key.split(".")
     for parent in parents:
         model = model.model_fields[parent].annotation
@@ -91,23 +77,23 @@ def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
     assert {flag.key.partition(".")[0] for flag in FLAGS} | SET_ONLY == set(RunConfig.model_fields)
 
 
-def test_set_overrides_flags_and_flags_override_the_file(folder: Path) -> None:
-    (folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
+def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> None:
+    (work_folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
     given = {"config": "job.yaml", "lr": "0.2", "epochs": "4", "set": ["lr=3e-1", "optimizer.eps=1e-6"]}
     config = config_of(argparse.Namespace(**given))
     assert (config.lr, config.epochs, config.seed, config.optimizer.eps) == (0.3, 4, 3, 1e-6)
 
 
 def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = (
         "train --data rows.json --model bert-tiny --strategy ddp --nproc 2 --global-batch-size 16 --micro-batch-size 4"
     )
     assert main([*job.split(), "--set", "schedule.warmup_ratio=0.4", "--out", "run", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert not (folder / "run").exists()
-    (folder / "dry.yaml").write_text(out)
+    assert not (work_folder / "run").exists()
+    (work_folder / "dry.yaml").write_text(out)
     config = load_config("dry.yaml", {})
     assert (config.nproc, config.device in {"cpu", "cuda"}, config.lr, config.schedule.warmup_steps) == (
         2,
@@ -122,7 +108,7 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     assert "micro-batches of its first step: 2, of 4, 4 rows" in out
 
 
-def test_train_reports_and_its_config_trains_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
     assert main(job.split()) == 0
     out, err = capsys.readouterr()
@@ -132,21 +118,22 @@ def test_train_reports_and_its_config_trains_again(folder: Path, capsys: pytest.
     assert out.endswith("run folder: run\n")
     assert [line.partition("  ")[0] for line in err.splitlines()] == ["step 1/2", "step 2/2", err.splitlines()[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
-    first, second = ((folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
+    first, second = ((work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
     assert first == second
 
 
-def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(folder: Path) -> None:
+@pytest.mark.ranks
+def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(work_folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *LOOPBACK, "-m", "distcore"]
     job = "train --data rows.json --model bert-tiny --strategy ddp --max-steps 1 --set device=cpu --out run"
     done = subprocess.run([*command, *job.split()], capture_output=True, text=True, timeout=120, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("run folder: run\n") == 1
-    assert json.loads((folder / "run/report.json").read_text())["world_size"] == 2
+    assert json.loads((work_folder / "run/report.json").read_text())["world_size"] == 2
 
 
-def test_a_defect_is_one_line_and_a_traceback_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(
+def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work_folder / "mine.py").write_text(
         "from distcore import hookimpl\n"
         "class Bad:\n    @hookimpl\n    def on_run_start(self): raise ValueError('two\\nlines')\n"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_cases import write
+from work_folder import enter, write_rows
 
 from distcore.checkpoint.distance import Distance, distance
 from distcore.cli.main import main
@@ -19,24 +20,8 @@ from distcore.compare.comparison import schedule
 JOB = ("--nproc", "2", "--model", "bert-tiny", "--max-steps", "4", "--dropout", "0", "--set", "device=cpu")
 
 
-def prepare(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make ``folder`` the current one, with a small data file and a cache of its own."""
-    rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(80)]
-    (folder / "rows.json").write_text(json.dumps(rows))
-    patch.chdir(folder)
-    patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
-    for variable in ("RANK", "WORLD_SIZE"):
-        patch.delenv(variable, raising=False)
-
-
 def compare(*arguments: str) -> int:
     return main(["compare", "--data", "rows.json", *JOB, *arguments])
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    prepare(tmp_path, monkeypatch)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +29,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a comparison: one process, two ranks, and a row of another seed."""
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
-        prepare(folder, patch)
+        write_rows(folder)
+        enter(folder, patch)
         own = ("--row", "single seed=1", "--allow-different", "seed", "--eval-data", "rows.json", "--out", "found")
         assert compare("--strategies", "single,ddp", *own) == 0
     return folder / "found"
@@ -56,6 +42,7 @@ def rows(compared: Path) -> dict[str, Any]:
     return {row["name"]: row for row in json.loads((compared / "compare.json").read_text())["rows"]}
 
 
+@pytest.mark.ranks
 def test_a_row_has_all_its_numbers(rows: dict[str, Any]) -> None:
     ddp = rows["ddp"]
     assert (ddp["world_size"], ddp["micro_batch_size"], len(ddp["rounds"])) == (2, 16, 1)
@@ -67,6 +54,7 @@ def test_a_row_has_all_its_numbers(rows: dict[str, Any]) -> None:
     assert low <= ddp["samples_per_second"] <= high
 
 
+@pytest.mark.ranks
 def test_the_parts_of_the_wall_time_add_up(rows: dict[str, Any]) -> None:
     for row in rows.values():
         parts = [row[f"{part}_seconds"] for part in ("start_up", "warm_up", "training", "rest")]
@@ -75,12 +63,14 @@ def test_the_parts_of_the_wall_time_add_up(rows: dict[str, Any]) -> None:
         assert row["start_up_seconds"] > 0.5  # an interpreter and torch
 
 
+@pytest.mark.ranks
 def test_parameters_end_where_the_reference_ends(rows: dict[str, Any]) -> None:
     assert rows["single"]["distance"] == {"largest": 0.0, "relative": 0.0, "tensor": ""}
     assert 0 < rows["ddp"]["distance"]["relative"] < 1e-5
     assert rows["single seed=1"]["distance"]["relative"] > 0.5
 
 
+@pytest.mark.ranks
 def test_a_row_that_differs_is_marked_in_every_output(compared: Path, rows: dict[str, Any]) -> None:
     assert rows["single seed=1"]["differs"] == {"seed": [1, 0]}
     assert rows["ddp"]["notes"] == []
@@ -91,12 +81,14 @@ def test_a_row_that_differs_is_marked_in_every_output(compared: Path, rows: dict
         assert "ddp ≠" not in text
 
 
+@pytest.mark.ranks
 def test_the_page_needs_nothing_else(compared: Path) -> None:
     page = (compared / "compare.html").read_text()
     assert page.count("<svg") == 5
     assert not re.search(r"<script|<link|<img|@import|url\(|https?:|\b(src|href)=", page)
 
 
+@pytest.mark.ranks
 def test_the_markdown_has_one_line_per_row(compared: Path) -> None:
     lines = (compared / "compare.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("| ")]
@@ -111,21 +103,23 @@ def test_every_second_round_goes_backwards() -> None:
     assert list(schedule("ab", rounds=2, interleave=False)) == [(1, "a"), (2, "a"), (1, "b"), (2, "b")]
 
 
-def test_later_rounds_are_compared_with_the_first(folder: Path) -> None:
+@pytest.mark.ranks
+def test_later_rounds_are_compared_with_the_first(work_folder: Path) -> None:
     assert compare("--strategies", "single", "--rounds", "2", "--out", "found") == 0
-    (row,) = json.loads((folder / "found/compare.json").read_text())["rows"]
+    (row,) = json.loads((work_folder / "found/compare.json").read_text())["rows"]
     low, high = row["samples_per_second_range"]
     assert len(row["rounds"]) == 2
     assert low < high
     assert row["distance_between_rounds"]["largest"] == 0
-    assert (folder / "found/runs/00-single/round-1/checkpoints").exists()
-    assert not (folder / "found/runs/00-single/round-2/checkpoints").exists()
+    assert (work_folder / "found/runs/00-single/round-1/checkpoints").exists()
+    assert not (work_folder / "found/runs/00-single/round-2/checkpoints").exists()
 
 
+@pytest.mark.ranks
 def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "bad.py").write_text(
+    (work_folder / "bad.py").write_text(
         "from distcore import hookimpl\n"
         "class Bad:\n    @hookimpl\n    def on_run_start(self, run):\n"
         "        if run.world.size > 1: raise ValueError('no luck')\n"
@@ -137,7 +131,7 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
     assert re.search(r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+$", out, re.M)
     assert "\nmesh: left out: no strategy named 'mesh' (installed: " in out
     for name in ("compare.md", "compare.html"):
-        text = (folder / "found" / name).read_text()
+        text = (work_folder / "found" / name).read_text()
         assert "ddp: failed: rank" in text
         assert "mesh: left out: no strategy" in text
 
@@ -173,12 +167,12 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+    work_folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     assert compare(*arguments.split(), "--out", "found") == 2
     err = capsys.readouterr().err
     assert re.fullmatch(f"error: .*{message}.*\n", err)
-    assert not (folder / "found").exists()
+    assert not (work_folder / "found").exists()
 
 
 @pytest.mark.parametrize(
@@ -192,14 +186,16 @@ def test_what_cannot_be_compared_is_one_line(
     ],
 )  # fmt: skip
 def test_a_row_of_another_job_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], own: str, message: str
+    work_folder: Path, capsys: pytest.CaptureFixture[str], own: str, message: str
 ) -> None:
     assert compare("--strategies", "single", "--row", own, "--out", "found") == 2
     assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
 
 
-def test_a_folder_that_holds_a_comparison_is_not_written_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "found").mkdir()
-    (folder / "found/compare.json").write_text("{}")
+def test_a_folder_that_holds_a_comparison_is_not_written_to(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work_folder / "found").mkdir()
+    (work_folder / "found/compare.json").write_text("{}")
     assert compare("--strategies", "single", "--out", "found") == 2
     assert "--out found: holds another comparison" in capsys.readouterr().err

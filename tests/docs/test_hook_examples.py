@@ -59,7 +59,8 @@ class InAGroup(SingleStrategy):
 
 def example(owner: type, name: str) -> str:
     """The code under ``Example::`` in the docstring of a method; fails if there is none."""
-    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", inspect.getdoc(getattr(owner, name)) + "\n", re.M)
+    text = f"{inspect.getdoc(getattr(owner, name))}\n"
+    found = re.search(r"^Example::\n\n((?: {4}.*\n|\n)+)", text, re.M)
     assert found, f"{owner.__name__}.{name} has no example"
     return textwrap.dedent(found[1])
 
@@ -205,5 +206,5 @@ def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
     subjects = [Subject(config=config, cases=cases, make=together)]
     ddp: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
     subjects.append(Subject(config=config, cases=cases, make=partial(on_a_wrapper, strategy=ddp)))
-    for findings in measure(subjects, nproc=2):
+    for findings in measure(subjects):
         assert not [str(finding) for finding in findings if not finding.held]

@@ -117,7 +117,7 @@ def test_every_strategy_and_extension_says_what_it_and_each_option_is(name: str,
 def test_every_option_is_on_the_page_of_the_options(group: str) -> None:
     pytest.importorskip("sphinx")
     page = load("docs/_ext/generated_reference.py").options_page(group)
-    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^### |\Z)", page, re.M | re.S))
     for name, cls in plugins(group):
         assert not [option.name for option in options_of(cls) if f"\n| `{option.name}` |" not in sections[name]]
     assert f"```{{plugin-options}} {group}\n" in (DOCS / "reference/options.md").read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from torch import nn
 from torch.optim import Optimizer
 
 from distcore import (
@@ -31,7 +32,7 @@ from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
 
-CONFIG = load_config(None, {"strategy": "single", "device": "cpu", "lr": 0.01, "max_steps": 20})
+CONFIG = load_config(None, {"strategy": "single", "nproc": 1, "device": "cpu", "lr": 0.01, "max_steps": 20})
 LAWS = ("mid-epoch", "bit-for-bit")
 
 
@@ -41,7 +42,7 @@ class Decays(SingleStrategy):
     capabilities: ClassVar = Capabilities(spec_version=2, processes="one", owns=frozenset({"schedule"}))
 
     @hookimpl
-    def wrap_model(self, run: Run, model: object, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         wrapped = defaults.wrap_model(run, model, make_optimizer)
         if wrapped.optimizer is not None:
             self.at(wrapped.optimizer, 0)
@@ -69,19 +70,21 @@ class Forgets(Decays):
     """Begins its schedule again."""
 
     @hookimpl
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         return defaults.load_checkpoint(run, state)
 
 
 def findings(strategy: type[Decays]) -> list[Finding]:
     cases = tuple(case for name, case in all_cases().items() if name in LAWS)
-    return measure([Subject(config=CONFIG, cases=cases, make=lambda config: strategy())], 1)[0]
+    return measure([Subject(config=CONFIG, cases=cases, make=lambda config: strategy())])[0]
 
 
+@pytest.mark.ranks
 def test_its_runs_resume_bit_for_bit() -> None:
     assert [(finding.case, finding.held) for finding in findings(Decays)] == [(law, True) for law in LAWS]
 
 
+@pytest.mark.ranks
 def test_the_law_notices_a_schedule_that_begins_again() -> None:
     assert [finding.held for finding in findings(Forgets)] == [False] * len(LAWS)
 

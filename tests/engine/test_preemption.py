@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from resume_job import SCRIPT
+from resume_job import start, wait_for
 
 from distcore.checkpoint import read_job_state, read_tensors
+
+pytestmark = pytest.mark.ranks
 
 RANKS = ("nproc=2", "strategy=ddp")
 LAST = "checkpoints/step-00000015"
 
 
-def start(out: Path, *settings: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", SCRIPT, str(out), *RANKS, *settings]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fifteen steps of two ranks."""
-    out = tmp_path_factory.mktemp("undisturbed")
-    _, told = start(out).communicate(timeout=100)
+    out = tmp_path_factory.mktemp("two-undisturbed")
+    _, told = start(out, *RANKS).communicate(timeout=100)
     assert (out / LAST).exists(), told
     return out
 
@@ -42,14 +36,6 @@ def stepping(out: Path) -> bool:
 
 def saving(out: Path) -> bool:
     return any(out.glob("checkpoints/.writing-*"))
-
-
-def wait_for(condition: Callable[[Path], bool], out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 100
-    while not condition(out):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def pid_of(whom: str, launcher: int) -> int:
@@ -66,10 +52,10 @@ CASES = [
 
 @pytest.mark.parametrize(("whom", "times", "moment"), CASES)
 def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
-    undisturbed: Path, tmp_path: Path, whom: str, times: int, moment: Callable[[Path], bool]
+    two_undisturbed: Path, tmp_path: Path, whom: str, times: int, moment: Callable[[Path], bool]
 ) -> None:
-    process = start(tmp_path, "seconds_a_step=0.05", f"save_every={2 if moment is saving else 100}")
-    wait_for(moment, tmp_path, process)
+    process = start(tmp_path, *RANKS, "seconds_a_step=0.05", f"save_every={2 if moment is saving else 100}")
+    wait_for(partial(moment, tmp_path), process)
     for _ in range(times):
         os.kill(pid_of(whom, process.pid), signal.SIGTERM)
     _, told = process.communicate(timeout=100)
@@ -77,6 +63,6 @@ def test_it_is_a_committed_checkpoint_and_143_and_goes_on_bit_for_bit(
     newest = max(tmp_path.glob("checkpoints/*"))
     step = read_job_state(newest)["progress"]["step"]
     assert told.strip() == f"stopped after step {step} of 15; go on with --resume auto"
-    _, told = start(tmp_path, "resume=auto").communicate(timeout=100)
-    found, expected = read_tensors(tmp_path / LAST), read_tensors(undisturbed / LAST)
+    _, told = start(tmp_path, *RANKS, "resume=auto").communicate(timeout=100)
+    found, expected = read_tensors(tmp_path / LAST), read_tensors(two_undisturbed / LAST)
     assert all(torch.equal(found[name], expected[name]) for name in expected), told

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from resume_job import SCRIPT, run
+from resume_job import at_step, run, start, wait_for
 
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.distance import difference
@@ -21,22 +17,6 @@ from distcore.cli.main import main
 from distcore.errors import CheckpointError
 
 LAST = "step-00000015"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 15 steps with checkpoints after 8, 12 and 15."""
-    out = tmp_path_factory.mktemp("undisturbed")
-    run(out)
-    return out
-
-
-def at_step(step: int, undisturbed: Path, out: Path) -> Path:
-    """A run folder whose run was killed after ``step``."""
-    for path in undisturbed.glob("checkpoints/*"):
-        if int(path.name[-8:]) <= step:
-            shutil.copytree(path, out / "checkpoints" / path.name)
-    return out
 
 
 def apart(one: Path, other: Path) -> float:
@@ -104,10 +84,10 @@ def test_other_training_data_are_refused(undisturbed: Path, tmp_path: Path) -> N
 
 
 def test_other_words_are_other_data_even_where_every_length_is_the_same(tmp_path: Path) -> None:
-    rows = [[f"{'good' if n % 2 else 'bad'} text {n % 7}", n % 2] for n in range(40)]
+    rows = [(f"{'good' if n % 2 else 'bad'} text {n % 7}", n % 2) for n in range(40)]
     others = {
-        "labels": [[text, 1 - label] for text, label in rows],
-        "words": [[text[::-1], label] for text, label in rows],
+        "labels": [(text, 1 - label) for text, label in rows],
+        "words": [(text[::-1], label) for text, label in rows],
     }
     for name, content in {"saved": rows, "same": rows, **others}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -132,8 +112,7 @@ def test_an_accepted_change_goes_on(undisturbed: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_branch_is_replaced(undisturbed: Path, tmp_path: Path) -> None:
     at_step(15, undisturbed, tmp_path)
-    changes = {"lr": 0.02, "resume_changed": "lr"}
-    run(tmp_path, resume=str(tmp_path / "checkpoints/step-00000008"), **changes)
+    run(tmp_path, resume=str(tmp_path / "checkpoints/step-00000008"), lr=0.02, resume_changed="lr")
     assert apart(tmp_path, undisturbed) > 1e-3
 
 
@@ -153,20 +132,6 @@ def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp
     with pytest.raises(CheckpointError, match="seed was 0 and is 1"):
         run(tmp_path, resume="auto", seed=1)
     assert (tmp_path / "config.yaml").read_text() == "as: it was"
-
-
-def start(out: Path, *settings: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, SCRIPT, str(out), *settings]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:

@@ -49,14 +49,8 @@ class Watch:
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """Two quick steps over 40 rows, in an empty current folder."""
-    rows = [[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    for variable in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(variable, raising=False)
+def config(work_folder: Path) -> RunConfig:
+    """Two quick steps over 40 rows, in the current folder."""
     return RunConfig(data="rows.json", model="bert-tiny", max_steps=2, log_every=1, out="run", device="cpu")
 
 

@@ -22,11 +22,8 @@ CHANGES = {
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "rows.json"
-    file.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(80)]))
-    return str(file)
+def rows(work_folder: Path) -> str:
+    return str(work_folder / "rows.json")
 
 
 def trained(changes: dict[str, object], out: Path) -> tuple[dict[str, float], dict[str, float] | None]:
@@ -45,6 +42,7 @@ def test_the_phases_of_one_process_add_up_to_the_step(rows: str, tmp_path: Path)
     assert {"distcore:forward", "distcore:backward"} <= {event.get("name") for event in trace}
 
 
+@pytest.mark.ranks
 def test_two_ranks_show_the_all_reduce_in_the_backward_pass(rows: str, tmp_path: Path) -> None:
     seconds, inside = trained({"data": rows, "strategy": "ddp", "nproc": 2}, tmp_path / "run")
     assert inside is not None

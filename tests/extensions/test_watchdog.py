@@ -17,7 +17,7 @@ from distcore.testing.problem import Problem
 
 class SleepsInStep:
     @hookimpl(wrapper=True)
-    def step(self):  # type: ignore[no-untyped-def]
+    def step(self):
         time.sleep(0.8)
         return (yield)
 

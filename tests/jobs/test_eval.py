@@ -20,6 +20,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])
 def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run_folder), "--json", *world.split()]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from work_folder import write_rows
 
 from distcore import checkpoint
 from distcore.cli.main import main
@@ -24,11 +24,10 @@ FLAGS = (
 
 
 def command(folder: Path, out: str, *more: str) -> list[str]:
-    data = folder / "rows.json"
-    data.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]))
-    return ["train", "--data", str(data), "--out", str(folder / out), *FLAGS.split(), *more]
+    return ["train", "--data", str(write_rows(folder)), "--out", str(folder / out), *FLAGS.split(), *more]
 
 
+@pytest.mark.ranks
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-m", "distcore", *command(tmp_path, "killed", "--max-restarts", "2")]

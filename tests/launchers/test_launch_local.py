@@ -57,6 +57,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return ends
 
 
+@pytest.mark.ranks
 def test_ranks_find_their_place_and_their_arguments(seen: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(seen):
         assert (found["greeting"], found["world"]) == ("hello", 2)
@@ -69,14 +70,17 @@ def test_ranks_find_their_place_and_their_arguments(seen: list[dict[str, Any]]) 
         assert "launcher='local'" in found["place"]
 
 
+@pytest.mark.ranks
 def test_ranks_leave_the_cores_to_each_other(seen: list[dict[str, Any]]) -> None:
     assert [(found["threads"], found["tokenizers"]) for found in seen] == [(1, "false")] * 2
 
 
+@pytest.mark.ranks
 def test_nobody_listens_beyond_this_machine(seen: list[dict[str, Any]]) -> None:
     assert [found["listening"] for found in seen] == [["127.0.0.1"]] * 2
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
 def test_a_failing_rank_ends_the_job_with_its_own_cause(case: str, failures: dict[str, dict[str, Any]]) -> None:
     kind, text = CASES[case]
@@ -85,11 +89,13 @@ def test_a_failing_rank_ends_the_job_with_its_own_cause(case: str, failures: dic
     assert "\n" not in failures[case]["text"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
 def test_a_failing_rank_ends_the_job_within_five_seconds(case: str, failures: dict[str, dict[str, Any]]) -> None:
     assert failures[case]["seconds"] < 5
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("case", "evidence"),
     [
@@ -102,12 +108,14 @@ def test_the_culprit_leaves_evidence_in_a_file(case: str, evidence: str, failure
     assert re.search(evidence, failures[case]["files"]["rank-1.txt"])
 
 
+@pytest.mark.ranks
 def test_the_screen_gets_one_line() -> None:
     done = run("fail", "raises")
     assert done.returncode == 3
     assert re.fullmatch(r"error: rank 1 of 2 failed: ValueError: boom with a second line; .*\n", done.stderr)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "to_all", "status", "screen"),
     [
@@ -135,12 +143,14 @@ def test_no_rank_outlives_the_launcher(number: signal.Signals, to_all: bool, sta
     assert psutil.wait_procs(ranks, timeout=3)[1] == []
 
 
+@pytest.mark.ranks
 def test_torchrun_ranks_join(tmp_path: Path) -> None:
     done = run("joined", "works", str(tmp_path), python=torchrun())
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"joined \d of \d", done.stdout)) == ["joined 0 of 2", "joined 1 of 2"]
 
 
+@pytest.mark.ranks
 def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
     done = run("joined", "raises, then tears down", str(tmp_path), python=torchrun())
     assert done.returncode != 0
@@ -149,6 +159,7 @@ def test_under_torchrun_only_the_culprit_speaks(tmp_path: Path) -> None:
     assert "Traceback" in (tmp_path / "rank-1.txt").read_text()
 
 
+@pytest.mark.ranks
 def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
     assert srun("works", tmp_path) == [
         (0, "joined 0 of 2\n", ""),
@@ -156,6 +167,7 @@ def test_the_ranks_of_an_srun_step_meet(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.ranks
 def test_a_rank_whose_peer_vanished_says_so_where_no_launcher_does(tmp_path: Path) -> None:
     (status, _, errors), (killed, _, silence) = srun("killed", tmp_path)
     assert (killed, silence) == (-signal.SIGKILL, "")
@@ -185,27 +197,30 @@ def torchrun() -> tuple[str, ...]:
     return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+@pytest.mark.ranks
 def test_results_come_in_rank_order_from_any_callable() -> None:
     assert launch(lambda: os.environ["RANK"], nproc=3, timeout=60) == ["0", "1", "2"]
 
 
+@pytest.mark.ranks
 def test_ranks_can_be_spawned_where_forking_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "start_method", lambda: "spawn")
     assert launch(os.getenv, "LOCAL_RANK", nproc=2, timeout=60) == ["0", "1"]
 
 
-def test_the_public_name_is_the_function_and_not_its_package() -> None:
+def test_the_public_name_is_the_function() -> None:
     import distcore
-    import distcore.launchers.environment
 
-    assert distcore.launchers is launch
+    assert distcore.launch is launch
 
 
+@pytest.mark.ranks
 def test_a_job_over_its_time_limit_is_stopped() -> None:
     with pytest.raises(RankError, match=r"^1 rank\(s\) did not end within their time limit"):
         launch(signal.pause, nproc=1, timeout=0.5)
 
 
+@pytest.mark.ranks
 def test_the_caller_gets_its_environment_back() -> None:
     before = dict(os.environ)
     handler = signal.getsignal(signal.SIGTERM)

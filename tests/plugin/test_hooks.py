@@ -92,7 +92,7 @@ def test_a_newer_hook_spec_asks_for_a_newer_distcore() -> None:
 def test_an_extension_may_wrap_an_operation() -> None:
     class Doubles:
         @hookimpl(wrapper=True)
-        def setup(self):  # type: ignore[no-untyped-def]
+        def setup(self):
             world = yield
             return World(rank=world.rank, size=2, local_rank=0, device=world.device)
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 TEXTS = ['good, "very" good', "bad\u2028bad", "银色 的 高跟 鞋", "two\nlines"]
 
 
-def write(path: Path, **columns: list) -> Path:
+def write(path: Path, **columns: list[Any]) -> Path:
     """Write the columns to ``path`` in the format of its extension: lists in JSON, objects in JSON Lines."""
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if path.suffix == ".json":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +45,30 @@ class Slow(Problem):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         time.sleep(self.seconds)
         return super().loss(model, batch)
+
+
+def at_step(step: int, undisturbed: Path, out: Path) -> Path:
+    """Fill ``out`` with what the undisturbed run would have left if it had been killed after ``step``."""
+    for path in undisturbed.glob("checkpoints/*"):
+        if int(path.name[-8:]) <= step:
+            shutil.copytree(path, out / "checkpoints" / path.name)
+    return out
+
+
+def start(out: Path, *settings: str) -> subprocess.Popen[str]:
+    """Start the job in a process of its own; what it says to the user comes through its standard error."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", SCRIPT, str(out), *settings]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 100) -> None:
+    """Wait until ``condition`` holds; fails when ``process`` ends before that, or after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def run(out: Path, seconds: float = 0.0, rows: int = 50, tied: bool = False, **changes: Any) -> None:

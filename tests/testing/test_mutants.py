@@ -35,6 +35,8 @@ from distcore.testing.cases import Finding, all_cases
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
 
+pytestmark = pytest.mark.ranks
+
 DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
 
 
@@ -133,8 +135,8 @@ class WaitsAfterEveryStep(DDPStrategy):
 class KeepsGradients(DDPStrategy):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        norm = defaults.clip_gradients(run.optimizer, clip)
-        run.optimizer.step()
+        norm = defaults.clip_gradients(optimizer_of(run), clip)
+        optimizer_of(run).step()
         return StepResult(grad_norm=norm)
 
 
@@ -142,7 +144,7 @@ class KeepsGradients(DDPStrategy):
 class ClipsBeforeSynchronising(Plain):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        norm = defaults.clip_gradients(run.optimizer, clip)
+        norm = defaults.clip_gradients(optimizer_of(run), clip)
         average_gradients(run)
         defaults.step(run, Clip(norm=None))
         return StepResult(grad_norm=norm)
@@ -152,7 +154,7 @@ class ClipsBeforeSynchronising(Plain):
 class ReportsNormAfterClipping(DDPStrategy):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        defaults.clip_gradients(run.optimizer, clip)
+        defaults.clip_gradients(optimizer_of(run), clip)
         return defaults.step(run, Clip(norm=1e9))
 
 
@@ -221,8 +223,9 @@ class StepsScheduleOncePerRank(DDPStrategy):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         result = defaults.step(run, clip)
-        for _ in range(run.world.size - 1 if run.scheduler else 0):
-            run.scheduler.step()
+        for _ in range(run.world.size - 1):
+            if run.scheduler:
+                run.scheduler.step()
         return result
 
 
@@ -276,7 +279,7 @@ class FallsBackToOneProcess(DDPStrategy):
 class DecaysEverything(DDPStrategy):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        wrapped = super().wrap_model(run, model, make_optimizer)
+        wrapped: PreparedModel = super().wrap_model(run, model, make_optimizer)
         for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
             group["weight_decay"] = run.config.optimizer.weight_decay
         return wrapped
@@ -287,7 +290,8 @@ class DrawsOtherNoiseEachTime(DDPStrategy):
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         torch.manual_seed(time.time_ns() % 2**32)
-        return super().accumulate(run, last)
+        accumulating: AbstractContextManager[object] = super().accumulate(run, last)
+        return accumulating
 
 
 @mutant("gradient", "tied-parameters", "rank 1 .*stuck|on this rank alone|rank 1 of 2 failed")
@@ -297,6 +301,11 @@ class FailsOnOneRank(DDPStrategy):
         if run.world.rank == 1:
             raise ValueError("only here")
         return defaults.step(run, clip)
+
+
+def optimizer_of(run: Run) -> torch.optim.Optimizer:
+    assert run.optimizer is not None  # the laws train
+    return run.optimizer
 
 
 def average_gradients(run: Run, keep: bool = True) -> None:
@@ -317,7 +326,7 @@ def subject(make: Callable[[], object], *cases: str) -> Subject:
 @pytest.fixture(scope="module")
 def findings() -> dict[str, Finding]:
     """All mutants in one launch of two ranks, and one more for the mutant that takes its ranks down."""
-    found = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()], nproc=2)
+    found = measure([subject(mutant.make, mutant.case) for mutant in MUTANTS.values()])
     return {name: finding for name, (finding,) in zip(MUTANTS, found, strict=True)}
 
 
@@ -331,21 +340,21 @@ def test_mutant_is_caught_by_the_law_it_breaks(name: str, findings: dict[str, Fi
 
 def test_the_strategy_that_the_mutants_are_made_of_keeps_these_laws() -> None:
     cases = dict.fromkeys(mutant.case for mutant in MUTANTS.values())
-    (found,) = measure([subject(DDPStrategy, *cases)], nproc=2)
+    (found,) = measure([subject(DDPStrategy, *cases)])
     assert [str(finding) for finding in found if not finding.held] == []
 
 
 class Sleeps(DDPStrategy):
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        steps = run.optimizer.state[next(run.module.parameters())].get("step", 0)
+        steps = optimizer_of(run).state[next(run.module.parameters())].get("step", 0)
         if run.world.rank == 1 and steps == 2:
             time.sleep(60)
         return defaults.step(run, clip)
 
 
 def test_a_stuck_rank_is_named_with_hook_and_step_and_other_cases_go_on() -> None:
-    ((stuck, other),) = measure([subject(Sleeps, "ragged-tail", "gather-unequal")], nproc=2, limit=8)
+    ((stuck, other),) = measure([subject(Sleeps, "ragged-tail", "gather-unequal")], limit=8)
     assert stuck.held is False
     assert "after 8 s rank 1 is stuck in hook step(), step 2" in stuck.note
     assert other.held

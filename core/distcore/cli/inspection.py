@@ -24,7 +24,7 @@ def run(action: str, paths: list[Path], to: Path | None) -> int:
     if (action == "export") != (to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
     if to is not None:
-        export(_one(paths[0]), to)
+        export(_checkpoint_at(paths[0]), to)
         print(f"exported to {to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": diff}
@@ -33,7 +33,7 @@ def run(action: str, paths: list[Path], to: Path | None) -> int:
 
 def ls(path: Path) -> int:
     """Print one line per checkpoint of a run, the newest last. ``path``: a run folder or a checkpoint."""
-    found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]
+    found = [path] if (path / MANIFEST).is_file() else checkpoints_in(path / "checkpoints")[::-1]  # newest last
     if not found:
         raise CheckpointError(f"{path}: no checkpoints there")
     for one in found:
@@ -59,7 +59,7 @@ def verify(path: Path) -> int:
 
 def diff(first: Path, second: Path) -> int:
     """Print the tensors in which two checkpoints differ, the largest difference first."""
-    one, other = Checkpoint(_one(first)), Checkpoint(_one(second))
+    one, other = Checkpoint(_checkpoint_at(first)), Checkpoint(_checkpoint_at(second))
     lines = sorted(differing(one, other), reverse=True)
     for _, line in lines:
         print(line)
@@ -79,7 +79,7 @@ def _line(checkpoint: Checkpoint) -> str:
     )
 
 
-def _one(path: Path) -> Path:
+def _checkpoint_at(path: Path) -> Path:
     """Return ``path`` if it is a checkpoint, else the newest checkpoint of the run folder."""
     if (path / MANIFEST).is_file():
         return path

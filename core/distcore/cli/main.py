@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError."""
     top = top_parser()
     given = top.parse(argv)
-    block(given.block)
+    block(given.block)  # before a command imports any plugin
     if given.command is None:
         top.print_help()
         return 0
@@ -72,6 +72,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
+        # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
         if not unknown:
             return namespace
@@ -106,6 +107,7 @@ def top_parser() -> Parser:
     top.add_argument("--version", action="version", version=f"distcore {_version()}")
     add_block_flag(top)
     top.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    # Everything after the command is left to the parser of the command.
     top.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return top
 

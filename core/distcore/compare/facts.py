@@ -101,6 +101,7 @@ def _round_facts(timing: Timing, warm_up: int) -> Facts:
     """Return the parts of one run's time in seconds, which add up to its wall time, and its speed."""
     first = _first_counted(timing, warm_up)
     early, later = timing.steps[:first], timing.steps[first:]
+    # What the early steps took beyond the median of the later ones.
     extra = max(0.0, sum(early) - len(early) * statistics.median(later))
     return {
         "wall_seconds": timing.wall,

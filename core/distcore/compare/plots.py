@@ -40,7 +40,7 @@ def bars(rows: Sequence[tuple[str, list[Part], tuple[float, float] | None, str]]
                 f'width="{part.value / longest * PLOT:.1f}" height="{BAR}"><title>{escape(part.what)}</title></rect>'
             )
             end += part.value
-        if spread and spread[0] < spread[1]:
+        if spread and spread[0] < spread[1]:  # a single round has no range
             drawn.append(_whisker(index, _x(spread[0], longest), _x(spread[1], longest)))
         drawn.append(_text(index, max(_x(end, longest), _x(spread[1], longest) if spread else 0) + 6, text))
     return _svg(len(rows), drawn)

@@ -51,7 +51,7 @@ class Request:
     rounds: int
     """Times to run every row."""
     interleave: bool
-    """Run all rows in every round, every second round backwards; else all rounds of a row at once."""
+    """Run all rows in every round, every second round backwards; else all rounds of one row, then the next row."""
     warm_up: int
     """Optimizer steps at the start of a run that do not count for speed."""
     communication: bool
@@ -179,7 +179,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
     leaves = flatten(config.model_dump(mode="json"))
     job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in MAY_DIFFER)}
-    if "schedule" in declared.owns:
+    if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
     return Row(name=name, folder=folder, config=config, job=job, exempt=exempt)
@@ -196,6 +196,7 @@ def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> t
     """Resolve a row's config as ``distcore train`` does, prepare its data, and return it with the capabilities."""
     config = expand_shorthand(config.model_copy(update={"out": str(folder)}))
     declared = capabilities_of(config.strategy, build_strategy(config))
+    # With an nproc of its own the row is left as it is: check() refuses what cannot be.
     if declared.processes == "one" and "nproc" not in settings:
         config = config.model_copy(update={"nproc": 1})
     config, _ = check(config)

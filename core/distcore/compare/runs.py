@@ -88,6 +88,7 @@ def _train(config: RunConfig, out: Path) -> str | None:
     out.parent.mkdir(parents=True, exist_ok=True)
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
     file.write_text(dump_config(config), encoding="utf-8")
+    # -P: files in the current folder must not shadow installed modules.
     command = [sys.executable, "-P", "-m", "distcore", "train", str(file), "--out", str(out)]
     with log.open("wb") as output, sigterm_raises():
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)

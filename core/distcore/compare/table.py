@@ -130,6 +130,7 @@ def has_run(row: Facts) -> bool:
 
 
 def _line(texts: list[str]) -> str:
+    # chr(92) is the backslash, which an f-string of Python 3.11 cannot contain.
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
@@ -157,5 +158,5 @@ def _communication(row: Facts) -> str:
 def _difference(distance: Facts | None, key: str) -> str:
     if distance is None:
         return NOT_AVAILABLE
-    value = distance[key]
+    value = distance[key]  # null in JSON stands for infinity
     return "∞" if value is None else "0" if not value else f"{value:.1e}"

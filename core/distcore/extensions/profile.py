@@ -66,6 +66,7 @@ class Profile:
                 "profile: the run has %d steps, fewer than the %d that the profile needs", run.total_steps, need
             )
 
+    # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
     def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
         """Count what a strategy runs by itself as forward; where it does not, the two hooks below tell more."""

@@ -104,7 +104,7 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
     """
     trained = saved_config(checkpoint.read_job_state(path), path).model_dump(mode="json")
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
-    if "strategy" in changes:
+    if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}
     config = load_config(None, trained | elsewhere | changes)
     return config.model_copy(update={"global_batch_size": int(config.micro_batch_size) * nproc})

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distcore.testing.lab import Lab
+    from distcore.testing.lab import JobLab, Lab
 
 LAWS = {
     "order": 1,
@@ -106,8 +106,8 @@ def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Meas
     return lambda function: _register(RANK_CASES, name, function)
 
 
-def job_law(name: str) -> Callable[[Callable[..., Measured]], Callable[..., Measured]]:
-    """Register a function of ``Subject`` that starts processes of its own."""
+def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
+    """Register a function of ``JobLab``, which starts processes of its own, as a case of law ``name``."""
     return lambda function: _register(JOB_CASES, name, function)
 
 

@@ -1,26 +1,45 @@
-"""What a strategy imports: one step of training in a fresh process, which prints the modules that belong to others."""
+"""What a strategy imports: one step of training in a process that has imported the core alone.
+
+``python -m distcore.testing.fresh`` reads run configs, one JSON object per line, and answers each with one line: the
+list of modules that belong to others, or the error as a string. One interpreter serves them all: it imports no
+strategy itself, and each step runs in a process of its own that is forked from it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 from distcore.config import RunConfig
+from distcore.errors import DistcoreError
 from distcore.launchers import launch
+from distcore.launchers.failures import one_line
 from distcore.plugin import registry
 
+LIMIT = 60.0
+"""Seconds that one step may take, the start of its process included."""
 
-def main(text: str) -> None:
-    """Print, as JSON, the foreign modules of a run with the config ``text``."""
-    config = RunConfig.model_validate_json(text).model_copy(update={"nproc": 1})
-    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
-        modules = launch(_after_a_step, config, Path(folder), nproc=1, timeout=50)[0]
-    print(json.dumps(sorted(set(modules) & foreign(config.strategy))))
+
+def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
+    """For each config, the modules of other strategies that a step imports, or the line that says why it failed."""
+    text = "".join(f"{config.model_dump_json()}\n" for config in configs)
+    command = [sys.executable, "-m", "distcore.testing.fresh"]
+    seconds = LIMIT * (1 + len(configs))
+    try:
+        answer = subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"no answer within {seconds:g} s"] * len(configs)
+    if answer.returncode:
+        return [one_line(answer.stderr[-300:])] * len(configs)
+    return [json.loads(line) for line in answer.stdout.splitlines()[-len(configs) :]]
 
 
 def foreign(strategy: str) -> set[str]:
@@ -35,6 +54,15 @@ def foreign(strategy: str) -> set[str]:
     theirs -= _needs(["distcore", *_requirements(own.dist, extras=True)])
     required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
     return {entry.module for entry in entries.values()} - {own.module} | required
+
+
+def _answer(config: RunConfig) -> list[str] | str:
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+        try:
+            modules = launch(_after_a_step, config, Path(folder), nproc=1, timeout=LIMIT)[0]
+        except DistcoreError as error:
+            return one_line(str(error))
+    return sorted(set(modules) & foreign(config.strategy))
 
 
 def _after_a_step(config: RunConfig, folder: Path) -> list[str]:
@@ -69,4 +97,7 @@ def _normal(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    import_module("torch._dynamo")  # a step needs it: once here, not in every process that is forked
+    for line in sys.stdin:
+        config = RunConfig.model_validate_json(line).model_copy(update={"nproc": 1})
+        print(json.dumps(_answer(config)), flush=True)

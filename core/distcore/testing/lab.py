@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import training_plan
 from distcore.plugin.task import Datasets
 from distcore.testing.problem import Problem
+
+if TYPE_CHECKING:
+    from distcore.testing.rank import Subject
 
 HUGE = 1e9
 """A clipping norm that is never reached: the step reports the gradient's norm and changes nothing."""
@@ -174,6 +177,15 @@ class Lab:
         files = [self.folder / f"share-{turn}-{rank}" for rank in range(self.world.size)]
         await_true(lambda: all(file.exists() for file in files), PATIENCE, "other ranks did not come so far")
         return [json.loads(file.read_text()) for file in files]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLab:
+    """Where cases work that start processes of their own: the process that starts the ranks."""
+
+    subject: Subject
+    foreign_modules: Callable[[], list[str] | str]
+    """Modules of other strategies that a step of training imports, or the line that says why it failed."""
 
 
 def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:

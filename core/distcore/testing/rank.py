@@ -1,4 +1,4 @@
-"""What a rank of the kit does: set the world up once, run many cases in it, tell what it found, leave."""
+"""What one rank of a measurement does: for each strategy join the world, run its cases, write findings, leave."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import resolve_device
@@ -17,75 +20,105 @@ from distcore.errors import DistcoreError
 from distcore.files import write_atomically
 from distcore.launchers.environment import join
 from distcore.launchers.failures import one_line
+from distcore.plugin import registry
 from distcore.plugin.contract import RankInfo, World
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.hooks import Hooks, build
 from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
+from distcore.testing.store import store_for
 from distcore.testing.trace import Trace
 
 SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
-"""Seconds that a rank whose case failed leaves the others to fail, too, before it ends the group."""
+"""Seconds that a rank whose case failed waits for the others to fail as well, before it ends the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A strategy under test: by its config, or built by ``make``, and the cases that it is to pass."""
+    """A strategy under test, as ``config`` names it or as ``make`` builds it, and the cases to measure.
+
+    ``config.nproc`` is the number of ranks.
+    """
 
     config: RunConfig
     cases: tuple[Case, ...]
-    label: str = ""
-    make: Callable[[RunConfig], object] = field(default=build_strategy)
+    make: Callable[[RunConfig], object] | None = None
+
+    def strategy(self) -> object:
+        """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
+        return (self.make or build_strategy)(self.config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the ranks of one launch are to do. ``todo``: pairs of subject and case, by their numbers."""
+    """The work of one launch. ``todo``: pairs of subject and case by number, those of a subject side by side."""
 
     subjects: tuple[Subject, ...]
     todo: tuple[tuple[int, int], ...]
     folder: Path
+    """Shared by all ranks: positions, findings and the scratch folders of the cases."""
     limit: float
-    """Seconds that one case may take; after them the rank writes its stack and ends."""
+    """Seconds that one case may take; after them the rank writes its stack and exits."""
 
 
 def serve(assignment: Assignment) -> None:
-    """Run the cases in this rank; what was found lies in the folder, one file a case and rank."""
+    """Measure in this rank; one file for each case and rank holds the finding.
+
+    The subjects follow each other in the same processes. Each joins a world of its own and leaves it.
+    """
     rank_info = join(os.environ) or RankInfo()
     trace = Trace(assignment.folder, rank_info.rank)
-    first = assignment.subjects[assignment.todo[0][0]]
-    hooks = _hooks(first, trace)
-    trace.start("setup")
+    subjects = [(number, [pair[1] for pair in pairs]) for number, pairs in groupby(assignment.todo, lambda p: p[0])]
     with _Deadline(assignment, rank_info.rank) as deadline:
-        world = hooks.setup(_on_device(first.config), rank_info)
-        for number, case in assignment.todo:
-            deadline.restart()
-            trace.start(name_of(number, case))
-            _serve_case(assignment, number, case, trace, rank_info, world)
-        deadline.restart(SETUP)
-        trace.start("teardown")
-        hooks.teardown(world)
+        for turn, (number, cases) in enumerate(subjects):
+            deadline.restart(SETUP)
+            trace.start(setup_of(number))
+            with store_for(turn, assignment.folder, rank_info, SETUP):
+                _serve_subject(assignment, number, cases, trace, deadline)
 
 
 @contextmanager
 def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
-    """A world of its own for one measurement, left at the end."""
+    """Join a world for one measurement in this rank, and leave it at the end."""
     rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
-    hooks = Hooks(config.strategy, subject.make(config), extensions)
+    hooks = Hooks(config.strategy, subject.strategy(), extensions)
     world = hooks.setup(config, rank_info)
     yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder)
     hooks.teardown(world)
 
 
 def name_of(subject: int, case: int) -> str:
-    """The name of a case's files."""
+    """The name of a case in positions and files."""
     return f"{subject}-{case}"
 
 
+def setup_of(subject: int) -> str:
+    """The name of a subject's start in positions."""
+    return f"setup-{subject}"
+
+
+def teardown_of(subject: int) -> str:
+    """The name of a subject's end in positions."""
+    return f"teardown-{subject}"
+
+
 def finding_file(folder: Path, name: str, rank: int) -> Path:
-    """Where a rank leaves what it found."""
+    """Where ``rank`` writes the finding of case ``name``, as JSON."""
     return folder / f"finding-{name}-{rank}.json"
+
+
+def _serve_subject(assignment: Assignment, number: int, cases: list[int], trace: Trace, deadline: _Deadline) -> None:
+    subject, rank_info = assignment.subjects[number], join(os.environ) or RankInfo()
+    hooks = _hooks(subject, trace)
+    world = hooks.setup(_on_device(subject.config), rank_info)
+    for case in cases:
+        deadline.restart()
+        trace.start(name_of(number, case))
+        _serve_case(assignment, number, case, trace, rank_info, world)
+    deadline.restart(SETUP)
+    trace.start(teardown_of(number))
+    hooks.teardown(world)
 
 
 def _serve_case(
@@ -113,13 +146,25 @@ def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, wo
 
 
 def _await_others(folder: Path, name: str, world: World) -> None:
-    """End this rank if others are stuck in a collective of the case that failed here."""
+    """Raise TimeoutError if other ranks do not end the case that failed here: they are stuck in a collective."""
     files = [finding_file(folder, name, rank) for rank in range(world.size)]
     await_true(lambda: all(file.exists() for file in files), GRACE, "the case failed on this rank alone")
 
 
 def _hooks(subject: Subject, trace: Trace) -> Hooks:
-    return Hooks(subject.config.strategy, subject.make(subject.config), {"trace": trace.extension()})
+    """Hooks on a new object of the strategy, so that no case sees what another left in it."""
+    config = subject.config
+    if subject.make:
+        strategy = subject.make(config)
+    else:
+        strategy = build("strategy", config.strategy, _strategy_class(config.strategy), config.strategy_options)
+    return Hooks(config.strategy, strategy, {"trace": trace.extension()})
+
+
+@cache
+def _strategy_class(name: str) -> Any:
+    """Looked up once per rank: it reads the entry points of every installed distribution."""
+    return registry.load("strategies", name)
 
 
 def _on_device(config: RunConfig) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,19 @@ class Solution:
     rates: list[float]
 
 
-def solve(problem: Problem, config: RunConfig, data: Datasets, steps: int) -> Solution:
-    """Train for ``steps`` of a run of ``config.max_steps`` optimizer steps."""
+def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
+    """Train on the problem's own rows for ``steps`` of a run of ``config.max_steps`` optimizer steps.
+
+    The same for every strategy: solved once per process. The solution is shared, so do not write to it.
+    """
+    neutral = config.model_copy(update={"strategy": "single", "strategy_options": {}, "nproc": 1})
+    return _solve(problem, neutral.model_dump_json(), steps)
+
+
+@cache
+def _solve(problem: Problem, text: str, steps: int) -> Solution:
+    config = RunConfig.model_validate_json(text)
+    data = problem.prepare(config)
     module = untrained(problem, config, data)
     optimizer = _adamw(module, config)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(config, step))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from distcore.launchers.failures import one_line
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
-from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve
+from distcore.testing.fresh import foreign_modules
+from distcore.testing.lab import JobLab
+from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve, setup_of, teardown_of
 from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 60.0
@@ -33,108 +35,168 @@ def check(
     only: Iterable[str] = (),
     limit: float = LIMIT,
 ) -> list[Finding]:
-    """Measure the laws against an installed strategy with ``nproc`` ranks; one finding a case, in their order.
+    """Measure the laws of an installed strategy with ``nproc`` ranks; one finding per case, in the order of the laws.
 
     ``options`` are the strategy's, ``settings`` other config keys by dotted name; ``only`` names some of the cases.
-    Raises DistcoreError where the strategy cannot even be built or its ranks cannot be set up.
+    ``limit``: seconds that one case may take. Raises DistcoreError where the strategy cannot be built or its ranks
+    cannot be set up.
+    """
+    return measure([subject_of(strategy, nproc, options, settings, only)], limit)[0]
+
+
+def subject_of(
+    strategy: str,
+    nproc: int = 2,
+    options: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    only: Iterable[str] = (),
+) -> Subject:
+    """Return what ``check`` measures, with one rank for a strategy that declares one process.
+
+    Raises DistcoreError where the strategy is not installed, an option is wrong, or ``only`` names no case.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
     config = expand_shorthand(load_config(None, changes | dict(settings or {})))
     subject = Subject(config=config, cases=tuple(_chosen(only)))
-    if capabilities_of(config.strategy, subject.make(config)).processes == "one":
+    if capabilities_of(config.strategy, subject.strategy()).processes == "one":
         nproc = 1
-    return measure([replace(subject, config=config.model_copy(update={"nproc": nproc}))], nproc, limit)[0]
+    return replace(subject, config=config.model_copy(update={"nproc": nproc}))
 
 
-def measure(subjects: list[Subject], nproc: int, limit: float = LIMIT) -> list[list[Finding]]:
-    """Measure several subjects in one launch of ``nproc`` ranks; for each, a finding for each of its cases."""
-    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
-        work = _Work(tuple(subjects), nproc, Path(folder), limit)
-        for number, subject in enumerate(subjects):
-            work.plan(number, subject)
-        while work.todo:
-            work.launch()
-        return [[work.found[number, case] for case in range(len(s.cases))] for number, s in enumerate(subjects)]
+def measure(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding]]:
+    """Return the findings of each subject, in the order of its cases; raises the first DistcoreError of any."""
+    measured = []
+    for findings in measure_each(subjects, limit):
+        if isinstance(findings, DistcoreError):
+            raise findings
+        measured.append(findings)
+    return measured
+
+
+def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding] | DistcoreError]:
+    """Measure subjects with the same number of ranks in the same processes, one after another.
+
+    For each: the findings of its cases, or the error that kept it from being set up or torn down. A case that takes
+    the ranks down is broken; what was not measured by then is measured in new ranks.
+    """
+    found: dict[int, list[Finding] | DistcoreError] = {}
+    for nproc in dict.fromkeys(int(subject.config.nproc) for subject in subjects):
+        numbers = [number for number, subject in enumerate(subjects) if subject.config.nproc == nproc]
+        with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+            work = _Work(tuple(subjects[number] for number in numbers), nproc, Path(folder), limit)
+            found |= dict(zip(numbers, work.do(), strict=True))
+    return [found[number] for number in range(len(subjects))]
 
 
 def _chosen(only: Iterable[str]) -> Iterator[Case]:
-    cases = all_cases()
-    for name in only:
-        if name not in cases:
-            raise StrategyError(f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})")
-    wanted = set(only)
+    cases, wanted = all_cases(), set(only)
+    for name in wanted - cases.keys():
+        raise StrategyError(f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})")
     return (case for name, case in cases.items() if not wanted or name in wanted)
-
-
-def _measured(case: Case, subject: Subject) -> Finding:
-    try:
-        return case.found(case.measure(subject))
-    except Skip as reason:
-        return case.skipped(str(reason))
-    except (DistcoreError, subprocess.TimeoutExpired) as error:
-        return case.broken(one_line(str(error)))
 
 
 @dataclass
 class _Work:
-    """What is left to measure, and what was found."""
+    """Subjects with the same number of ranks: what is left to measure, what was found, and what failed."""
 
     subjects: tuple[Subject, ...]
     nproc: int
     folder: Path
     limit: float
     todo: list[tuple[int, int]] = field(default_factory=list)
+    """Subject and case, by number."""
     found: dict[tuple[int, int], Finding] = field(default_factory=dict)
+    failed: dict[int, DistcoreError] = field(default_factory=dict)
 
-    def plan(self, number: int, subject: Subject) -> None:
+    def do(self) -> list[list[Finding] | DistcoreError]:
+        """Measure everything; for each subject its findings or its error."""
+        for heavy in ("transformers.optimization", "torch._dynamo"):  # once, here, not in every rank that is forked
+            import_module(heavy)
+        for number, subject in enumerate(self.subjects):
+            try:
+                self._plan(number, subject)
+            except DistcoreError as error:
+                self._fail(number, error)
+        while self.todo:
+            self._launch()
+        return [self.failed.get(number) or self._findings(number) for number in range(len(self.subjects))]
+
+    def _findings(self, number: int) -> list[Finding]:
+        return [self.found[number, case] for case in range(len(self.subjects[number].cases))]
+
+    def _plan(self, number: int, subject: Subject) -> None:
         """Skip what the strategy declares not to keep; measure here what starts processes; leave the rest to ranks."""
-        exempt = capabilities_of(subject.config.strategy, subject.make(subject.config)).exempt
+        exempt = capabilities_of(subject.config.strategy, subject.strategy()).exempt
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
             if reason:
                 self.found[number, index] = case.skipped(reason)
             elif case.name in JOB_CASES:
-                self.found[number, index] = _measured(case, subject)
+                self.found[number, index] = self._measure_here(number, case)
             else:
                 self.todo.append((number, index))
 
-    def launch(self) -> None:
-        """Run what is left in new ranks, up to the first case that takes them down."""
-        for heavy in ("transformers.optimization", "torch._dynamo"):  # once, here, not in every rank that is forked
-            import_module(heavy)
-        assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
-        for stale in self.folder.glob("position-*"):
-            stale.unlink()
+    def _measure_here(self, number: int, case: Case) -> Finding:
+        lab = JobLab(subject=self.subjects[number], foreign_modules=lambda: self._foreign[number])
         try:
-            launch(serve, assignment, nproc=self.nproc, timeout=len(self.todo) * self.limit + 2 * SETUP)
+            return case.found(case.measure(lab))
+        except Skip as reason:
+            return case.skipped(str(reason))
         except DistcoreError as error:
-            self._take_down(error)
-        self._collect()
+            return case.broken(one_line(str(error)))
 
-    def _take_down(self, error: DistcoreError) -> None:
-        """Record the case in which ranks ended, with what they said; raises where it was in none."""
+    @cached_property
+    def _foreign(self) -> list[list[str] | str]:
+        """For all subjects at once: an interpreter takes seconds to start."""
+        return foreign_modules([subject.config for subject in self.subjects])
+
+    def _launch(self) -> None:
+        """Run what is left in new ranks, up to the first case that takes them down."""
+        assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
+        for pattern in ("position-*", "store-*", "left-*"):
+            for stale in self.folder.glob(pattern):
+                stale.unlink()
+        before, starts = len(self.todo), len({number for number, _ in self.todo})
+        try:
+            launch(serve, assignment, nproc=self.nproc, timeout=len(self.todo) * self.limit + 2 * SETUP * starts)
+        except DistcoreError as error:
+            self._explain(error)
+        self._collect()
+        if len(self.todo) == before:  # the next launch would come no further
+            for number in {number for number, _ in self.todo}:
+                self._fail(number, RankError("the ranks ended without a finding"))
+
+    def _explain(self, error: DistcoreError) -> None:
+        """Record in which case, or in the start or end of which subject, the ranks went down, and what they said."""
         seen = positions(self.folder, self.nproc)
-        current = next((pair for pair in self.todo if name_of(*pair) in {p.case for p in seen.values()}), None)
+        at = {position.case for position in seen.values()}
         stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]
-        if current is None:
-            raise RankError(f"{error}; {who_is_stuck(seen)}") if stacks and seen else error
-        case = self.subjects[current[0]].cases[current[1]]
-        told = self._read(current)
-        why = f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error)
+        current = next((pair for pair in self.todo if name_of(*pair) in at), None)
+        if current:
+            self._break(current, f"after {self.limit:g} s {who_is_stuck(seen)}" if stacks else str(error))
+        else:
+            why = RankError(f"{error}; {who_is_stuck(seen)}") if stacks and seen else error
+            begun = {number for number, _ in self.todo if at & {setup_of(number), teardown_of(number)}}
+            for number in begun or {number for number, _ in self.todo}:
+                self._fail(number, why)
         for file in stacks:
             file.unlink()
-        broken = [finding for finding in told if finding.held is False]
-        self.found[current] = replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why)
+
+    def _break(self, pair: tuple[int, int], why: str) -> None:
+        case = self.subjects[pair[0]].cases[pair[1]]
+        broken = [finding for finding in self._read(pair) if finding.held is False]
+        self.found[pair] = replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why)
+
+    def _fail(self, number: int, error: DistcoreError) -> None:
+        self.failed[number] = error
+        self.todo = [pair for pair in self.todo if pair[0] != number]
 
     def _collect(self) -> None:
-        for pair in list(self.todo):
-            told = self._read(pair)
-            if len(told) == self.nproc:
-                self.found.setdefault(pair, merged(told))
-        left = [pair for pair in self.todo if pair not in self.found]
-        if len(left) == len(self.todo):
-            raise RankError("the ranks ended without a finding")
-        self.todo = left
+        for pair in self.todo:
+            written = self._read(pair)
+            if len(written) == self.nproc:
+                self.found.setdefault(pair, merged(written))
+        self.todo = [pair for pair in self.todo if pair not in self.found]
 
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]

@@ -8,19 +8,23 @@ A plugin's test is three lines::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import pytest
 
 from distcore.errors import DistcoreError
 from distcore.testing.cases import Finding, all_cases
-from distcore.testing.runner import LIMIT, check
+from distcore.testing.rank import Subject
+from distcore.testing.runner import LIMIT, measure_each, subject_of
 
 
 class StrategyContract:
-    """One test a case, all measured by a single launch of the ranks when the first of them runs."""
+    """One test per case. Ranks start when the first of them runs, and measure every case that the session asks for.
+
+    Classes of one module with the same strategy, ranks, limit, marks and fixtures are measured in the same processes,
+    one after the other: starting ranks takes longer than many a case.
+    """
 
     strategy: ClassVar[str]
     """Name of an installed strategy."""
@@ -32,23 +36,52 @@ class StrategyContract:
     """Seconds that one case may take before the ranks are ended and the stuck one is named."""
 
     @pytest.mark.parametrize("case", all_cases())
-    def test_law(self, case: str) -> None:
+    def test_law(self, case: str, request: pytest.FixtureRequest) -> None:
         """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
-        tested: Any = type(self)
-        findings = _findings(tested)
-        if isinstance(findings, DistcoreError):
-            raise findings
-        finding = findings[case]
-        if finding.held is None:
-            pytest.skip(finding.note)
-        assert finding.held, str(finding)
+        outcomes = request.session.stash.setdefault(_OUTCOMES, {})
+        if (request.cls, case) not in outcomes:
+            key = _key(request.node)
+            outcomes |= _measured([i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit)
+        outcome = outcomes[request.cls, case]
+        if isinstance(outcome, DistcoreError):
+            raise outcome
+        if outcome.held is None:
+            pytest.skip(outcome.note)
+        assert outcome.held, str(outcome)
 
 
-@cache
-def _findings(tested: type[Any]) -> dict[str, Finding] | DistcoreError:
-    """What was measured, by case; an error is kept, too, so that no second test starts the ranks again."""
-    try:
-        found = check(tested.strategy, tested.nproc, tested.options, limit=tested.limit)
-    except DistcoreError as error:
-        return error
-    return {finding.case: finding for finding in found}
+Outcomes = dict[tuple[type[Any], str], Finding | DistcoreError]
+"""By class and case: the finding, or what kept the strategy from being measured at all."""
+_OUTCOMES = pytest.StashKey[Outcomes]()
+"""Of a session; errors are kept too, so that no second test starts the ranks again."""
+
+
+def _is_law(item: Any) -> bool:
+    tested = getattr(item, "cls", None)
+    return tested is not None and issubclass(tested, StrategyContract) and item.originalname == "test_law"
+
+
+def _key(item: Any) -> tuple[object, ...]:
+    """What tests share that are measured together; marks and fixtures may decide whether and when a class runs."""
+    marks = sorted(repr(mark) for mark in item.iter_markers() if mark.name != "parametrize")
+    tested = item.cls
+    return item.module, tested.strategy, tested.nproc, tested.limit, marks, sorted(item.fixturenames)
+
+
+def _measured(items: Iterable[Any], limit: float) -> Outcomes:
+    asked: dict[type[Any], list[str]] = {}
+    for item in items:
+        asked.setdefault(item.cls, []).append(item.callspec.params["case"])
+    outcomes: Outcomes = {}
+    subjects: dict[type[Any], Subject] = {}
+    for tested, cases in asked.items():
+        try:
+            subjects[tested] = subject_of(tested.strategy, tested.nproc, tested.options, only=cases)
+        except DistcoreError as error:
+            outcomes |= {(tested, case): error for case in cases}
+    for tested, found in zip(subjects, measure_each([*subjects.values()], limit), strict=True):
+        if isinstance(found, DistcoreError):
+            outcomes |= {(tested, case): found for case in asked[tested]}
+        else:
+            outcomes |= {(tested, finding.case): finding for finding in found}
+    return outcomes

@@ -14,6 +14,8 @@ from distcore.checkpoint import Checkpoint
 from distcore.testing.problem import Problem
 from distcore_deepspeed.engine import LossScaleError
 
+pytestmark = pytest.mark.ranks
+
 cpu = pytest.importorskip("deepspeed.accelerator.cpu_accelerator")
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
 

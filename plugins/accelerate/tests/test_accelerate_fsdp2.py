@@ -28,12 +28,13 @@ def on_supposed_gpus(settings: Settings, world: World, arguments: dict[str, Any]
     return accelerator.new_accelerator(settings, world, {"cpu": False} | arguments)
 
 
+@pytest.mark.ranks
 def test_where_accelerate_shards_the_laws_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "new_accelerator", on_supposed_gpus)
     monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: ("gloo", DistributedType.MULTI_GPU))
     config = load_config(None, {"strategy": "accelerate", "nproc": 2, "strategy_options.backend": "fsdp2"})
     cases = tuple(all_cases()[name] for name in (*CASES, *CHECKPOINTS))
-    (findings,) = measure([Subject(config=config, cases=cases)], nproc=2, limit=60)
+    (findings,) = measure([Subject(config=config, cases=cases)], limit=60)
     assert not [str(finding) for finding in findings if not finding.held]
 
 

@@ -34,6 +34,7 @@ def accelerate_launch(*arguments: str, out: Path) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.ranks
 def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> None:
     ranks = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
     ended = accelerate_launch(*ranks, out=tmp_path / "run")
@@ -41,6 +42,7 @@ def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "report.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.ranks
 def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "deepspeed.yaml"
     tree = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "mixed_precision": "bf16"}
@@ -51,6 +53,7 @@ def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> Non
     assert (report["world_size"], report["precision"]) == (2, "bf16")
 
 
+@pytest.mark.ranks
 def test_one_process_where_two_were_asked_for_is_refused_in_one_line(tmp_path: Path) -> None:
     ended = accelerate_launch("--cpu", "--num_processes", "2", "--num_machines", "1", out=tmp_path / "run")
     assert "error: accelerate launch was told to start several processes and started one" in ended.stderr
@@ -67,6 +70,7 @@ print({"deepspeed", "distcore_deepspeed"} & sys.modules.keys())
 """
 
 
+@pytest.mark.ranks
 def test_deepspeed_is_only_imported_where_it_is_the_backend(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ONE_STEP, str(tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -28,6 +28,7 @@ def config(out: Path, strategy: str, nproc: int) -> RunConfig:
     )  # fmt: skip
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("strategy", "nproc"), [("single", 1), ("accelerate", 2)])
 def test_tensorboard_holds_every_logged_value_and_every_evaluation_once(
     tmp_path: Path, strategy: str, nproc: int

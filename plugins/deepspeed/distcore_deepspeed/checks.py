@@ -14,8 +14,8 @@ def check_training(user: UserConfig, config: RunConfig) -> None:
     """Raise ConfigError, one line, for whatever can be known to go wrong before ranks start to train."""
     if config.precision != "fp32" and user.stage == 0:
         raise ConfigError(
-            f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is a step ahead there and "
-            "the result is wrong; use stage=1, which is as fast"
+            f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is one step ahead there "
+            "and the result is wrong; use stage=1, which is as fast"
         )
     kind = optimizer_type(config, user)
     check_optimizer(kind, config.device)

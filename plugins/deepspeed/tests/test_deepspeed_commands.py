@@ -31,13 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": f"{word} text {number}", "label": word} for number in range(30) for word in ("good", "bad")]
     (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = as_transformers(train_wordpiece([str(row["text"]) for row in rows], 64))
-    shape = BartConfig(
-        vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=128, num_labels=2,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id,
-        eos_token_id=tokenizer.sep_token_id, decoder_start_token_id=tokenizer.sep_token_id,
-    )  # fmt: skip
-    BartForSequenceClassification(shape).save_pretrained(home / "bart")
+    shape: dict[str, Any] = {
+        "vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 128,
+        "num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id, "decoder_start_token_id": tokenizer.sep_token_id,
+    }  # fmt: skip
+    BartForSequenceClassification(BartConfig(**shape)).save_pretrained(home / "bart")
     tokenizer.save_pretrained(home / "bart")
     return home
 
@@ -56,6 +56,7 @@ def run_folder(folder: Path) -> Path:
     return folder / "run"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "way",
     [
@@ -94,12 +95,14 @@ def parts_held(options: dict[str, Any]) -> tuple[int, int, int]:
     return kept, whole, total
 
 
+@pytest.mark.ranks
 def test_a_model_that_is_evaluated_at_stage_3_is_sharded() -> None:
     for kept, whole, total in launch(parts_held, {"stage": 3, "stage3_param_persistence_threshold": 0}, nproc=2):
         assert whole == 0
         assert total / 2 <= kept < 0.51 * total + 32
 
 
+@pytest.mark.ranks
 def test_an_export_of_a_sharded_run_keeps_weights_tied_and_warns_of_nothing(run_folder: Path, tmp_path: Path) -> None:
     ended = distcore(f"checkpoint export {run_folder} --to {tmp_path}/hf", dict(os.environ))
     assert (ended.returncode, ended.stdout) == (0, f"exported to {tmp_path}/hf\n"), ended.stderr

@@ -31,7 +31,7 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     config = checked(options, **changes)
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 10})})
     model = nn.Linear(2, 2)
-    model.config = type("Config", (), {"hidden_size": 128})()  # type: ignore[assignment]
+    model.config = type("Config", (), {"hidden_size": 128})()
     strategy = build_strategy(config)
     assert isinstance(strategy, DeepSpeedStrategy)
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
@@ -144,7 +144,7 @@ def test_parameters_are_those_of_the_optimizer_that_deepspeed_builds() -> None:
 
 
 ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": {"type": "WarmupLR"}}
-OPTIONS_REFUSED = {
+OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown section": ({"config": {"zero_optimisation": {}}}, r"unknown key 'zero_optimisation' \(did you mean"),
     "unknown zero key": ({"config": {"zero_optimization": {"stag": 2}}}, r"'zero_optimization.stag' \(did you mean"),
     "unknown option": ({"stages": 2}, r"unknown option 'stages' \(did you mean 'stage'"),

@@ -51,6 +51,7 @@ def resumed_at(out: Path, step: int) -> str:
     return str(out / f"checkpoints/step-{step:08d}")
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> None:
     alone = half(tmp_path / "alone", "single")
@@ -58,6 +59,7 @@ def test_it_trains_as_one_process_does_in_fp16(tmp_path: Path, stage: int) -> No
     assert found == pytest.approx(alone, rel=2e-2)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_scale_that_is_falling_goes_on_falling_after_a_resume(tmp_path: Path, stage: int) -> None:
     options = {"stage": stage} | OVERFLOWS
@@ -71,17 +73,19 @@ def test_a_scale_that_is_falling_goes_on_falling_after_a_resume(tmp_path: Path, 
     assert scaler_at(tmp_path / "half", 8) == scaler_at(tmp_path / "whole", 8)
 
 
+@pytest.mark.ranks
 def test_the_scale_goes_to_another_strategy_and_back(tmp_path: Path) -> None:
     half(tmp_path / "zero", options={"stage": 2} | OVERFLOWS, max_steps=4)
     last = scaler_at(tmp_path / "zero", 4)
-    accepted = {"resume_changed": ["total_steps"], "max_steps": 5}
-    half(tmp_path / "single", "single", resume=resumed_at(tmp_path / "zero", 4), **accepted)
+    accepted: dict[str, Any] = {"resume_changed": ["total_steps"], "max_steps": 5}
+    half(tmp_path / "single", "single", {}, resume=resumed_at(tmp_path / "zero", 4), **accepted)
     assert scaler_at(tmp_path / "single", 5)["scale"] in (last["scale"], last["scale"] / 2)
     accepted["max_steps"] = 6
-    half(tmp_path / "back", options={"stage": 3}, resume=resumed_at(tmp_path / "single", 5), **accepted)
+    half(tmp_path / "back", "deepspeed", {"stage": 3}, resume=resumed_at(tmp_path / "single", 5), **accepted)
     assert scaler_at(tmp_path / "back", 6)["scale"] <= last["scale"]
 
 
+@pytest.mark.ranks
 def test_a_scale_at_its_minimum_ends_the_run_in_one_line(tmp_path: Path) -> None:
     options = {"stage": 2, "initial_scale_power": 20, "min_loss_scale": 2**20, "hysteresis": 1}
     with pytest.raises(LossScaleError, match=r"overflow at the smallest loss scale.*trained in bf16.*--precision bf16"):

@@ -62,6 +62,7 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(not HAS_TOOLS, reason=NO_TOOLS)
 def test_one_rank_compiles_while_the_other_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -89,6 +90,7 @@ def is_compiled(builder: Any) -> bool:
     return Path(_get_build_directory(builder.name, verbose=False), f"{builder.name}.so").exists()
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(
     not (is_compiled(ops.adam("cpu")) or (HAS_TOOLS and "DISTCORE_COMPILE" in os.environ)),
     reason="DeepSpeed's cpu_adam is not compiled; with DISTCORE_COMPILE=1 in the environment it is, in minutes",
@@ -133,6 +135,7 @@ JOB = (
 )
 
 
+@pytest.mark.ranks
 def test_without_a_compiler_torchs_adam_is_used_and_a_line_says_so(
     tmp_path: Path, without_compilers: dict[str, str]
 ) -> None:

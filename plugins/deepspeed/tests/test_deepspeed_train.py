@@ -16,12 +16,15 @@ from distcore import RunConfig, launch, load_config, train
 from distcore.errors import RankError
 from distcore.testing.problem import Problem
 
+pytestmark = pytest.mark.ranks
+
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
 
 JOB = {
     "strategy": "deepspeed", "device": "cpu", "nproc": 2, "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01,
     "max_steps": 6, "log_every": 1, "schedule.warmup_steps": 2, "extensions": {"progress": False, "metrics": True},
 }  # fmt: skip
+CONSTANT: dict[str, Any] = {"schedule.name": "constant"}
 
 
 def config(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
@@ -44,11 +47,11 @@ def column(found: list[dict[str, Any]], name: str) -> list[float]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The same job in one process, at a constant rate."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    return lines(out, strategy="single", nproc=1, **{"schedule.name": "constant"})
+    return lines(out, {}, strategy="single", nproc=1, **CONSTANT)
 
 
 def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
-    found = lines(tmp_path / "run", **{"schedule.name": "constant"})
+    found = lines(tmp_path / "run", {}, **CONSTANT)
     assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
     assert column(found, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-5)
 

@@ -26,6 +26,7 @@ def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     else:
         chosen = set(_by_class(model, _repeated(model) if wrap == "auto" else _names(model, wrap)))
     found = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
+    # fully_shard() must see children before their parents.
     return {name: found[name] for name in reversed(found) if not _shares(model, found[name])}
 
 

@@ -187,6 +187,7 @@ class FSDPStrategy:
         kind, shard = world.device.type, self._shard_size(world.size)
         if self.sharding in ("full", "grad"):
             return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+        # For "none" the groups have one rank: all ranks are replicas.
         return init_device_mesh(kind, (world.size // shard, shard), mesh_dim_names=("replicate", "shard"))
 
     def _shard_size(self, ranks: int) -> int:

@@ -86,6 +86,7 @@ def materialise(model: nn.Module, weights: Weights, device: torch.device, offloa
         model.to_empty(device="cpu" if offload else device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+    # Offloaded parameters are on the CPU, but the forward pass needs buffers on its device.
     for name, buffer in list(model.named_buffers()):
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, buffer.to(device))

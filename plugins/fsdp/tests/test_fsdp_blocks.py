@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DistilBertConfig
@@ -6,7 +8,7 @@ from transformers import DistilBertForSequenceClassification as DistilBert
 from distcore import StrategyError
 from distcore_fsdp.blocks import blocks, describe
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 32,
     "num_hidden_layers": 2,

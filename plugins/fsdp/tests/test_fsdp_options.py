@@ -32,10 +32,11 @@ RANKS = 4
 def findings() -> dict[str, dict[str, Finding]]:
     cases = tuple(case for name, case in all_cases().items() if name in CASES)
     configs = [RunConfig(strategy="fsdp", strategy_options=options, nproc=RANKS) for options in OPTIONS.values()]
-    found = measure([Subject(config=config, cases=cases) for config in configs], RANKS)
+    found = measure([Subject(config=config, cases=cases) for config in configs])
     return {label: {f.case: f for f in of_one} for label, of_one in zip(OPTIONS, found, strict=True)}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("label", OPTIONS)
 def test_law_holds_with_option(label, case, findings):
@@ -79,4 +80,4 @@ def test_hybrid_shards_over_the_ranks_of_a_machine_unless_told(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"shard_size = 3: must divide the 4 ranks"):
         refused(sharding="hybrid")
-    assert FSDPStrategy(sharding="hybrid", shard_size=2).check_config(RunConfig(nproc=4)) is None
+    FSDPStrategy(sharding="hybrid", shard_size=2).check_config(RunConfig(nproc=4))

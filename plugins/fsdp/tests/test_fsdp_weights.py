@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,19 +21,19 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from distcore import ModelSource, RankInfo, Run, RunConfig, launch
+from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
 
 SEED = 3
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 50,
 }
-BERT = BertConfig(**SMALL, num_labels=3)
+BERT = BertConfig(**(SMALL | {"num_labels": 3}))
 CLASSIFIER = AutoModelForSequenceClassification
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -117,6 +118,7 @@ def found(tmp_path_factory):
     return launch(differences, folder, CASES, nproc=2)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", CASES)
 def test_shards_read_from_files_equal_a_whole_load(name, found):
     assert [rank[name] for rank in found] == [(False, []), (False, [])]
@@ -143,5 +145,6 @@ def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path):
 
 def test_a_folder_without_safetensors_is_built_whole(tmp_path):
     origin = replace(saved(tmp_path, BertForSequenceClassification(BERT)), folder=tmp_path / "none")
-    model = FSDPStrategy().build_model(RunConfig(), None, origin)
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    model = FSDPStrategy().build_model(RunConfig(), world, origin)
     assert not any(parameter.is_meta for parameter in model.parameters())

@@ -49,7 +49,7 @@ def group_gradients(distributed: Any, groups: int) -> None:
     share. Hence its private fields are set here.
     """
     parameters = [p for group in distributed.param_groups for p in group["params"] if p.requires_grad]
-    size = -(-len(parameters) // groups)
+    size = -(-len(parameters) // groups)  # ceiling division
     grouped = [ParameterGroup(parameters[start : start + size]) for start in range(0, len(parameters), size)]
     distributed._groups = len(grouped)
     distributed._group_counts = dict.fromkeys(grouped, 0)

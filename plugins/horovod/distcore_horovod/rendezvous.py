@@ -65,6 +65,7 @@ def rendezvous(rank_info: RankInfo, timeout: int) -> Iterator[dict[str, str]]:
     The wait comes first, because Horovod aborts a process if one of its peers is 30 seconds late. ``timeout`` is in
     seconds.
     """
+    # After a restart the store may still hold the keys of the ranks before.
     store = PrefixStore(f"horovod-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", open_store(rank_info))
     store.set_timeout(timedelta(seconds=timeout))
     with ExitStack() as stack:

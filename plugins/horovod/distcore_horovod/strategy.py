@@ -182,7 +182,7 @@ class HorovodStrategy:
         variables = {
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(config.timeout, warn + 1)),
-            "HOROVOD_DISABLE_GROUP_FUSION": "1",
+            "HOROVOD_DISABLE_GROUP_FUSION": "1",  # a group is sent alone: fusing depends on timing
             "HOROVOD_LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # distcore reports a lost peer itself
         }
         if self.fusion_mb is not None:

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +28,11 @@ def build(**changes):
 @pytest.fixture
 def folder(tmp_path):
     """A complete Hugging Face folder of a model with two classes."""
-    shape = BertConfig(
-        vocab_size=100,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-        num_labels=2,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 24, "num_labels": 2,
+    }  # fmt: skip
+    shape = BertConfig(**sizes)
     BertForSequenceClassification(shape).save_pretrained(tmp_path / "model")
     as_transformers(train_wordpiece(["a few words"], 64)).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -95,7 +92,7 @@ def test_a_folder_keeps_its_encoder_and_gets_a_head_for_the_classes(folder):
 
 
 def test_a_folder_in_half_precision_is_loaded_in_fp32(folder):
-    BertForSequenceClassification.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
+    BertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(folder)
     assert {parameter.dtype for parameter in build(model=str(folder)).parameters()} == {torch.float32}
 
 

@@ -1,4 +1,5 @@
 import json
+from inspect import isfunction, signature
 
 import numpy as np
 import pytest
@@ -7,13 +8,12 @@ from transformers import AutoTokenizer
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, ModelError
-from distcore.plugin.task import Dataset, Datasets, Task
+from distcore.plugin.task import Datasets, Task
 from distcore.tasks.text_classification.task import TextClassification
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+def config(tmp_path):
     rows = [[f"{'good fine' if row % 2 else 'bad awful'} {row}", "glad" if row % 2 else "sad"] for row in range(40)]
     (tmp_path / "data.json").write_text(json.dumps(rows))
     return RunConfig(
@@ -32,12 +32,19 @@ def model(config, data):
     return TextClassification().build_model(config, data)
 
 
-def test_it_is_a_task_and_its_data_are_datasets(data):
-    task: Task = TextClassification()
-    parts: list[Dataset] = [data.train, data.evaluation, data.test]
+METHODS = [name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_has_the_methods_of_a_task(name):
+    assert list(signature(getattr(TextClassification, name)).parameters) == list(
+        signature(getattr(Task, name)).parameters
+    )
+
+
+def test_its_data_are_datasets(data):
     assert isinstance(data, Datasets)
-    assert all(len(part.lengths) == len(part) for part in parts)
-    assert callable(task.prepare)
+    assert all(len(part.lengths) == len(part.items) == len(part) for part in (data.train, data.evaluation, data.test))
 
 
 def test_facts_are_json_and_name_classes_rows_and_majority(config, data):
@@ -52,8 +59,8 @@ def test_loss_is_the_sum_over_rows(data, model):
     task, rows = TextClassification(), np.arange(6)
     model.eval()
     whole = task.loss(model, data.train.batch(rows))
-    pieces = sum(task.loss(model, data.train.batch(rows[[row]])) for row in range(6))
-    assert torch.allclose(whole, pieces, rtol=1e-5)
+    pieces = [task.loss(model, data.train.batch(rows[[row]])) for row in range(6)]
+    assert torch.allclose(whole, torch.stack(pieces).sum(), rtol=1e-5)
     assert whole.shape == ()
 
 

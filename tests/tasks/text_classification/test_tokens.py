@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,6 @@ from distcore.tasks.text_classification.data.tokens import open_tokens, write_to
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -74,8 +69,13 @@ def _seconds(call):
     return time.perf_counter() - start
 
 
+def prepared(config: RunConfig) -> Any:
+    """The prepared data; of its parts the tests read what only tokens of text have."""
+    return prepare_text(config)
+
+
 def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(config):
-    data = prepare_text(config)
+    data = prepared(config)
     rows = np.concatenate([data.train.source_rows, data.evaluation.source_rows])
     assert sorted(rows) == list(range(60))
     assert len(data.evaluation) == 6
@@ -84,8 +84,8 @@ def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(config):
 
 
 def test_the_split_follows_the_seed_and_not_the_call(config):
-    first, again = prepare_text(config), prepare_text(config)
-    other = prepare_text(config.model_copy(update={"seed": 1}))
+    first, again = prepared(config), prepared(config)
+    other = prepared(config.model_copy(update={"seed": 1}))
     assert np.array_equal(first.evaluation.source_rows, again.evaluation.source_rows)
     assert not np.array_equal(first.evaluation.source_rows, other.evaluation.source_rows)
 
@@ -123,27 +123,27 @@ def test_files_for_evaluation_and_test_override_the_split(config, tmp_path):
     (tmp_path / "eval.csv").write_text("text,label\nalpha,2\nbeta,0\n")
     (tmp_path / "test.jsonl").write_text('["gamma", 1]\n')
     files = {"eval_data": str(tmp_path / "eval.csv"), "test_data": str(tmp_path / "test.jsonl")}
-    data = prepare_text(config.model_copy(update=files))
+    data = prepared(config.model_copy(update=files))
     assert (len(data.train), len(data.evaluation), len(data.test)) == (60, 2, 1)
     assert (data.evaluation.labels.tolist(), data.test.labels.tolist()) == ([2, 0], [1])
 
 
 def test_without_a_test_file_the_evaluation_rows_are_the_test(config):
-    data = prepare_text(config)
+    data = prepared(config)
     assert data.test is data.evaluation
 
 
 def test_a_second_preparation_neither_parses_nor_tokenises(config, monkeypatch):
-    first = prepare_text(config)
+    first = prepared(config)
     monkeypatch.setattr(text, "read_rows", None)
     monkeypatch.setattr(text, "tokenize", None)
-    second = prepare_text(config)
+    second = prepared(config)
     assert np.array_equal(first.train.tokens, second.train.tokens)
     assert first.facts == second.facts
 
 
 def test_a_warm_preparation_imports_neither_torch_nor_transformers(config):
-    prepare_text(config)
+    prepared(config)
     code = (
         "import sys; from distcore.config import RunConfig;"
         "from distcore.tasks.text_classification.data.text import prepare_text;"
@@ -155,26 +155,26 @@ def test_a_warm_preparation_imports_neither_torch_nor_transformers(config):
 
 @pytest.mark.parametrize("change", [{"max_seq_len": 4}, {"seed": 3}, {"eval_fraction": 0.5}], ids=str)
 def test_what_changes_the_tokens_changes_the_entry(config, cache, change):
-    prepare_text(config)
-    prepare_text(config.model_copy(update=change))
+    prepared(config)
+    prepared(config.model_copy(update=change))
     assert len(list((cache / "tokens").glob("*/manifest.json"))) == 2
 
 
 def test_content_names_the_entry_not_the_file_name(config, cache, tmp_path):
-    prepare_text(config)
+    prepared(config)
     copy = tmp_path / "copy.json"
     copy.write_bytes(Path(config.data).read_bytes())
-    assert prepare_text(config.model_copy(update={"data": str(copy)})).facts["data"] == str(copy)
+    assert prepared(config.model_copy(update={"data": str(copy)})).facts["data"] == str(copy)
     assert len(list((cache / "tokens").glob("*/manifest.json"))) == 1
 
 
 def test_long_rows_are_cut(config):
-    assert prepare_text(config.model_copy(update={"max_seq_len": 4})).train.lengths.max() == 4
+    assert prepared(config.model_copy(update={"max_seq_len": 4})).train.lengths.max() == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
 def test_a_damaged_entry_is_rebuilt(config, cache, damage):
-    before = np.array(prepare_text(config).train.tokens)
+    before = np.array(prepared(config).train.tokens)
     (tokens,) = cache.glob("tokens/*/train/tokens.npy")
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
@@ -185,7 +185,7 @@ def test_a_damaged_entry_is_rebuilt(config, cache, damage):
         "manifest": lambda: (tokens.parents[1] / "manifest.json").write_text("{"),
     }
     actions[damage]()
-    assert np.array_equal(prepare_text(config).train.tokens, before)
+    assert np.array_equal(prepared(config).train.tokens, before)
 
 
 def test_a_failed_build_leaves_nothing_behind(cache):
@@ -221,12 +221,12 @@ def test_four_processes_at_once_build_once(cache):
 
 def test_an_unknown_name_that_is_no_file_names_the_embedded_data(config):
     with pytest.raises(DataError, match=r"data 'stdlib-doc': neither a file .*mean 'stdlib-docs'\?\) \(embedded: stdl"):
-        prepare_text(config.model_copy(update={"data": "stdlib-doc"}))
+        prepared(config.model_copy(update={"data": "stdlib-doc"}))
 
 
 def test_a_missing_file_is_named(config):
     with pytest.raises(DataError, match=r"data file missing/a\.json: no such file"):
-        prepare_text(config.model_copy(update={"data": "missing/a.json"}))
+        prepared(config.model_copy(update={"data": "missing/a.json"}))
 
 
 def test_chinese_is_split_by_character():

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, default=1, metavar="N", help="times to run every row (default: 1)")
     group.add_argument(
         "--interleave", action=argparse.BooleanOptionalAction, default=True,
-        help="all rows in every round, every second round backwards; no: all rounds of a row at once (default: yes)",
+        help="all rows in every round, every second round backwards; no: one row after the other (default: yes)",
     )  # fmt: skip
     group.add_argument(
         "--warm-up", type=int, default=2, metavar="STEPS", help="first steps, not counted for speed (default: 2)"
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, least in (("rounds", 1), ("warm_up", 0)):
         if getattr(arguments, flag) < least:
             raise ConfigError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be at least {least}")
+    # Imported late: --help and wrong flags must not wait for torch.
     from distcore.compare import comparison
     from distcore.compare.rows import Request
 

@@ -134,7 +134,7 @@ def _build_from_scratch(built_in: BertShape, config: RunConfig, vocab_size: int,
         num_hidden_layers=built_in.layers,
         num_attention_heads=built_in.hidden // 64,
         intermediate_size=4 * built_in.hidden,
-        max_position_embeddings=max(512, config.max_seq_len),
+        max_position_embeddings=max(512, config.max_seq_len),  # 512 as in BERT, more for longer rows
         **labels,
     )
     _set_dropout(shape, config.dropout)
@@ -158,6 +158,7 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
         if torch.get_default_device().type == "meta":
             skeleton: nn.Module = auto.from_config(shape)
             return skeleton
+        # fp32 even if the files hold half precision: these are the master weights.
         model: nn.Module = auto.from_pretrained(
             folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
         ).float()
@@ -183,6 +184,7 @@ def _check_folder(name: str, folder: Path) -> None:
 
 
 def _hub_folder(name: str) -> Path:
+    # Names of the hub have at most one slash: this was meant as a path.
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: no such folder")
     from huggingface_hub import snapshot_download
@@ -191,7 +193,9 @@ def _hub_folder(name: str) -> Path:
     hint, known = nearest(name, BUILT_IN_MODELS), ", ".join(BUILT_IN_MODELS)
     wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
+        # The local cache first, so that a cached model needs no network.
         folder = _snapshot(snapshot_download, name, local_files_only=True)
+        # Pickled weights are downloaded only if there are no safetensors.
         for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
             folder = folder or _snapshot(snapshot_download, name, allow_patterns=patterns)
     except HFValidationError:

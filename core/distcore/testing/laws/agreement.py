@@ -14,7 +14,7 @@ from distcore.plugin.contract import Progress, Run
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import rank_sampler, training_plan
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
-from distcore.testing.lab import Lab
+from distcore.testing.lab import JobLab, Lab
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
 
@@ -60,14 +60,14 @@ def same_rows_are_noticed(lab: Lab) -> Measured:
 
 
 @job_law("agreement")
-def failing_rank_ends_job(subject: Subject) -> Measured:
+def failing_rank_ends_job(lab: JobLab) -> Measured:
     """A rank that raises in its second step ends the job, which names it; measured in seconds."""
-    size = int(subject.config.nproc)
+    size = int(lab.subject.config.nproc)
     if size == 1:
         raise Skip("one rank has no others to end")
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
-            launch(_train_until_failure, subject, Path(folder), nproc=size, timeout=12 * SECONDS)
+            launch(_train_until_failure, lab.subject, Path(folder), nproc=size, timeout=12 * SECONDS)
         except RankError as error:
             failed = Path(folder, FAILED)
             seconds = time.time() - failed.stat().st_mtime if failed.exists() else float("inf")

@@ -23,7 +23,7 @@ PROBLEM = Problem(tied=True)
 def neutral_names(lab: Lab) -> Measured:
     """Parameters, moments and step counts by the names of the task's model, whole, equal to plain PyTorch's."""
     job = lab.job(PROBLEM)
-    return distance(job.train(STEPS), solve(PROBLEM, job.run.config, job.data, STEPS))
+    return distance(job.train(STEPS), solve(PROBLEM, job.run.config, STEPS))
 
 
 @law("checkpoint")
@@ -71,5 +71,5 @@ def _continued(job: Job, path: Path) -> Measured:
     """Load ``path`` into ``job``, train to the end, and compare with one uninterrupted process."""
     progress, _ = checkpoint.load(job.run, job.hooks, path)
     rest = job.train(STEPS - HALF, progress)
-    whole = solve(PROBLEM, job.run.config, job.data, STEPS)
+    whole = solve(PROBLEM, job.run.config, STEPS)
     return distance(rest, replace(whole, losses=whole.losses[HALF:], norms=whole.norms[HALF:]))

@@ -46,6 +46,6 @@ def learning_rates(lab: Lab) -> Measured:
     if job.run.scheduler is None:
         raise Skip("the strategy owns the schedule")
     found = job.train(9).rates
-    solution = solve(job.task, job.run.config, job.data, 10)
+    solution = solve(job.task, job.run.config, 10)
     error = max(abs(a - b) for a, b in zip(found, solution.rates[1:], strict=True))
     return Measured(error=error, bound=FP32 * 0.01, note=f"last rate {found[-1]:.3g} for {solution.rates[-1]:.3g}")

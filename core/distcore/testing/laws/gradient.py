@@ -31,7 +31,7 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
     problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
     job = lab.job(problem)
     job.train(STEPS)
-    solution = solve(problem, job.run.config, job.data, STEPS)
+    solution = solve(problem, job.run.config, STEPS)
     solution.module.eval()
     with torch.no_grad():
         rows = job.data.evaluation.batch(torch.arange(len(job.data.evaluation)).numpy())
@@ -109,7 +109,7 @@ def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) ->
     """Train ten steps under the strategy and in plain PyTorch, and measure how far apart they come out."""
     job = lab.job(problem, **changes)
     trained = job.train(STEPS)
-    return distance(trained, solve(problem, job.run.config, job.data, STEPS), bound)
+    return distance(trained, solve(problem, job.run.config, STEPS), bound)
 
 
 def distance(trained: Trained, solution: Solution, bound: float = FP32) -> Measured:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from distcore.launchers.failures import one_line
 from distcore.plugin.contract import Progress
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
-from distcore.testing.lab import Job, Lab
+from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject
 
 WARM_UP, STEPS = 3, 4
 """A backend may plan in its first steps; then these are counted."""
@@ -37,19 +32,12 @@ def collectives_per_step(lab: Lab) -> Measured:
 
 
 @job_law("surprise")
-def imports_no_other_strategy(subject: Subject) -> Measured:
+def imports_no_other_strategy(lab: JobLab) -> Measured:
     """A step of training in a fresh process imports no other strategy, and nothing that only others require."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "distcore.testing.fresh", subject.config.model_dump_json()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if answer.returncode:
-        return Measured(error=float("inf"), bound=EXACT, note=one_line(answer.stderr[-300:]))
-    foreign = json.loads(answer.stdout.splitlines()[-1])
-    return Measured(error=len(foreign), bound=EXACT, note=f"foreign modules: {', '.join(foreign) or 'none'}")
+    found = lab.foreign_modules()
+    if isinstance(found, str):
+        return Measured(error=float("inf"), bound=EXACT, note=found)
+    return Measured(error=len(found), bound=EXACT, note=f"foreign modules: {', '.join(found) or 'none'}")
 
 
 def _collectives(job: Job) -> Counter[str]:

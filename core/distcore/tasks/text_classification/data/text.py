@@ -87,7 +87,7 @@ def _key(config: RunConfig) -> str:
         None if config.eval_data else [config.seed, config.eval_fraction],  # what the split depends on
         config.max_seq_len,
         _tokenizer_digest(config),
-        version("tokenizers"),
+        version("tokenizers"),  # a new release may tokenise differently
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
@@ -137,7 +137,7 @@ def _build(folder: Path, config: RunConfig) -> None:
     rows = _rows(config.data, config)
     labels = distinct_labels(rows)
     parts = _parts(rows, [str(label) for label in labels], config)
-    tokenizer = _tokenizer(config, parts["train"].texts)
+    tokenizer = _tokenizer(config, parts["train"].texts)  # a vocabulary must not see the evaluation rows
     facts = {name: _write_part(folder / name, part, tokenizer, config) for name, part in parts.items()}
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}

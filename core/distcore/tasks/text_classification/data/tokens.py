@@ -122,7 +122,7 @@ def empty_dataset(pad: int) -> TokenDataset:
 def _digest(*columns: np.ndarray) -> str:
     digest = hashlib.sha256()
     for column in columns:
-        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
     return digest.hexdigest()
 
 

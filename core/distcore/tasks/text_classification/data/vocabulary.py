@@ -27,7 +27,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     """
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
-    sample = texts[:: -(-len(texts) // MAX_ROWS)] if texts else texts
+    sample = texts[:: -(-len(texts) // MAX_ROWS)] if texts else texts  # ceiling division: the least step that suffices
     words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     vocabulary = {
         token: number for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))
@@ -55,6 +55,7 @@ def _learn_tokens(words: Counter[str], size: int) -> list[str]:
     for word, count in words.items():
         for form in _forms(word):
             forms[form] += count
+    # Equally frequent forms are ordered by name, so that the order never depends on a hash.
     alphabet = [form for form, _ in sorted(forms.items(), key=lambda item: (-item[1], item[0]))]
     alphabet = alphabet[: min(size, 2**17)]
     codes = {form: chr(_FIRST_CODE + number) for number, form in enumerate(alphabet)}

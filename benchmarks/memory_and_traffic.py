@@ -1,0 +1,237 @@
+"""What a rank holds and sends under each strategy: bytes per parameter, and collectives in units of the model.
+
+    python benchmarks/memory_and_traffic.py [ROW …] [--nproc 2] [--micro-batches 1] [--model bert-mini]
+
+A row is a strategy as ``--strategy`` takes it; ``deepspeed:3-at-once`` is stage 3 that keeps no gathered weight until
+the backward pass, as it does by itself only for models above 1e9 parameters. Each is trained for three steps of AdamW
+in fp32 on the CPU over gloo; the third is looked at, on rank 0.
+
+Memory: every tensor that lives when the optimizer is about to step, storage by storage, without those that lived
+before the model was built. `other` is what a strategy keeps for itself: gradients in buffers of its own, a second
+copy of the weights. `between` is what lives when the last micro-batch begins: with two of them or more, what outlives
+the one before. Activations, and weights that are gathered for the time of a pass, are gone at both moments.
+
+Traffic: every collective of the step, by the size of the whole tensor, in units of the model's parameters; `sent` is
+what a ring has each rank send: 2 (N - 1) / N of an all-reduce, (N - 1) / N of an all-gather or a reduce-scatter.
+Horovod's collectives do not go through torch and are not seen.
+
+Bounds: `held` and `sent` are what docs/which-strategy.md says, within 7 %: a shard that ends inside a parameter may
+keep all of its gradient alive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from distcore import Progress, RankInfo, Run, RunConfig, StepResult, hookimpl, launch, load_config
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy, load_task
+from distcore.engine.trainer import build_run
+from distcore.jobs.train import check
+from distcore.launchers import join
+from distcore.plugin.hooks import Hooks
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy, and what docs/which-strategy.md says of it for N ranks and A micro-batches per step."""
+
+    strategy: str
+    held: Callable[[int], float]
+    """Bytes per parameter."""
+    sent: Callable[[int, int], float] | None
+    """Parameters sent per step by each rank, times N / (N - 1), in units of the model; ``None``: not seen."""
+    options: dict[str, object] = field(default_factory=dict)
+
+
+# DeepSpeed's bucket has 5e8 elements by default, however small the model is: here it is as small as it can be.
+SMALL_BUCKET: dict[str, object] = {"reduce_bucket_size": "auto"}
+AT_ONCE: dict[str, object] = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+ROWS = {
+    "single": Row("single", lambda n: 16, lambda n, a: 0),
+    "dp": Row("dp", lambda n: 16, lambda n, a: 0),
+    "ddp": Row("ddp", lambda n: 16, lambda n, a: 2),
+    "horovod": Row("horovod", lambda n: 16, None),
+    "accelerate": Row("accelerate", lambda n: 16, lambda n, a: 2),
+    "fsdp:full": Row("fsdp:full", lambda n: 16 / n, lambda n, a: 2 * a + 1),
+    "fsdp:grad": Row("fsdp:grad", lambda n: 16 / n, lambda n, a: 2),
+    "deepspeed:0": Row("deepspeed:0", lambda n: 16, lambda n, a: 2),
+    "deepspeed:1": Row("deepspeed:1", lambda n: 4 + 16 / n, lambda n, a: 3, SMALL_BUCKET),
+    "deepspeed:2": Row("deepspeed:2", lambda n: 4 + 16 / n, lambda n, a: 2 * a + 1, SMALL_BUCKET),
+    "deepspeed:3": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 2 * a, SMALL_BUCKET),
+    "deepspeed:3-at-once": Row("deepspeed:3", lambda n: 20 / n, lambda n, a: 3 * a, SMALL_BUCKET | AT_ONCE),
+}
+TOLERANCE = 0.07
+SHARES = {"allreduce": 2, "allgather": 1, "reduce_scatter": 1}
+"""How many times (N - 1) / N of a tensor each rank of a ring sends."""
+PARTS = ("parameters", "gradients", "optimizer", "other")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--model", default="bert-mini")
+    given = parser.parse_args()
+    if unknown := set(given.rows) - set(ROWS):
+        parser.error(f"{', '.join(sorted(unknown))}: no such row ({', '.join(ROWS)})")
+    print(f"{given.model}, {given.nproc} ranks, micro-batches per step: {given.micro_batches}\n")
+    print(f"| strategy | {' | '.join(PARTS)} | held | between | collectives | sent |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    held = True
+    for name in given.rows or ROWS:
+        found = measure(ROWS[name], given.nproc, given.micro_batches, given.model)
+        print(line(name, found), flush=True)
+        held &= as_expected(ROWS[name], found, given.micro_batches)
+    print(f"\nbound, {TOLERANCE:.0%} from docs/which-strategy.md: {'held' if held else 'BROKEN'}")
+    return 0 if held else 1
+
+
+def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, Any]:
+    """Train ``row`` for three steps in ranks of its own; what rank 0 found in the third."""
+    ranks = 1 if row.strategy in ("single", "dp") else nproc
+    with tempfile.TemporaryDirectory() as out:
+        config, _ = check(load_config(None, {
+            "strategy": row.strategy, "strategy_options": row.options, "nproc": ranks, "model": model, "device": "cpu",
+            "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "global_batch_size": 4 * ranks * micro_batches,
+            "data_guard_steps": 0, "log_level": "error", "out": f"{out}/run",
+        }))  # fmt: skip
+        return launch(rank, config, nproc=ranks)[0]
+
+
+def rank(config: RunConfig) -> dict[str, Any]:
+    """What each rank does: train, and count."""
+    warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
+    watcher, task = Watcher(), load_task(config)
+    hooks = Hooks(config.strategy, build_strategy(config), {"watcher": watcher})
+    world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in task.build_model(config, data).parameters())
+    watcher.before.update(storages(living()))
+    run = build_run(config, hooks, world, task, data)
+    loop = steps(run, hooks, task, data.train, Progress())
+    next(loop)
+    next(loop)
+    with Collectives() as counted:
+        next(loop)
+    hooks.teardown(world)
+    return watcher.found | {"count": count, "ranks": world.size, "bytes": counted.size}
+
+
+class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Adds up, by kind of torch's collectives, the bytes of the whole tensors that they are about."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.size: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith("c10d.") and (kind := next((kind for kind in SHARES if kind in name), None)):
+            # Of the input and the output of an all-gather or a reduce-scatter the larger is the whole.
+            whole = max(sum(leaf.nbytes for leaf in tree_leaves(a) if isinstance(leaf, Tensor)) for a in args)
+            self.size[kind] += whole
+        return func(*args, **(kwargs or {}))
+
+
+class Watcher:
+    """An extension that looks at the memory of its rank; what a later step finds takes the place of what it found."""
+
+    def __init__(self) -> None:
+        self.before: set[int] = set()
+        self.found: dict[str, Any] = {}
+
+    @hookimpl(wrapper=True)
+    def accumulate(self) -> Generator[None, object, object]:
+        """The last micro-batch of a step begins: what lives has outlived the one before."""
+        self.found["between"] = self._bytes(storages(living()), self.before)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        """Sort what lives by who holds it; each storage counts once."""
+        seen = set(self.before)
+        for name, tensors in {
+            "parameters": parameters(run.module),
+            "gradients": [p.grad for p in run.module.parameters() if p.grad is not None],
+            "optimizer": optimizer_state(run),
+            "other": living(),
+        }.items():
+            mine = storages(tensors)
+            self.found[name] = self._bytes(mine, seen)
+            seen |= set(mine)
+        return (yield)
+
+    @staticmethod
+    def _bytes(found: dict[int, int], but: set[int]) -> int:
+        return sum(size for address, size in found.items() if address not in but)
+
+
+def parameters(module: nn.Module) -> list[Tensor]:
+    """The parameters, and the shards that DeepSpeed hangs on them at stage 3."""
+    whole = list(module.parameters())
+    return [*whole, *(p.ds_tensor for p in whole if hasattr(p, "ds_tensor"))]
+
+
+def optimizer_state(run: Run) -> list[Tensor]:
+    assert run.optimizer is not None
+    return [value for state in run.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def living() -> list[Tensor]:
+    gc.collect()
+    return [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by address; of a DTensor those of the shard that this rank has."""
+    parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    kept = (part.untyped_storage() for part in parts if part.device.type == "cpu" and part.layout == torch.strided)
+    return {storage.data_ptr(): storage.nbytes() for storage in kept if storage.nbytes()}
+
+
+def sent(found: dict[str, Any]) -> float:
+    """Parameters that a ring has each rank send in a step, in units of the model."""
+    n, whole = int(found["ranks"]), 4 * int(found["count"])
+    total: float = sum(SHARES[kind] * size for kind, size in found["bytes"].items())
+    return total * (n - 1) / n / whole
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """One row of the table: bytes per parameter, then collectives in units of the model."""
+    count = found["count"]
+    parts = [found[part] for part in PARTS]
+    memory = [f"{size / count:.2f}" for size in (*parts, sum(parts), found["between"])]
+    kinds = ", ".join(f"{kind} {size / 4 / count:.2f}" for kind, size in sorted(found["bytes"].items())) or "–"
+    return f"| `{name}` | {' | '.join(memory)} | {kinds} | {'–' if ROWS[name].sent is None else f'{sent(found):.2f}'} |"
+
+
+def as_expected(row: Row, found: dict[str, Any], micro_batches: int) -> bool:
+    """Whether memory and traffic are what the page says."""
+    n = found["ranks"]
+    pairs = [(sum(found[part] for part in PARTS) / found["count"], row.held(n))]
+    if row.sent is not None:
+        pairs.append((sent(found), row.sent(n, micro_batches) * (n - 1) / n))
+    return all(abs(got - wanted) <= TOLERANCE * wanted for got, wanted in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A store of its own for each strategy that ranks serve: backends would find the keys of the one before."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
+
+from distcore.files import write_atomically
+from distcore.plugin.contract import LOOPBACK, RankInfo
+from distcore.testing.lab import await_true
+
+
+@contextmanager
+def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
+    """Point MASTER_PORT to a store that nobody has used; the environment is as before at the end.
+
+    ``turn`` counts the strategies of this launch. The first takes the launcher's store. For a later one rank 0 hosts a
+    store on loopback until every rank has left; the others wait at most ``seconds`` for it.
+    """
+    before = dict(os.environ)
+    try:
+        if turn:
+            with _hosted(turn, folder, rank_info, seconds):
+                yield
+        else:
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _hosted(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
+    port, left = folder / f"store-{turn}", [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)]
+    store = _host(port) if rank_info.rank == 0 else None
+    await_true(port.exists, seconds, "rank 0 opened no store")
+    os.environ["MASTER_PORT"] = port.read_text()
+    yield
+    left[rank_info.rank].touch()
+    if store is not None:
+        await_true(lambda: all(file.exists() for file in left), seconds, "other ranks did not leave")
+
+
+def _host(port: Path) -> TCPStore:
+    """Open a store whose port stands in file ``port``; torch by itself would listen on every interface."""
+    listener = socket.create_server((LOOPBACK, 0))
+    number = listener.getsockname()[1]
+    store = TCPStore(LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    write_atomically(port, str(number))
+    return store

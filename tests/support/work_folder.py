@@ -1,0 +1,24 @@
+"""A folder to work in: a small data file, a cache of its own, and nothing of the surroundings that a run would see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def write_rows(folder: Path) -> Path:
+    """Write ``rows.json``: 40 rows in two classes, which a model learns in a few steps."""
+    file = folder / "rows.json"
+    file.write_text(json.dumps([[f"{'good' if n % 2 else 'bad'} text {n}", n % 2] for n in range(40)]))
+    return file
+
+
+def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make ``folder`` the current one, with a cache of its own; no launcher's environment, no plugin blocked."""
+    patch.chdir(folder)
+    patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
+    patch.setenv("DISTCORE_BLOCK_PLUGINS", "")
+    for variable in ("RANK", "WORLD_SIZE", "DISTCORE_LOAD_PLUGINS"):
+        patch.delenv(variable, raising=False)
