@@ -120,13 +120,24 @@ class Operations:
 
     @hookspec(firstresult=True)
     def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-        """Run the forward and backward passes of one optimizer step; once a step.
+        """Run the forward and backward passes of one optimizer step; once per step.
 
-        ``micros`` are this rank's micro-batches, at least one, as many on every rank; a batch is where the loader left
-        it. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the device. The default is
-        the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro, batch))`` inside
-        ``accumulate``. A strategy that answers, such as a pipeline, calls neither of these two hooks, and extensions
-        that wrap them are named in a warning. Serves laws 2 and 9.
+        ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors where the loader
+        left them. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the device. The
+        default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro, batch))`` inside
+        ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a warning names
+        extensions that wrap them. Serves laws 2 and 9.
+
+        Example::
+
+            @hookimpl
+            def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+                losses = []
+                for micro, batch in micros:
+                    part = loss(run.model, micro, batch)  # on the device, scaled, under autocast
+                    (run.scaler.scale(part) if run.scaler else part).backward()
+                    losses.append(part.detach())
+                return torch.stack(losses).sum()
         """
 
     @hookspec(firstresult=True)
