@@ -52,12 +52,14 @@ def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
     return {finding.case: finding for finding in found}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("nproc", [2, 4])
 def test_two_ranks_per_data_shard_keep_every_law(nproc: int) -> None:
     broken = [str(finding) for finding in findings(Pairs, nproc=nproc).values() if finding.held is False]
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.ranks
 def test_two_ranks_that_speak_for_one_shard_are_refused() -> None:
     assert "(shard, shards, speaks)" in findings(BothSpeak, "true-world")["true-world"].note
 
@@ -70,6 +72,7 @@ def train_with_other_rows(folder: Path) -> str:
     return str(refused.value)
 
 
+@pytest.mark.ranks
 def test_ranks_of_one_shard_that_train_on_different_rows_are_refused(tmp_path: Path) -> None:
     for said in launch(train_with_other_rows, tmp_path, nproc=2):
         assert "ranks [0, 1] are data shard 0 but have other rows" in said

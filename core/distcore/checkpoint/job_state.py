@@ -108,9 +108,9 @@ def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
 
 
 def check_progress(run: Run, progress: Progress, path: Path) -> None:
-    """Raise CheckpointError for a position that training cannot have: beyond its epoch, or not at its step."""
+    """Raise CheckpointError for a position that training cannot have: beyond its epoch, or before its step."""
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
-    if progress.step_in_epoch >= run.steps_per_epoch or progress.step != done:
+    if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:
         raise CheckpointError(
             f"{path / 'state.json'}: damaged: step {progress.step} cannot be step {progress.step_in_epoch} of epoch "
             f"{progress.epoch}, whose epochs have {run.steps_per_epoch} steps"

@@ -79,9 +79,8 @@ def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset, steps: int
 
 def _check_rows(name: str, tensor: object, rows: int) -> None:
     if not isinstance(tensor, Tensor):
-        raise TaskError(
-            f"task: outputs() returned {type(tensor).__name__} as {name!r}, expected a tensor of {rows} rows"
-        )
+        kind = type(tensor).__name__
+        raise TaskError(f"task: outputs() returned {kind} as {name!r}; expected a tensor ({rows}, …)")
     if tensor.dim() == 0 or len(tensor) != rows:
         shape = tuple(tensor.shape)
         raise TaskError(f"task: outputs() returned {name!r} of shape {shape} for {rows} rows; expected ({rows}, …)")
