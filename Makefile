@@ -28,9 +28,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Strict: a broken link, a page that no other leads to, or an unknown name is an error.
+# Strict: a broken link, a page that no other leads to, or an unknown name is an error. Every page is made afresh: what was
+# read by an earlier call would not warn again, and one that was interrupted leaves half of what it knew.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --conf-dir docs --doctree-dir build/doctrees . build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky --fresh-env --write-all --conf-dir docs --doctree-dir build/doctrees . build/docs
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
