@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distcore.launchers import launch as launch
     from distcore.plugin import defaults as defaults
     from distcore.plugin.contract import SPEC_VERSION as SPEC_VERSION
+    from distcore.plugin.contract import Box as Box
     from distcore.plugin.contract import Capabilities as Capabilities
     from distcore.plugin.contract import Evaluation as Evaluation
     from distcore.plugin.contract import MicroBatch as MicroBatch
@@ -63,6 +64,7 @@ _HOME = {
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
     "SPEC_VERSION": "distcore.plugin.contract",
+    "Box": "distcore.plugin.contract",
     "Capabilities": "distcore.plugin.contract",
     "Clip": "distcore.config",
     "Dataset": "distcore.plugin.task",

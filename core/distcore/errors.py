@@ -25,6 +25,10 @@ class ModelError(DistcoreError):
     """A model or tokenizer that cannot be loaded or built."""
 
 
+class TaskError(DistcoreError):
+    """A task that breaks its contract; the message names the method and what it returned."""
+
+
 class StrategyError(DistcoreError):
     """A strategy or extension that is missing, blocked, does not import, or breaks the contract of a hook."""
 

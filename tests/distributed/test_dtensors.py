@@ -34,7 +34,7 @@ class Spread(nn.Module):
 
 
 def run_of(module: nn.Module, world: World, optimizer: torch.optim.Optimizer | None = None) -> Run:
-    capabilities = Capabilities(spec_version=1)
+    capabilities = Capabilities(spec_version=2)
     return Run(
         config=RunConfig(), world=world, capabilities=capabilities, module=module, model=module, optimizer=optimizer
     )

@@ -52,7 +52,7 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
         *("setup", "build_model", "wrap_model"),
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # the world, the run folder, what ranks agree on
         *("gather_outputs", "gather_outputs", "gather_outputs"),  # what to resume from; the run folder is written
-        *("on_run_start", "build_sampler"),
+        *("on_run_start", "build_sampler", "build_sampler"),  # one micro-batch is evaluated; the training's
         *("gather_outputs", *micro_batch, *micro_batch, "step", "on_step_end"),  # the rows of the first step
         *(*micro_batch, *micro_batch, "step", "on_step_end"),
         *("reduce_loss", "on_log"),
@@ -100,7 +100,7 @@ def test_at_most_four_frames_and_two_files_lie_between_the_loop_and_forward(tmp_
     run.model.register_forward_pre_hook(forward_hook)
     next(steps(run, hooks, problem, problem.prepare(run.config).train, Progress()))
     names = [name for name, _ in seen]
-    assert names == ["loss", "train_step", "steps"]
+    assert names == ["loss", "scaled", "train_step", "steps"]
     assert len({file for _, file in seen}) == 2
 
 

@@ -17,7 +17,7 @@ from distcore.plugin.hookspecs import Events, Operations
 
 
 class Minimal:
-    capabilities: ClassVar = Capabilities(spec_version=1)
+    capabilities: ClassVar = Capabilities(spec_version=2)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

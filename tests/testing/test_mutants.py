@@ -275,6 +275,21 @@ class FallsBackToOneProcess(DDPStrategy):
         return outputs
 
 
+class StaysInTraining(nn.parallel.DistributedDataParallel):
+    """A wrapper whose ``eval`` does not reach the model."""
+
+    def train(self, mode: bool = True) -> StaysInTraining:
+        return super().train(True)
+
+
+@mutant("evaluation", "every-size")
+class EvaluatesWithDropout(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        optimizer = make_optimizer(model) if make_optimizer else None
+        return PreparedModel(model=StaysInTraining(model), optimizer=optimizer)
+
+
 @mutant("gradient", "parameter-groups")
 class DecaysEverything(DDPStrategy):
     @hookimpl

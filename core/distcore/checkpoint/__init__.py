@@ -7,6 +7,7 @@ size and SHA-256 of every file. It appears complete, by one rename, or not at al
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.job_state import check_job, collect_job_state, restore, saved_progress
+from distcore.checkpoint.job_state import check_job, check_progress, collect_job_state, restore, saved_progress
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
-from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, write_rank_files
+from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_rank_files
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.plugin.contract import Progress, Run, World
@@ -50,7 +51,7 @@ def save(
     files = files or Files()
     final = folder / f"step-{progress.step:08d}"
     rank, size = run.world.rank, run.world.size
-    blocks = blocks_to_write(hooks.save_checkpoint(run), rank, size, limit)
+    blocks = blocks_to_write(state_to_save(run, hooks), rank, size, limit)
     job_state = collect_job_state(run, progress) | facts
     what = f"checkpoint {final} could not be written"
 
@@ -130,6 +131,8 @@ def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[P
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data)
     progress = saved_progress(job_state, path)
+    check_progress(run, progress, path)
+    _check_names(run, checkpoint)
     hooks.load_checkpoint(run, checkpoint, progress)
     restore(run, job_state, progress, path)
     return progress, job_state
@@ -138,7 +141,18 @@ def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[P
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
     """Load only the weights of the checkpoint at ``path``, into a run that does not train; raises CheckpointError."""
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    _check_names(run, checkpoint)
     hooks.load_checkpoint(run, checkpoint, saved_progress(checkpoint.job_state(), path))
+
+
+def _check_names(run: Run, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError, with the first name, for tensors that belong to nothing in the run's model."""
+    parameters = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
+    known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
+    for name in checkpoint:
+        kind, _, rest = name.partition("/")
+        if rest not in known and (kind == "model" or rest.rpartition("/")[0] not in parameters):
+            raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
 
 
 def _verified(path: Path, world: World) -> Checkpoint:
@@ -158,6 +172,9 @@ class Tensors(dict[str, Tensor]):
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
         return self[name].reshape(-1)[start : start + count]
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        return self[name][tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
 
 
 def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:

@@ -11,7 +11,6 @@ from typing import Any
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import (
     CHECKSUM,
-    FORMAT,
     MANIFEST,
     STATE,
     RankManifest,
@@ -19,6 +18,7 @@ from distcore.checkpoint.manifest import (
     merge_tensors,
     parse,
     read_json,
+    text_of,
 )
 from distcore.checkpoint.tensors import write_hashed
 
@@ -63,8 +63,7 @@ def commit(files: Files, final: Path, size: int, job_state: dict[str, Any]) -> N
     manifests = [_take_rank_manifest(files, final, rank) for rank in range(size)]
     entries = {name: entry for written in manifests for name, entry in written.files.items()}
     entries[STATE] = write_hashed(files, staging / STATE, _json(job_state))
-    text = RankManifest(files=entries, tensors=merge_tensors(manifests)).model_dump(mode="json")
-    manifest = b"".join(_json({"format": FORMAT, **text}))
+    manifest = text_of(RankManifest(files=entries, tensors=merge_tensors(manifests)))
     parse(manifest, staging / MANIFEST)  # raises here, before the commit, rather than when somebody reads it
     write_hashed(files, staging / MANIFEST, iter([manifest]))
     write_hashed(files, staging / CHECKSUM, iter([checksum_line(manifest)]))

@@ -107,6 +107,16 @@ def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
         return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
 
 
+def check_progress(run: Run, progress: Progress, path: Path) -> None:
+    """Raise CheckpointError for a position that training cannot have: beyond its epoch, or before its step."""
+    done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
+    if progress.step_in_epoch >= run.steps_per_epoch or progress.step < done:
+        raise CheckpointError(
+            f"{path / 'state.json'}: damaged: step {progress.step} cannot be step {progress.step_in_epoch} of epoch "
+            f"{progress.epoch}, whose epochs have {run.steps_per_epoch} steps"
+        )
+
+
 def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Restore learning rates, schedule and loss scale; raises CheckpointError if state.json is damaged.
 
@@ -115,6 +125,8 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
     with _checkpoint_errors(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
         _restore_loss_scale(run, job_state["scaler"])
+        if run.optimizer is not None and len(set(rates)) > len(run.optimizer.param_groups):
+            raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
     if isinstance(run.scheduler, LambdaLR):
         rates = _set_schedule_step(run.scheduler, progress.step)
     # A constant rate that the user changed for this run stays; a schedule was already set from the config above.
@@ -158,6 +170,6 @@ def _lookup(tree: dict[str, Any], dotted: str) -> Any:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:  # True is an int, too
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:  # True is an int, too
         raise ValueError(f"expected a count, found {value!r}")
     return value

@@ -7,6 +7,7 @@ is not trusted, so all of it is checked before any of it is used. docs/checkpoin
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import stat
 from collections.abc import Iterable
@@ -15,10 +16,23 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from distcore.checkpoint.boxes import (
+    BoxEntry,
+    Count,
+    FileName,
+    GridEntry,
+    Region,
+    grid_boxes,
+    grid_files,
+    grid_of,
+    problem_of_boxes,
+    problem_of_grid,
+)
 from distcore.errors import CheckpointError, DamagedError
 
-FORMAT = 1
-"""Version of the checkpoint format; a reader refuses any other."""
+FORMAT = 2
+READABLE = (1, 2)
+"""Formats that are read; format 1 knows neither boxes nor grids."""
 MANIFEST, CHECKSUM, STATE = "manifest.json", "manifest.json.sha256", "state.json"
 LARGEST_JSON = 2**30
 """Largest JSON file that is read, in bytes: a damaged or hostile one must not fill the memory."""
@@ -27,8 +41,6 @@ BYTES = {
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
 """Bytes per element, by safetensors' names of dtypes."""
-Count = Annotated[int, Field(ge=0, lt=2**48)]
-FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
 
 
 class _Entry(BaseModel):
@@ -58,19 +70,36 @@ class PieceEntry(_Entry):
 
 
 class TensorEntry(_Entry):
-    """One tensor. In a manifest its pieces cover it without gap or overlap."""
+    """One tensor, whole, in one of three ways: pieces that follow each other, boxes, or a regular grid of boxes.
+
+    Neither leaves a gap or overlaps.
+    """
 
     dtype: str
     """In safetensors' name, such as ``F32``."""
     shape: Annotated[list[Count], Field(max_length=16)]
     """Shape of the whole tensor."""
-    pieces: list[PieceEntry]
-    """In the order of ``start``."""
+    pieces: list[PieceEntry] = []
+    """In the order of ``start``; empty where the tensor is kept as boxes."""
+    boxes: list[BoxEntry] | None = None
+    """In the order of their offsets, where they make no regular grid."""
+    grid: GridEntry | None = None
 
     @property
     def count(self) -> int:
         """Number of elements of the whole tensor."""
         return math.prod(self.shape)
+
+    @property
+    def region(self) -> Region:
+        """All of it."""
+        return Region((0,) * len(self.shape), tuple(self.shape))
+
+    def boxes_in(self, name: str, wanted: Region) -> list[BoxEntry]:
+        """The stored boxes of the tensor ``name`` that share an element with ``wanted``."""
+        if self.grid is not None:
+            return list(grid_boxes(name, self.grid, self.shape, wanted))
+        return [box for box in self.boxes or () if box.region.overlap(wanted)]
 
 
 class RankManifest(_Entry):
@@ -92,8 +121,8 @@ class Manifest(RankManifest):
     @classmethod
     def _known(cls, given: object) -> object:
         version = given.get("format") if isinstance(given, dict) else None
-        if version != FORMAT:
-            raise ValueError(f"checkpoint format {version}, this distcore reads {FORMAT}")
+        if version not in READABLE:
+            raise ValueError(f"checkpoint format {version}, this distcore reads {' and '.join(map(str, READABLE))}")
         return given
 
     @model_validator(mode="after")
@@ -107,6 +136,9 @@ class Manifest(RankManifest):
     def _check(self, name: str, tensor: TensorEntry) -> None:
         if tensor.dtype not in BYTES:
             raise ValueError(f"tensor {name!r}: unknown dtype {tensor.dtype!r}")
+        if tensor.boxes is not None or tensor.grid is not None:
+            self._check_boxes(name, tensor)
+            return
         end = 0
         for piece in tensor.pieces:
             if piece.start != end:
@@ -119,14 +151,31 @@ class Manifest(RankManifest):
         if end != tensor.count:
             raise ValueError(f"tensor {name!r}: pieces hold {end} of its {tensor.count} elements")
 
+    def _check_boxes(self, name: str, tensor: TensorEntry) -> None:
+        if tensor.pieces or (tensor.boxes is not None and tensor.grid is not None) or self.format == 1:
+            raise ValueError(f"tensor {name!r}: expected pieces, boxes or a grid, found more than one of them")
+        if tensor.grid is not None:
+            problem = problem_of_grid(tensor.grid, tensor.shape)
+            held = {} if problem else grid_files(name, tensor.grid, tensor.shape)
+        else:
+            boxes = tensor.boxes or []
+            problem, held = problem_of_boxes(boxes, tensor.shape), {box.file: box.region.elements for box in boxes}
+        if problem:
+            raise ValueError(f"tensor {name!r}: {problem}")
+        for file, elements in held.items():
+            if file not in self.files or elements * BYTES[tensor.dtype] > self.files[file].size:
+                raise ValueError(f"tensor {name!r}: {file} is not listed, or smaller than the box it holds")
+
 
 def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
-    """Merge the tensors that ranks wrote, in the order of names; a piece that several ranks wrote is taken once.
+    """Merge the tensors that ranks wrote, in the order of names; a piece or box that several ranks wrote is
+    taken once.
 
     Raises CheckpointError if ranks disagree on the dtype or shape of a tensor.
     """
     dtypes: dict[str, TensorEntry] = {}
     pieces: dict[str, dict[tuple[int, int], PieceEntry]] = {}
+    boxes: dict[str, dict[Region, BoxEntry]] = {}
     for share in shares:
         for name, tensor in share.tensors.items():
             first = dtypes.setdefault(name, tensor)
@@ -137,10 +186,32 @@ def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
                 )
             for piece in tensor.pieces:
                 pieces.setdefault(name, {}).setdefault((piece.start, piece.count), piece)
-    return {
-        name: first.model_copy(update={"pieces": [piece for _, piece in sorted(pieces.get(name, {}).items())]})
-        for name, first in sorted(dtypes.items())
-    }
+            for box in tensor.boxes or ():
+                boxes.setdefault(name, {}).setdefault(box.region, box)
+    return {name: _whole(first, pieces.get(name, {}), boxes.get(name, {})) for name, first in sorted(dtypes.items())}
+
+
+def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes: dict[Region, BoxEntry]) -> TensorEntry:
+    """One tensor from its parts, in order; boxes as a grid where they make one."""
+    in_order = [box for _, box in sorted(boxes.items())]
+    grid = grid_of(in_order, first.shape) if in_order else None
+    kept = None if grid or not in_order else in_order
+    every = [piece for _, piece in sorted(pieces.items())]
+    return first.model_copy(update={"pieces": every, "boxes": kept, "grid": grid})
+
+
+def text_of(share: RankManifest) -> bytes:
+    """Return the manifest of what all ranks wrote, as JSON: one line per file and per tensor."""
+    tree = share.model_dump(mode="json", exclude_none=True)
+    parts = [f' "format": {FORMAT}']
+    for key, entries in tree.items():
+        lines = ",\n".join(f"  {_json(name)}: {_json(entry)}" for name, entry in entries.items())
+        parts.append(f" {_json(key)}: {{\n{lines}\n }}")
+    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse(text: bytes, file: Path) -> Manifest:

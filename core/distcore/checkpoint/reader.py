@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from distcore.checkpoint.boxes import Region
 from distcore.checkpoint.manifest import STATE, PieceEntry, TensorEntry, read_json, read_manifest
 from distcore.checkpoint.tensors import DTYPES
 from distcore.errors import CheckpointError, DamagedError
@@ -35,6 +37,8 @@ class Checkpoint:
     def __getitem__(self, name: str) -> Tensor:
         """Return the whole tensor, a copy on the CPU; raises CheckpointError if there is none of that name."""
         entry = self.entry(name)
+        if entry.boxes is not None or entry.grid is not None:
+            return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
@@ -47,10 +51,30 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: {name!r} has {entry.count} elements, asked for {start} to {start + count}"
             )
+        if entry.boxes is not None or entry.grid is not None:
+            rows = _rows_around(entry, start, count)
+            found = self._assemble(name, entry, rows).reshape(-1)
+            return found[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
         parts = [
             self._read_overlap(entry, piece, start, count) for piece in entry.pieces if _overlap(piece, start, count)
         ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=DTYPES[entry.dtype])
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements from ``offset`` on in each dimension; of boxes in the files only these are read."""
+        entry, wanted = self.entry(name), Region(tuple(offset), tuple(size))
+        inside = len(offset) == len(size) == len(entry.shape) and all(
+            0 <= o <= o + n <= length for o, n, length in zip(offset, size, entry.shape, strict=True)
+        )
+        if not inside:
+            raise CheckpointError(f"{self.path}: {name!r} is {entry.shape}, asked for {list(size)} at {list(offset)}")
+        if not offset:
+            return self[name]
+        if entry.boxes is not None or entry.grid is not None:
+            return self._assemble(name, entry, wanted)
+        row = math.prod(entry.shape[1:])
+        rows = self.piece(name, offset[0] * row, size[0] * row).reshape(size[0], *entry.shape[1:])
+        return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
 
     def entry(self, name: str) -> TensorEntry:
         """Return dtype, shape and pieces of a tensor; raises CheckpointError if there is none of that name."""
@@ -75,6 +99,33 @@ class Checkpoint:
         for name in sorted(self.manifest.files)[rank::size]:
             with (self.path / name).open("rb") as file:
                 self._check_digest(name, hashlib.file_digest(file, "sha256").hexdigest())
+        self._verify_headers(sorted(self.manifest.files)[rank::size])
+
+    def _verify_headers(self, names: Sequence[str]) -> None:
+        """Compare what the headers of these safetensors files say with the manifest; reads no tensor."""
+        wanted: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in names if name != STATE}
+        for name, entry in self.manifest.tensors.items():
+            parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]
+            parts += [(box.file, box.key, box.region.elements) for box in entry.boxes_in(name, entry.region)]
+            for file, key, count in parts:
+                if file in wanted:
+                    wanted[file][key] = (entry.dtype, count)
+        for file, keys in wanted.items():
+            found = self._header(file)
+            if odd := sorted(key for key in found.keys() | keys.keys() if found.get(key) != keys.get(key)):
+                here, there = (tensors.get(odd[0], "nothing") for tensors in (found, keys))
+                raise DamagedError(
+                    f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the manifest {there}"
+                )
+
+    def _header(self, file: str) -> dict[str, tuple[str, int]]:
+        """Return dtype and number of elements of every tensor in a safetensors file, by key."""
+        try:
+            with safe_open(self.path / file, framework="pt") as opened:
+                slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # no mapping
+                return {key: (part.get_dtype(), math.prod(part.get_shape())) for key, part in slices.items()}
+        except (OSError, SafetensorError) as error:
+            raise DamagedError(f"{self.path / file}: damaged: {error}") from None
 
     def _check_digest(self, name: str, digest: str) -> None:
         if digest != self.manifest.files[name].sha256:
@@ -94,10 +145,37 @@ class Checkpoint:
         first = max(0, start - piece.start)
         return values.reshape(-1)[first : start + count - piece.start].clone()  # a view would keep the file mapped
 
+    def _assemble(self, name: str, entry: TensorEntry, wanted: Region) -> Tensor:
+        """Copy ``wanted`` out of the boxes that share an element with it."""
+        whole = torch.empty(wanted.size, dtype=DTYPES[entry.dtype])
+        for box in entry.boxes_in(name, wanted) if wanted.elements else ():
+            shared = box.region.overlap(wanted)
+            assert shared is not None  # boxes_in gives no other
+            try:
+                stored = self._file(box.file).get_slice(box.key)
+                problem = stored.get_shape() != box.size or stored.get_dtype() != entry.dtype
+                values = None if problem else stored[shared.slices(box.offset)]
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{self.path / box.file}: cannot be read: {error}") from None
+            if values is None:
+                raise CheckpointError(
+                    f"{self.path / box.file}: {box.key!r} is {stored.get_dtype()} {stored.get_shape()}, the manifest "
+                    f"says {entry.dtype} {box.size}"
+                )
+            whole[shared.slices(wanted.offset)] = values
+        return whole
+
     def _file(self, name: str) -> Any:
         if name not in self._open:
             self._open[name] = safe_open(self.path / name, framework="pt")
         return self._open[name]
+
+
+def _rows_around(entry: TensorEntry, start: int, count: int) -> Region:
+    """The rows, along the first dimension, in which a run of elements lies."""
+    row = math.prod(entry.shape[1:]) or 1
+    first, last = start // row, -(-(start + count) // row)
+    return Region((first, *(0,) * (len(entry.shape) - 1)), (last - first, *entry.shape[1:]))
 
 
 def _overlap(piece: PieceEntry, start: int, count: int) -> bool:

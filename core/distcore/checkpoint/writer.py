@@ -9,11 +9,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from distcore.checkpoint.boxes import BoxEntry, key_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, TensorEntry
 from distcore.checkpoint.tensors import NAMES, write_file
+from distcore.distributed.agreement import share_buffers
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Piece, State
+from distcore.plugin.contract import Box, Piece, Run, State
+from distcore.plugin.hooks import Hooks
 
 STATE_KINDS = ("model", "optimizer")
 """What the name of every tensor starts with, before the first ``/``."""
@@ -23,23 +26,33 @@ FILE_BYTES = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A tensor, or consecutive elements of a flattened one, that is written to one file."""
+    """A tensor, consecutive elements of a flattened one, or a box of one, that is written to one file."""
 
     name: str
     """Name of the tensor, such as ``model/head.weight``."""
     values: Tensor
     """The elements: in the tensor's own shape if these are all, else of shape ``(count,)``."""
     start: int
-    """Index of the first element in the flattened tensor."""
+    """Index of the first element in the flattened tensor; of a box, too."""
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
+    offset: tuple[int, ...] | None = None
+    """Of a box: the index of its first element in each dimension."""
 
     @property
     def key(self) -> str:
         """Key in the file: the name without its kind and, for a part of a tensor, with ``@`` and ``start``."""
         bare = self.name.partition("/")[2]
+        if self.offset is not None:
+            return key_of(bare, self.offset)
         whole = self.values.numel() == math.prod(self.shape)
         return bare if whole else f"{bare}@{self.start}"
+
+
+def state_to_save(run: Run, hooks: Hooks) -> State:
+    """Return what this rank holds of the state; every rank calls, because buffers are rank 0's everywhere first."""
+    share_buffers(run, hooks)
+    return hooks.save_checkpoint(run)
 
 
 def write_rank_files(
@@ -70,9 +83,9 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
     _check_names(state)
     own = [
         block
-        for name, piece in state.items()
-        if isinstance(piece, Piece)
-        for block in _split_large(name, piece.values, piece.start, piece.shape, limit)
+        for name, held in state.items()
+        if not isinstance(held, Tensor)
+        for block in _split_held(name, held, limit)
     ]
     whole = [
         block
@@ -90,12 +103,47 @@ def copied_to_cpu(blocks: Sequence[Block]) -> list[Block]:
 
 def _check_names(state: State) -> None:
     for name, value in state.items():
-        dtype = (value.values if isinstance(value, Piece) else value).dtype
-        if name.partition("/")[0] not in STATE_KINDS or dtype not in NAMES:
+        parts = [value] if isinstance(value, Tensor) else [part.values for part in _parts(value)]
+        wrong = next((str(part.dtype) for part in parts if part.dtype not in NAMES), None)
+        if wrong or name.partition("/")[0] not in STATE_KINDS:
             raise CheckpointError(
-                f"hook save_checkpoint(): returned {name!r} of {dtype}; expected model/NAME or optimizer/NAME/KEY "
-                "and a dtype that safetensors knows"
+                f"hook save_checkpoint(): returned {name!r} of {wrong or parts[0].dtype}; expected model/NAME or "
+                "optimizer/NAME/KEY and a dtype that safetensors knows"
             )
+
+
+def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
+    return [held] if isinstance(held, Piece | Box) else held
+
+
+def _split_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
+    for part in _parts(held):
+        if isinstance(part, Piece):
+            yield from _split_large(name, part.values, part.start, part.shape, limit)
+        else:
+            yield from _split_box(name, part.values, part.offset, part.shape, limit)
+
+
+def _split_box(
+    name: str, values: Tensor, offset: tuple[int, ...], shape: tuple[int, ...], limit: int
+) -> Iterator[Block]:
+    """One block, or several, cut along the first dimension that can be, where a file would grow beyond ``limit``."""
+    if len(offset) != len(shape) or values.dim() != len(shape) or not shape:
+        raise CheckpointError(
+            f"hook save_checkpoint(): returned a box of {name!r} with values of shape {list(values.shape)} at "
+            f"{list(offset)}; expected as many dimensions as the whole has: {list(shape)}"
+        )
+    if values.nbytes > limit and (axis := next((a for a, n in enumerate(values.shape) if n > 1), None)) is not None:
+        rows = max(1, values.shape[axis] * limit // values.nbytes)
+        for at in range(0, values.shape[axis], rows):
+            part = values.narrow(axis, at, min(rows, values.shape[axis] - at))
+            moved = tuple(o + at * (a == axis) for a, o in enumerate(offset))
+            yield from _split_box(name, part, moved, shape, limit)
+        return
+    start = 0
+    for at, length in zip(offset, shape, strict=True):
+        start = start * length + at
+    yield Block(name=name, values=values, start=start, shape=shape, offset=offset)
 
 
 def _split_large(name: str, values: Tensor, start: int, shape: tuple[int, ...], limit: int) -> Iterator[Block]:
@@ -138,8 +186,11 @@ def _group_into_files(blocks: Sequence[Block], limit: int) -> Iterator[list[Bloc
 
 
 def _add_entry(tensors: dict[str, TensorEntry], block: Block, file: str | None) -> None:
-    entry = tensors.setdefault(
-        block.name, TensorEntry(dtype=NAMES[block.values.dtype], shape=list(block.shape), pieces=[])
-    )
-    if file:
+    dtype, shape = NAMES[block.values.dtype], list(block.shape)
+    new = TensorEntry(dtype=dtype, shape=shape, pieces=[], boxes=None if block.offset is None else [])
+    entry = tensors.setdefault(block.name, new)
+    if file and block.offset is not None and entry.boxes is not None:
+        size = list(block.values.shape)
+        entry.boxes.append(BoxEntry(file=file, key=block.key, offset=list(block.offset), size=size))
+    elif file:
         entry.pieces.append(PieceEntry(file=file, key=block.key, start=block.start, count=block.values.numel()))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 
 from distcore.errors import AgreementError, CheckpointError, DamagedError
 from distcore.plugin.contract import MicroBatch, RankInfo, Run
@@ -24,13 +25,22 @@ T = TypeVar("T")
 
 
 def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
-    """Raise AgreementError unless the backend connects all ranks that the launcher started, in their order."""
-    seen = hooks.gather_outputs(run, {"rank": torch.tensor([run.world.rank], device=run.world.device)})["rank"].tolist()
-    wanted = rank_info.size
-    if run.world.size != wanted or seen != list(range(wanted)):
+    """Raise AgreementError if the backend's world is another than was started, or its data shards are."""
+    world = run.world
+    mine = torch.tensor([[world.rank, world.shard, world.shards, world.speaks]], device=world.device)
+    told = hooks.gather_outputs(run, {"world": mine})["world"].tolist()
+    seen, wanted = [rank for rank, *_ in told], rank_info.size
+    if world.size != wanted or seen != list(range(wanted)):
         raise AgreementError(
-            f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {run.world.size} "
+            f"strategy {hooks.name!r}: {wanted} ranks were started but it reports a world of {world.size} "
             f"in which ranks {seen} answer; it fell back to fewer processes"
+        )
+    shards = wanted // run.capabilities.ranks_per_shard
+    speakers = sorted(shard for _, shard, _, speaks in told if speaks)
+    if speakers != list(range(shards)) or any(not 0 <= shard < n == shards for _, shard, n, _ in told):
+        raise AgreementError(
+            f"strategy {hooks.name!r}: declares {run.capabilities.ranks_per_shard} ranks per data shard, so {shards} "
+            f"data shards of {wanted} ranks, but its ranks report (rank, shard, shards, speaks) {told}"
         )
 
 
@@ -57,6 +67,9 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
     """
     mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.is_padding]
     mine = mine or [torch.empty(0, dtype=torch.long)]
+    _check_same_rows(run, hooks, torch.cat(mine))
+    if not run.world.speaks:
+        mine = [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
     seen, counts = torch.unique(rows, return_counts=True)
     twice = seen[counts > 1].tolist()
@@ -67,6 +80,56 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
             f"strategy {hooks.name!r}: ranks do not share out the global batch: {len(twice)} rows on several ranks, "
             f"{len(missing)} on none, {len(foreign)} not of this step (first: {(twice or missing or foreign)[0]})"
         )
+
+
+def check_weights(run: Run, hooks: Hooks, step: int) -> None:
+    """Raise AgreementError if replicated weights differ between ranks after optimizer step ``step``.
+
+    They do where the loss does not go through ``model(...)``: the backend never sees the backward pass. Weights that
+    are sharded, or that ranks may step apart (law 2 exempt), are not compared.
+    """
+    if run.world.size == 1 or run.capabilities.shards_parameters or "gradient" in run.capabilities.exempt:
+        return
+    sums = [parameter.detach().double().sum().cpu() for parameter in run.module.parameters()]
+    mine = torch.stack(sums).view(torch.int64)[None] if sums else torch.zeros(1, 0, dtype=torch.int64)
+    told = hooks.gather_outputs(run, {"weights": mine.to(run.world.device)})["weights"].cpu()
+    odd = [rank for rank, row in enumerate(told) if not torch.equal(row, told[0])]
+    if odd:
+        raise AgreementError(
+            f"strategy {hooks.name!r}: after step {step} rank {', '.join(map(str, odd))} has not rank 0's weights: "
+            "gradients were not averaged; the task's loss must call model(...), not a part of it"
+        )
+
+
+def share_buffers(run: Run, hooks: Hooks) -> None:
+    """Give every rank the main rank's persistent buffers, such as running statistics, in a run that trains.
+
+    Each rank updates its own while it trains, and uses none of them there. So evaluations and checkpoints have one
+    meaning under every strategy: the running statistics of rank 0.
+    """
+    if run.optimizer is None or run.world.size == 1 or run.capabilities.ranks_per_shard > 1:
+        return
+    saved = run.module.state_dict(keep_vars=True)
+    buffers = [buffer for name, buffer in run.module.named_buffers() if name in saved]
+    if not buffers:
+        return
+    flat = torch.cat([buffer.detach().double().reshape(-1) for buffer in buffers])[None]
+    told = hooks.gather_outputs(run, {"buffers": flat if run.world.is_main else flat[:0]})["buffers"][0]
+    with torch.no_grad():
+        for buffer, values in zip(buffers, torch.split(told, [buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+
+def _check_same_rows(run: Run, hooks: Hooks, rows: Tensor) -> None:
+    """Raise AgreementError where the ranks of one data shard are about to train on different rows."""
+    if run.world.shards == run.world.size:
+        return
+    mine = torch.tensor([[run.world.shard, _digest(rows.tolist())]], device=run.world.device)
+    told = hooks.gather_outputs(run, {"rows": mine})["rows"].tolist()
+    for shard in range(run.world.shards):
+        if len({digest for other, digest in told if other == shard}) > 1:
+            ranks = [rank for rank, (other, _) in enumerate(told) if other == shard]
+            raise AgreementError(f"strategy {hooks.name!r}: ranks {ranks} are data shard {shard} but have other rows")
 
 
 def broadcast_from_main(run: Run, hooks: Hooks, text: str) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distcore.data.loader import MicroBatches, one_step, to_device
-from distcore.distributed.agreement import check_rows
+from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.precision import autocast_for
-from distcore.plugin.contract import MicroBatch, Progress, Run, StepResult
+from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan, training_plan
 from distcore.plugin.task import Batch, Dataset, Task
@@ -31,6 +32,7 @@ def steps(
     plan = training_plan(run.config, dataset)
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
+    passes = hooks.passes_or(partial(train_step, hooks))
     uniform = bool((dataset.items == 1).all())  # then a step has as many items as rows, with nothing to add up
     guarded = progress.step + run.config.data_guard_steps  # up to here the rows are checked, which costs a gather
     run.model.train()
@@ -46,9 +48,11 @@ def steps(
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
             items = len(rows) if uniform else int(dataset.items[rows].sum())
-            scale = loss_multiplier(run) / items
-            loss = train_step(run, hooks, task, micros, scale, autocast)
+            scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
+            loss = passes(run, micros, scaled_loss(run, task, scale, autocast))
             result = hooks.step(run, run.config.clip)
+            if progress.step < guarded:
+                check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None:
                 run.scheduler.step()
             progress = advance(progress, len(rows), plan)
@@ -56,39 +60,44 @@ def steps(
             yield progress, result, loss
 
 
-def train_step(
-    run: Run,
-    hooks: Hooks,
-    task: Task,
-    micros: list[tuple[MicroBatch, Batch]],
-    scale: float,
-    autocast: AbstractContextManager[object],
-) -> Tensor:
-    """Run forward and backward over the micro-batches of one step; return the sum of their losses times ``scale``.
+def scaled_loss(run: Run, task: Task, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
+    """Return the loss of one micro-batch as a share of its step's mean loss; padding weighs nothing."""
 
-    ``autocast`` is entered once per forward. The sum is a scalar tensor on the device.
+    def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
+        with autocast:
+            total = task.loss(model, to_device(batch, run.world.device))
+        # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
+        return total * (0.0 if micro.is_padding else scale)
+
+    return scaled
+
+
+def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+    """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device.
+
+    What every strategy does that does not answer the operation of this name.
     """
     total: Tensor | None = None
     for micro, batch in micros:
         with hooks.accumulate(run, micro.last):
-            with autocast:
-                loss = task.loss(run.model, to_device(batch, run.world.device))
-            # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
-            part = hooks.backward(run, loss * (0.0 if micro.is_padding else scale))
+            part = hooks.backward(run, loss(run.model, micro, batch))
         total = part if total is None else total + part
     assert total is not None  # a step has at least one micro-batch
     return total
 
 
 def loss_multiplier(run: Run) -> int:
-    """Return the factor of a rank's loss that cancels a backend's own division by the number of ranks."""
-    return run.world.size if run.capabilities.gradients == "mean" else 1
+    """Return the factor of a rank's loss that cancels a backend's own division by the number of data shards."""
+    return run.world.shards if run.capabilities.gradients == "mean" else 1
 
 
 def seed_step(run: Run, step: int) -> None:
-    """Seed torch's generators from seed, step and rank, so that a resumed run draws the same dropout masks."""
-    # The constants of splitmix64, so that neighbouring seeds, steps and ranks give numbers far apart.
-    mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.rank * 0x94D049BB133111EB
+    """Seed torch's generators from seed, step and data shard, so that a resumed run draws the same dropout masks.
+
+    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must not drift apart.
+    """
+    # The constants of splitmix64, so that neighbouring seeds, steps and shards give numbers far apart.
+    mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
     seed = mixed & (2**63 - 1)
     torch.default_generator.manual_seed(seed)
     if run.world.device.type == "cuda":

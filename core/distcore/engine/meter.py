@@ -39,7 +39,7 @@ class Meter:
         over ranks serves both, so that agreeing to stop costs no extra collective.
         """
         steps = progress.step - self._last.step
-        loss = torch.as_tensor(self._loss, dtype=torch.float64, device=run.world.device)
+        loss = torch.as_tensor(self._loss if run.world.speaks else 0.0, dtype=torch.float64, device=run.world.device)
         total, requests = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(requested))])).tolist()
         self._tick()
         seconds = self.seconds - self._seconds_at_last

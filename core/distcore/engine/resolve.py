@@ -49,7 +49,7 @@ def resolve(
         check_schedule(config)
     config = config.model_copy(
         update={
-            "micro_batch_size": micro_batch_size(config, world_size),
+            "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
             "lr": _learning_rate(config, task),
             "out": config.out or _new_run_folder(config),
         }
@@ -84,23 +84,35 @@ def load_task(config: RunConfig) -> Task:
     return task
 
 
-def micro_batch_size(config: RunConfig, world_size: int) -> int:
-    """Return the rows per micro-batch; for 'auto' the largest divisor of a rank's rows that is at most 32.
+def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:
+    """Return how many data shards ``world_size`` ranks make; raises ConfigError where some ranks would be left over."""
+    shards, left_over = divmod(world_size, declared.ranks_per_shard)
+    if left_over:
+        unit = declared.ranks_per_shard
+        raise ConfigError(
+            f"nproc = {world_size}: under strategy {config.strategy!r} {unit} ranks train on the same rows, so their "
+            f"number must be a multiple of {unit}; nearest possible: {_nearest_multiples(world_size, unit)}"
+        )
+    return shards
 
-    Raises ConfigError unless the global batch is a multiple of micro-batch times ranks.
+
+def micro_batch_size(config: RunConfig, shards: int) -> int:
+    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
+
+    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
     """
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
-    unit = world_size * (1 if micro == "auto" else micro)
+    unit = shards * (1 if micro == "auto" else micro)
     if whole % unit:
         raise ConfigError(
-            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {world_size} = "
+            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
             f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}"
         )
     if micro != "auto":
         return micro
-    share = whole // world_size
+    share = whole // shards
     return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 

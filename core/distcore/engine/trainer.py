@@ -19,7 +19,7 @@ from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.engine.evaluation import evaluate
+from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
@@ -84,6 +84,7 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
     progress, best = resume_or_start(run, hooks, task, data)
+    rehearse(run, hooks, task, data.evaluation)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, progress, best, meter)
     return finish(run, hooks, task, data, progress, best, last, meter)
@@ -110,7 +111,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
-    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.size)
+    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
     run = Run(
         config=config,
         world=world,

@@ -20,7 +20,7 @@ class NanGuard:
     """
 
     loss: bool = True
-    """Check the loss of every micro-batch, before its backward pass."""
+    """Check the loss of every step, before the optimizer uses its gradient."""
 
     gradients: bool = True
     """Check the gradient norm of every step. Not under fp16, where the loss scaler skips such steps by itself."""
@@ -29,11 +29,12 @@ class NanGuard:
         self._done: int | None = None
 
     @hookimpl(wrapper=True)
-    def backward(self, run: Run, loss: Tensor) -> Generator[None, Tensor, Tensor]:
-        """Check the loss of a micro-batch; raises TrainingError."""
+    def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
+        """Check the loss of a step; raises TrainingError."""
+        loss = yield
         if self.loss and not isfinite(loss):
             raise self._error(run, "the loss", loss)
-        return (yield)
+        return loss
 
     @hookimpl(wrapper=True)
     def step(self, run: Run) -> Generator[None, StepResult, StepResult]:

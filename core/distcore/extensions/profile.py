@@ -68,6 +68,14 @@ class Profile:
 
     # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
+    def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
+        """Count what a strategy runs by itself as forward; where it does not, the two hooks below tell more."""
+        self._enter("forward")
+        answer = yield
+        self._enter("rest")
+        return answer
+
+    @hookimpl(wrapper=True, tryfirst=True)
     def accumulate(
         self, run: Run, last: bool
     ) -> Generator[None, AbstractContextManager[object], AbstractContextManager[object]]:

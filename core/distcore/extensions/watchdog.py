@@ -91,8 +91,11 @@ def _hook_or_pass(frame: FrameType | None) -> FrameType | None:
 
 
 def _rows(frame: FrameType | None) -> list[int]:
-    """Return the row numbers of the micro-batch in work, from the loop's local variable ``micro``; empty if none is."""
-    while frame is not None and frame.f_code not in _PASSES:
+    """Return the rows of the micro-batch in work, or of the whole step where a strategy runs its passes itself."""
+    while frame is not None and frame.f_code not in _PASSES and frame.f_code is not Hooks.train_step.__code__:
         frame = frame.f_back
-    micro = frame.f_locals.get("micro") if frame is not None else None
-    return micro.indices.tolist() if isinstance(micro, MicroBatch) else []
+    if frame is None:
+        return []
+    if isinstance(micro := frame.f_locals.get("micro"), MicroBatch):
+        return [int(row) for row in micro.indices]
+    return [int(row) for micro, _ in frame.f_locals.get("micros", ()) for row in micro.indices]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from distcore.config import RunConfig
+    from distcore.plugin.task import Batch
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 """Version of the hook specs. It increases when a hook changes in a way that breaks an existing plugin."""
 
 
@@ -46,6 +47,8 @@ class Capabilities:
     """Names of the launchers that can start its processes; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
     """Whether the gradients after the last ``backward`` of a step are the mean or the sum over ranks."""
+    ranks_per_shard: int = 1
+    """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
     owns: frozenset[str] = frozenset()
@@ -127,6 +130,18 @@ class World:
     """Number of this process among the ranks on the same machine, from 0."""
     device: torch.device
     """The device on which this rank computes."""
+    shard: int = -1
+    """Data shard of this rank, counted from 0: ranks of one data shard train on the same rows. Default: ``rank``."""
+    shards: int = 0
+    """Number of data shards. Default: ``size``."""
+    speaks: bool = True
+    """Whether the rows and losses of this rank count: true on exactly one rank of each data shard."""
+
+    def __post_init__(self) -> None:
+        if self.shard < 0:
+            object.__setattr__(self, "shard", self.rank)
+        if not self.shards:
+            object.__setattr__(self, "shards", self.size)
 
     @property
     def is_main(self) -> bool:
@@ -198,6 +213,13 @@ class MicroBatch:
 Sampler = Callable[[int, int], Sequence[MicroBatch]]
 """``sampler(epoch, step)`` returns this rank's micro-batches of a step: the same number on every rank (law 1)."""
 
+StepLoss = Callable[["nn.Module", MicroBatch, "Batch"], "Tensor"]
+"""``loss(model, micro, batch)``: the scaled loss of one micro-batch, a scalar on the device, ready for ``backward``.
+
+It moves the batch to the device and runs the task's loss under the run's autocast; ``model`` is ``run.model`` or what
+stands in for it. A micro-batch of padding has a loss of 0 that all parameters took part in.
+"""
+
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
 """Builds the configured optimizer for a module's parameters; biases and normalization weights get no decay."""
 
@@ -239,10 +261,26 @@ class Evaluation:
         return self.metrics | counts
 
 
-State = dict[str, "Tensor | Piece"]
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor that is spread over ranks: a range of indices in each dimension.
+
+    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of elements in
+    row-major order, ``Piece`` says the same with fewer numbers.
+    """
+
+    values: Tensor
+    """The elements; its shape is the size of the box, as many dimensions as the whole has, at least one."""
+    offset: tuple[int, ...]
+    """Index of its first element in each dimension of the whole."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+
+
+State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
 """The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
 
-A ``Tensor`` is held whole by every rank, a ``Piece`` is part of a sharded tensor.
+A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
 """
 
 
@@ -262,6 +300,10 @@ class SavedState(Protocol):
 
         Raises CheckpointError if there is no such tensor or it has fewer elements.
         """
+        ...
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
         ...
 
 

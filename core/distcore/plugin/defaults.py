@@ -48,8 +48,8 @@ def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | No
 
 @hookimpl
 def build_sampler(run: Run, plan: BatchPlan) -> Sampler:
-    """Return the sampler that gives every rank its own part of each global batch."""
-    return rank_sampler(plan, run.world.rank, run.world.size)
+    """Return the sampler that gives every data shard its own part of each global batch."""
+    return rank_sampler(plan, run.world.shard, run.world.shards)
 
 
 @hookimpl

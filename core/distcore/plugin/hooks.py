@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,7 @@ from distcore.plugin.contract import (
     SPEC_VERSION,
     Capabilities,
     Evaluation,
+    MicroBatch,
     ModelSource,
     OptimizerFactory,
     PreparedModel,
@@ -29,13 +31,19 @@ from distcore.plugin.contract import (
     Sampler,
     SavedState,
     State,
+    StepLoss,
     StepResult,
     World,
 )
 from distcore.plugin.hookspecs import Events, Operations, hookimpl
 from distcore.plugin.sampling import BatchPlan
+from distcore.plugin.task import Batch
+
+log = logging.getLogger("distcore")
 
 T = TypeVar("T")
+Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
+"""What runs the forward and backward passes of a step: the arguments and the answer of ``train_step``."""
 OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
 EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 
@@ -69,6 +77,8 @@ class Hooks:
         self._call = self._manager.hook
         # Asked once: on_step_end is called in every step, and a call without listeners would still cost microseconds.
         self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        if _is_marked(getattr(strategy, "train_step", None)):
+            _warn_of_unused_wrappers(name, plugins)
 
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
@@ -87,6 +97,26 @@ class Hooks:
         if not callable(answer):
             self._refuse("build_sampler", "a callable (epoch, step) -> micro-batches", answer)
         return answer  # type: ignore[no-any-return]
+
+    def passes_or(self, own: Passes) -> Passes:
+        """Return what runs the passes of a step: the strategy's ``train_step``, else ``own``; wrapped by extensions.
+
+        ``own`` is returned as it is where nobody wraps it, so that it costs no hook call.
+        """
+        implementations = self._call.train_step.get_hookimpls()
+        if not implementations:
+            return own
+        if all(one.wrapper or one.hookwrapper for one in implementations):
+            # A function of its own, because pluggy reads the names of the arguments.
+            def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+                return own(run, micros, loss)
+
+            self._manager.register(SimpleNamespace(train_step=hookimpl(train_step)), "the loop's own train_step")
+        return self.train_step
+
+    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        answer = self._call.train_step(run=run, micros=micros, loss=loss)
+        return answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         answer = self._call.accumulate(run=run, last=last)
@@ -157,12 +187,21 @@ def capabilities_of(name: str, strategy: object) -> Capabilities:
     if not isinstance(declared, Capabilities):
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
     if declared.spec_version != SPEC_VERSION:
-        which = "distcore" if declared.spec_version > SPEC_VERSION else "the plugin"
+        older = declared.spec_version < SPEC_VERSION
+        what_to_do = "upgrade the plugin, or see docs/hook-spec-2.md" if older else "upgrade distcore"
         raise StrategyError(
             f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
-            f"{SPEC_VERSION}; upgrade {which}"
+            f"{SPEC_VERSION}; {what_to_do}"
         )
     return declared
+
+
+def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> None:
+    for label, instance in extensions.items():
+        unused = [hook for hook in ("accumulate", "backward") if _is_marked(getattr(instance, hook, None))]
+        if unused and not _is_marked(getattr(instance, "train_step", None)):
+            hooks = " and ".join(f"{hook}()" for hook in unused)
+            log.warning("%s wraps %s, which strategy %r does not call: it answers train_step()", label, hooks, name)
 
 
 def _defaults_for_missing(strategy: object) -> SimpleNamespace:

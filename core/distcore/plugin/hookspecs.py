@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distcore.config import Clip, RunConfig
     from distcore.plugin.contract import (
         Evaluation,
+        MicroBatch,
         ModelSource,
         OptimizerFactory,
         PreparedModel,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
         Sampler,
         SavedState,
         State,
+        StepLoss,
         StepResult,
         World,
     )
     from distcore.plugin.sampling import BatchPlan
+    from distcore.plugin.task import Batch
 
 hookspec = pluggy.HookspecMarker("distcore")
 hookimpl = pluggy.HookimplMarker("distcore")
@@ -113,6 +116,28 @@ class Operations:
                     return plan.split(epoch, step, run.world.rank, run.world.size)
 
                 return sampler
+        """
+
+    @hookspec(firstresult=True)
+    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Run the forward and backward passes of one optimizer step; once per step.
+
+        ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors where the loader
+        left them. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the device. The
+        default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro, batch))`` inside
+        ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a warning names
+        extensions that wrap them. Serves laws 2 and 9.
+
+        Example::
+
+            @hookimpl
+            def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+                losses = []
+                for micro, batch in micros:
+                    part = loss(run.model, micro, batch)  # on the device, scaled, under autocast
+                    (run.scaler.scale(part) if run.scaler else part).backward()
+                    losses.append(part.detach())
+                return torch.stack(losses).sum()
         """
 
     @hookspec(firstresult=True)

@@ -93,7 +93,7 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     micro_batch = _resolved(run.config.micro_batch_size)
     return BatchPlan(
         lengths=dataset.lengths,
-        global_batch=micro_batch * run.world.size,
+        global_batch=micro_batch * run.world.shards,
         micro_batch=micro_batch,
         seed=0,
         order="longest-first",

@@ -117,7 +117,8 @@ class Job:
         return [micro for micro, _ in one_step(stream)]
 
     def _mean(self, loss: Tensor) -> float:
-        total = self.hooks.reduce_loss(self.run, loss.double().reshape(1))
+        mine = loss.double().reshape(1) * self.run.world.speaks
+        total = self.hooks.reduce_loss(self.run, mine)
         return float(total) / loss_multiplier(self.run)
 
     def _rate(self) -> float:

@@ -77,7 +77,7 @@ class Sharded(Backend):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
             owns=frozenset({"precision"}),

@@ -45,7 +45,7 @@ class ZeRO(Backend):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             shards_parameters=self.user.stage == 3,
             owns=frozenset({"precision", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),

@@ -14,7 +14,7 @@ class DataParallelStrategy:
     """Run one process, which copies the model to every GPU for each forward pass. On a CPU, train as one process."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=1,
+        spec_version=2,
         processes="one",
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),

@@ -49,7 +49,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     def capabilities(self) -> Capabilities:
         user = self.user_config
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=user.stage == 3,

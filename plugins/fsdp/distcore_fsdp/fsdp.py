@@ -88,7 +88,7 @@ class FSDPStrategy:
     """Units to gather ahead of the computing one in backward; 0: left to torch, which gathers one ahead."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=1,
+        spec_version=2,
         shards_parameters=True,
         limits=(
             "a model with random weights, or not from safetensors files, is built whole on every rank, then sharded",

@@ -60,7 +60,7 @@ class HorovodStrategy:
     def capabilities(self) -> Capabilities:
         """Whether gradients come out as a mean or as a sum, and what is exempt, depends on the options."""
         return Capabilities(
-            spec_version=1,
+            spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(

@@ -26,7 +26,7 @@ SECONDS = 5.0
 
 @law("agreement")
 def true_world(lab: Lab) -> Measured:
-    """The backend connects all ranks that were started, in their order."""
+    """The backend connects all ranks that were started, in their order, and one per data shard speaks."""
     check_world(lab.job(Problem()).run, lab.hooks, lab.rank_info)
     return Measured(error=0, bound=EXACT, note=f"{lab.world.size} ranks answer")
 
