@@ -12,10 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from distcore import Capabilities, Run, RunConfig, World, dtensors, join_process_group, launch, leave_process_group
+from distcore.checkpoint import Tensors
 from distcore.launchers import join
 from distcore.plugin.contract import Piece, RankInfo, State
 
 SHAPES = {"even": (4, 3), "uneven": (3, 2), "fewer rows than ranks": (1, 5), "vector": (5,), "no dimensions": ()}
+
+pytestmark = pytest.mark.ranks
 
 
 class Spread(nn.Module):
@@ -57,14 +60,7 @@ def saved_on_this_rank() -> State:
     return state
 
 
-class Whole(dict[str, torch.Tensor]):
-    """A checkpoint in memory."""
-
-    def piece(self, name: str, start: int, count: int) -> torch.Tensor:
-        return self[name].reshape(-1)[start : start + count]
-
-
-def loaded_on_this_rank(checkpoint: Whole) -> dict[str, torch.Tensor]:
+def loaded_on_this_rank(checkpoint: Tensors) -> dict[str, torch.Tensor]:
     """What a model of zeros and its optimizer hold after loading, gathered."""
     world = join_process_group(RunConfig(device="cpu"), join(os.environ) or RankInfo())
     module = Spread(filled=False)
@@ -88,7 +84,7 @@ def together(ranks: list[State], name: str) -> torch.Tensor:
     """The whole tensor, from the pieces of all ranks."""
     pieces = [state[name] for state in ranks if name in state]
     first = pieces[0]
-    if not isinstance(first, Piece):
+    if isinstance(first, torch.Tensor):
         return first
     ordered = sorted((piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.start)
     assert [piece.start for piece in ordered] == [
@@ -113,7 +109,7 @@ def test_a_replica_that_is_not_the_first_saves_no_shard(ranks: list[State]) -> N
 
 
 def test_what_was_saved_is_read_back_on_every_rank(ranks: list[State]) -> None:
-    checkpoint = Whole({name: together(ranks, name) for name in ranks[0] | ranks[1]})
+    checkpoint = Tensors({name: together(ranks, name) for name in ranks[0] | ranks[1]})
     for found in launch(loaded_on_this_rank, checkpoint, nproc=4):
         assert found.keys() == checkpoint.keys()
         assert all(torch.equal(found[name], checkpoint[name]) for name in checkpoint)

@@ -200,6 +200,7 @@ def on_a_wrapper(_config: RunConfig, strategy: type) -> object:
     return type("Example", (strategy,), methods(Operations, ["accumulate"], set()))()
 
 
+@pytest.mark.ranks
 def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
     config = load_config(None, {"nproc": 2, "device": "cpu"})
     cases = tuple(case for name, case in all_cases().items() if name in CASES)

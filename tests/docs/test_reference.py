@@ -142,6 +142,7 @@ def test_the_tables_of_the_laws_show_what_was_measured() -> None:
     tables = load("tools/law_tables.py")
     numbers = json.loads(tables.NUMBERS.read_text())
     for page, table in tables.pages(numbers).items():
+        assert tables.MARKS.search(page.read_text()), f"{page}: no place for the table"
         assert page.read_text() == tables.with_table(page.read_text(), table), f"{page}: run tools/law_tables.py"
     assert set(numbers["settings"]) == set(tables.SETTINGS)
 

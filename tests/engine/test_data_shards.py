@@ -24,18 +24,20 @@ class Pairs(DDPStrategy):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, ranks_per_shard=2)
+        declared: Capabilities = super().capabilities
+        return replace(declared, ranks_per_shard=2)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        world = super().setup(config, rank_info)
+        world: World = super().setup(config, rank_info)
         return replace(world, shard=world.rank // 2, shards=world.size // 2, speaks=world.rank % 2 == 0)
 
 
 class BothSpeak(Pairs):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        return replace(super().setup(config, rank_info), speaks=True)
+        world: World = super().setup(config, rank_info)
+        return replace(world, speaks=True)
 
 
 class OtherRows(Pairs):

@@ -35,7 +35,7 @@ class PerToken(Problem):
 
 class NoTensor(Problem):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return super().outputs(model, batch) | {"names": ["a"]}  # type: ignore[dict-item]  # the mistake
+        return {**super().outputs(model, batch), "names": ["a"]}  # type: ignore[dict-item]  # the mistake
 
 
 class Total(Problem):
@@ -108,7 +108,7 @@ class RoundTheWrapper(Problem):
     """A loss that calls the model inside the strategy's wrapper."""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        inner = model.module if hasattr(model, "module") else model
+        inner: Any = model.module if hasattr(model, "module") else model
         return F.cross_entropy(inner(batch["tokens"]), batch["labels"], reduction="sum")
 
 

@@ -279,7 +279,8 @@ class StaysInTraining(nn.parallel.DistributedDataParallel):
     """A wrapper whose ``eval`` does not reach the model."""
 
     def train(self, mode: bool = True) -> StaysInTraining:
-        return super().train(True)
+        super().train(True)
+        return self
 
 
 @mutant("evaluation", "every-size")
