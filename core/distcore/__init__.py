@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from distcore.errors import nearest as nearest
     from distcore.launchers import launch as launch
     from distcore.plugin import defaults as defaults
-    from distcore.plugin.contract import SPEC_VERSION as SPEC_VERSION
-    from distcore.plugin.contract import Box as Box
-    from distcore.plugin.contract import Capabilities as Capabilities
+    from distcore.plugin.capabilities import SPEC_VERSION as SPEC_VERSION
+    from distcore.plugin.capabilities import Capabilities as Capabilities
     from distcore.plugin.contract import Evaluation as Evaluation
     from distcore.plugin.contract import MicroBatch as MicroBatch
     from distcore.plugin.contract import ModelSource as ModelSource
     from distcore.plugin.contract import OptimizerFactory as OptimizerFactory
-    from distcore.plugin.contract import Piece as Piece
     from distcore.plugin.contract import PreparedModel as PreparedModel
     from distcore.plugin.contract import Progress as Progress
     from distcore.plugin.contract import RankInfo as RankInfo
     from distcore.plugin.contract import Run as Run
     from distcore.plugin.contract import Sampler as Sampler
-    from distcore.plugin.contract import SavedState as SavedState
-    from distcore.plugin.contract import State as State
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
     from distcore.plugin.sampling import BatchPlan as BatchPlan
     from distcore.plugin.sampling import rank_sampler as rank_sampler
+    from distcore.plugin.state import Box as Box
+    from distcore.plugin.state import Piece as Piece
+    from distcore.plugin.state import SavedState as SavedState
+    from distcore.plugin.state import State as State
     from distcore.plugin.task import Dataset as Dataset
     from distcore.plugin.task import Datasets as Datasets
     from distcore.plugin.task import Task as Task
@@ -63,22 +63,22 @@ _HOME = {
     "flat": "distcore.distributed.flat",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
-    "SPEC_VERSION": "distcore.plugin.contract",
-    "Box": "distcore.plugin.contract",
-    "Capabilities": "distcore.plugin.contract",
+    "SPEC_VERSION": "distcore.plugin.capabilities",
+    "Box": "distcore.plugin.state",
+    "Capabilities": "distcore.plugin.capabilities",
     "Clip": "distcore.config",
     "Dataset": "distcore.plugin.task",
     "Datasets": "distcore.plugin.task",
     "MicroBatch": "distcore.plugin.contract",
     "ModelSource": "distcore.plugin.contract",
     "OptimizerFactory": "distcore.plugin.contract",
-    "Piece": "distcore.plugin.contract",
+    "Piece": "distcore.plugin.state",
     "RankInfo": "distcore.plugin.contract",
     "Progress": "distcore.plugin.contract",
     "Run": "distcore.plugin.contract",
     "Sampler": "distcore.plugin.contract",
-    "SavedState": "distcore.plugin.contract",
-    "State": "distcore.plugin.contract",
+    "SavedState": "distcore.plugin.state",
+    "State": "distcore.plugin.state",
     "StepResult": "distcore.plugin.contract",
     "Task": "distcore.plugin.task",
     "World": "distcore.plugin.contract",

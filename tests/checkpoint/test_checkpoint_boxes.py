@@ -17,7 +17,7 @@ from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.boxes import BoxEntry, problem_of_boxes
 from distcore.checkpoint.manifest import FileEntry, RankManifest, TensorEntry, merge_tensors, parse, text_of
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import State
+from distcore.plugin.state import State
 
 WHOLE = torch.arange(7 * 10 * 3, dtype=torch.float32).reshape(7, 10, 3)
 

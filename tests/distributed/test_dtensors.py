@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from distcore import Capabilities, Run, RunConfig, World, dtensors, join_process_group, launch, leave_process_group
 from distcore.checkpoint import Tensors
 from distcore.launchers import join
-from distcore.plugin.contract import Piece, RankInfo, State
+from distcore.plugin.contract import RankInfo
+from distcore.plugin.state import Piece, State
 
 SHAPES = {"even": (4, 3), "uneven": (3, 2), "fewer rows than ranks": (1, 5), "vector": (5,), "no dimensions": ()}
 
@@ -86,6 +87,7 @@ def together(ranks: list[State], name: str) -> torch.Tensor:
     first = pieces[0]
     if isinstance(first, torch.Tensor):
         return first
+    assert isinstance(first, Piece)
     ordered = sorted((piece for piece in pieces if isinstance(piece, Piece)), key=lambda piece: piece.start)
     assert [piece.start for piece in ordered] == [
         sum(piece.values.numel() for piece in ordered[:index]) for index in range(len(ordered))

@@ -24,8 +24,9 @@ from distcore.checkpoint import load, save
 from distcore.distributed.single import SingleStrategy
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run
-from distcore.plugin.contract import Progress, RankInfo, SavedState
+from distcore.plugin.contract import Progress, RankInfo
 from distcore.plugin.hooks import Hooks
+from distcore.plugin.state import SavedState
 from distcore.testing.cases import Finding, all_cases
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem

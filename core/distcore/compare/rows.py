@@ -15,7 +15,7 @@ from distcore.engine.resolve import build_strategy
 from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.jobs.train import check
 from distcore.launchers import join
-from distcore.plugin.contract import Capabilities
+from distcore.plugin.capabilities import Capabilities
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
 

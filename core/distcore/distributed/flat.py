@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from distcore.plugin.contract import Piece, SavedState, State
+from distcore.plugin.state import Piece, SavedState, State
 
 STEP = "step"
 """Key of the step count in an optimizer's state."""

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
-from distcore.plugin.contract import Capabilities, RankInfo, World
+from distcore.plugin.capabilities import Capabilities
+from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hookspecs import hookimpl
 
 

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from distcore.config import RunConfig
-from distcore.plugin.contract import Capabilities, World
+from distcore.plugin.capabilities import Capabilities
+from distcore.plugin.contract import World
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

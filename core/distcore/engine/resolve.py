@@ -12,7 +12,7 @@ from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_devi
 from distcore.engine.optim import check_schedule
 from distcore.errors import ConfigError, DistcoreError, nearest
 from distcore.plugin import registry
-from distcore.plugin.contract import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
+from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.hooks import build, capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task

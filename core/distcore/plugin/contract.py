@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,86 +16,11 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from distcore.config import RunConfig
+    from distcore.plugin.capabilities import Capabilities
     from distcore.plugin.task import Batch
-
-SPEC_VERSION = 2
-"""Version of the hook specs. It increases when a hook changes in a way that breaks an existing plugin."""
-
 
 LOOPBACK = "127.0.0.1"
 """Address at which the ranks of one machine connect; other machines cannot reach it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capabilities:
-    """What a strategy supports. The core refuses a config that asks for more before any process starts."""
-
-    spec_version: int
-    """The hook-spec version that the strategy was written for.
-
-    Write the number itself: ``SPEC_VERSION`` would claim support for every later version, too.
-    """
-    processes: Literal["one", "many"] = "many"
-    """``one``: it runs in a single process (``--nproc 1``). ``many``: one process per rank."""
-    devices: frozenset[str] = frozenset({"cpu", "cuda"})
-    """Device types (``torch.device.type``) that it runs on."""
-    precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
-    """Values of ``--precision`` that it supports."""
-    optimizers: frozenset[str] = frozenset({"adamw"})
-    """Values of ``optimizer.name`` that it accepts."""
-    launchers: frozenset[str] | None = None
-    """Names of the launchers that can start its processes; ``None``: any."""
-    gradients: Literal["mean", "sum"] = "mean"
-    """Whether the gradients after the last ``backward`` of a step are the mean or the sum over ranks."""
-    ranks_per_shard: int = 1
-    """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
-    shards_parameters: bool = False
-    """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
-    owns: frozenset[str] = frozenset()
-    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``."""
-    collectives_per_step: int | None = None
-    """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
-    limits: tuple[str, ...] = ()
-    """Known limits, one sentence each; ``distcore strategies`` shows them."""
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, mapped to the reason.
-
-    ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
-    ``capabilities`` a property.
-    """
-
-
-@runtime_checkable
-class ChecksConfig(Protocol):
-    """A strategy that also refuses configs for reasons that ``Capabilities`` cannot express."""
-
-    def check_config(self, config: RunConfig) -> None:
-        """Raise DistcoreError, one line, for a config that cannot work; called before any process starts.
-
-        In ``config`` every 'auto' is already replaced, except those that need the data.
-        """
-        ...
-
-
-@runtime_checkable
-class ChecksEvaluation(Protocol):
-    """A strategy with a check of its own for runs that only evaluate, called instead of ``check_config``."""
-
-    def check_evaluation(self, config: RunConfig) -> None:
-        """Raise DistcoreError, one line, for a config that cannot be evaluated."""
-        ...
-
-
-@runtime_checkable
-class FillsConfig(Protocol):
-    """A strategy whose own config file sets values that distcore's config has, too."""
-
-    def fill_config(self) -> Mapping[str, Any]:
-        """Return values by key of ``RunConfig``; each is used if the user did not set that key.
-
-        If the user set it and the file contradicts, ``check_config`` should raise.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,22 +149,6 @@ OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
 """Builds the configured optimizer for a module's parameters; biases and normalization weights get no decay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a sharded tensor that one rank holds: consecutive elements of the flattened tensor.
-
-    Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a matrix are a piece, and
-    so is a slice of a flat buffer; a range of its columns is not.
-    """
-
-    values: Tensor
-    """The elements, shape ``(count,)``."""
-    start: int
-    """Index of the first element in the flattened tensor."""
-    shape: tuple[int, ...]
-    """Shape of the whole tensor."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The result of evaluating a whole dataset; the same on every rank."""
@@ -259,52 +168,6 @@ class Evaluation:
         """Return the ``evaluation`` entry of report.json: metrics and counts."""
         counts = {"evaluated": self.evaluated, "unique": self.unique, "dataset_size": self.dataset_size}
         return self.metrics | counts
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A part of a tensor that is spread over ranks: a range of indices in each dimension.
-
-    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of elements in
-    row-major order, ``Piece`` says the same with fewer numbers.
-    """
-
-    values: Tensor
-    """The elements; its shape is the size of the box, as many dimensions as the whole has, at least one."""
-    offset: tuple[int, ...]
-    """Index of its first element in each dimension of the whole."""
-    shape: tuple[int, ...]
-    """Shape of the whole."""
-
-
-State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
-"""The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
-
-A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
-"""
-
-
-class SavedState(Protocol):
-    """A checkpoint to load from. A tensor is read from disk only when it is asked for."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor, on the CPU. Raises CheckpointError if there is none of that name."""
-        ...
-
-    def piece(self, name: str, start: int, count: int) -> Tensor:
-        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``, on the CPU.
-
-        Raises CheckpointError if there is no such tensor or it has fewer elements.
-        """
-        ...
-
-    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

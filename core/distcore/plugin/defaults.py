@@ -14,19 +14,10 @@ from torch.utils._pytree import tree_map
 
 from distcore.config import Clip
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import (
-    ModelSource,
-    OptimizerFactory,
-    PreparedModel,
-    Run,
-    Sampler,
-    SavedState,
-    State,
-    StepResult,
-    World,
-)
+from distcore.plugin.contract import ModelSource, OptimizerFactory, PreparedModel, Run, Sampler, StepResult, World
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.sampling import BatchPlan, rank_sampler
+from distcore.plugin.state import SavedState, State
 
 Reader = Callable[[Tensor, str, SavedState], Tensor]
 """``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""

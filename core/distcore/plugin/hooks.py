@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from distcore.config import Clip, RunConfig
 from distcore.errors import StrategyError, nearest
 from distcore.plugin import defaults
+from distcore.plugin.capabilities import SPEC_VERSION, Capabilities
 from distcore.plugin.contract import (
-    SPEC_VERSION,
-    Capabilities,
     Evaluation,
     MicroBatch,
     ModelSource,
@@ -29,14 +28,13 @@ from distcore.plugin.contract import (
     RankInfo,
     Run,
     Sampler,
-    SavedState,
-    State,
     StepLoss,
     StepResult,
     World,
 )
 from distcore.plugin.hookspecs import Events, Operations, hookimpl
 from distcore.plugin.sampling import BatchPlan
+from distcore.plugin.state import SavedState, State
 from distcore.plugin.task import Batch
 
 log = logging.getLogger("distcore")

@@ -32,13 +32,12 @@ if TYPE_CHECKING:
         RankInfo,
         Run,
         Sampler,
-        SavedState,
-        State,
         StepLoss,
         StepResult,
         World,
     )
     from distcore.plugin.sampling import BatchPlan
+    from distcore.plugin.state import SavedState, State
     from distcore.plugin.task import Batch
 
 hookspec = pluggy.HookspecMarker("distcore")

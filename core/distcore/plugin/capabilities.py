@@ -1,0 +1,85 @@
+"""What a strategy declares, so that the core can refuse a config before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from distcore.config import RunConfig
+
+SPEC_VERSION = 2
+"""Version of the hook specs. It increases when a hook changes in a way that breaks an existing plugin."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """What a strategy supports. The core refuses a config that asks for more before any process starts."""
+
+    spec_version: int
+    """The hook-spec version that the strategy was written for.
+
+    Write the number itself: ``SPEC_VERSION`` would claim support for every later version, too.
+    """
+    processes: Literal["one", "many"] = "many"
+    """``one``: it runs in a single process (``--nproc 1``). ``many``: one process per rank."""
+    devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    """Device types (``torch.device.type``) that it runs on."""
+    precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
+    """Values of ``--precision`` that it supports."""
+    optimizers: frozenset[str] = frozenset({"adamw"})
+    """Values of ``optimizer.name`` that it accepts."""
+    launchers: frozenset[str] | None = None
+    """Names of the launchers that can start its processes; ``None``: any."""
+    gradients: Literal["mean", "sum"] = "mean"
+    """Whether the gradients after the last ``backward`` of a step are the mean or the sum over ranks."""
+    ranks_per_shard: int = 1
+    """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
+    shards_parameters: bool = False
+    """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
+    owns: frozenset[str] = frozenset()
+    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``."""
+    collectives_per_step: int | None = None
+    """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
+    limits: tuple[str, ...] = ()
+    """Known limits, one sentence each; ``distcore strategies`` shows them."""
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    """Laws (``gradient``) or single cases (``unused-parameters``) that it does not keep, mapped to the reason.
+
+    ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
+    ``capabilities`` a property.
+    """
+
+
+@runtime_checkable
+class ChecksConfig(Protocol):
+    """A strategy that also refuses configs for reasons that ``Capabilities`` cannot express."""
+
+    def check_config(self, config: RunConfig) -> None:
+        """Raise DistcoreError, one line, for a config that cannot work; called before any process starts.
+
+        In ``config`` every 'auto' is already replaced, except those that need the data.
+        """
+        ...
+
+
+@runtime_checkable
+class ChecksEvaluation(Protocol):
+    """A strategy with a check of its own for runs that only evaluate, called instead of ``check_config``."""
+
+    def check_evaluation(self, config: RunConfig) -> None:
+        """Raise DistcoreError, one line, for a config that cannot be evaluated."""
+        ...
+
+
+@runtime_checkable
+class FillsConfig(Protocol):
+    """A strategy whose own config file sets values that distcore's config has, too."""
+
+    def fill_config(self) -> Mapping[str, Any]:
+        """Return values by key of ``RunConfig``; each is used if the user did not set that key.
+
+        If the user set it and the file contradicts, ``check_config`` should raise.
+        """
+        ...

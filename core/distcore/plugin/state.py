@@ -1,0 +1,72 @@
+"""The state of a run as checkpoints have it: whole tensors, and parts of tensors that are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a sharded tensor that one rank holds: consecutive elements of the flattened tensor.
+
+    Flattened means in row-major order, as by ``tensor.reshape(-1)``. Rows ``i`` to ``j`` of a matrix are a piece, and
+    so is a slice of a flat buffer; a range of its columns is not.
+    """
+
+    values: Tensor
+    """The elements, shape ``(count,)``."""
+    start: int
+    """Index of the first element in the flattened tensor."""
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor that is spread over ranks: a range of indices in each dimension.
+
+    A shard along any dimensions is one, such as a block of columns. Where a part is also one run of elements in
+    row-major order, ``Piece`` says the same with fewer numbers.
+    """
+
+    values: Tensor
+    """The elements; its shape is the size of the box, as many dimensions as the whole has, at least one."""
+    offset: tuple[int, ...]
+    """Index of its first element in each dimension of the whole."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+
+
+State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
+"""The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
+
+A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
+"""
+
+
+class SavedState(Protocol):
+    """A checkpoint to load from. A tensor is read from disk only when it is asked for."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the whole tensor, on the CPU. Raises CheckpointError if there is none of that name."""
+        ...
+
+    def piece(self, name: str, start: int, count: int) -> Tensor:
+        """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``, on the CPU.
+
+        Raises CheckpointError if there is no such tensor or it has fewer elements.
+        """
+        ...
+
+    def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension, on the CPU."""
+        ...
