@@ -1,4 +1,4 @@
-"""One thread a process in every test: ranks share the cores, and sums of one thread are the same everywhere."""
+"""One thread per process in every test: ranks share the cores, and sums of one thread are the same everywhere."""
 
 import os
 

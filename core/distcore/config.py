@@ -112,7 +112,7 @@ class RunConfig(_Tree):
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
     micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
-    lr: float | Auto = Field("auto", description="peak learning rate; auto: 1e-4 or 5e-4 from scratch, 3e-5 pretrained")
+    lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")

@@ -77,9 +77,8 @@ def options_page(group: str) -> str:
         parts.append(f"### {name}")
         try:
             cls = registry.load(group, name)
-        except (
-            StrategyError
-        ) as error:  # such as Horovod, where it is not built: the other pages are wanted all the same
+        # A plugin may be unusable here, such as Horovod where it is not built; the other sections are still made.
+        except StrategyError as error:
             parts.append(f"Not on this page, which was made without it: {error}")
             continue
         parts += [*_introduction(group, name, cls, offered), _option_table(cls)]

@@ -1,4 +1,4 @@
-"""``benchmarks/seed_job.py``: what it deals out, what it compares, and that its bounds can break."""
+"""``benchmarks/seed_job.py``: how it splits the rows, what it compares, and that its bounds can break."""
 
 from __future__ import annotations
 

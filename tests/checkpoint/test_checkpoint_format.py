@@ -44,7 +44,7 @@ def test_whole_tensors_come_back_whoever_wrote_them(tmp_path: Path, ranks: int) 
     assert same(Checkpoint(write(tmp_path, [WHOLE] * ranks)), WHOLE)
 
 
-def test_whole_tensors_are_dealt_so_that_each_is_written_once_and_ranks_write_alike(tmp_path: Path) -> None:
+def test_whole_tensors_are_assigned_so_that_each_is_written_once_and_ranks_write_alike(tmp_path: Path) -> None:
     state: State = {f"model/{index}": torch.ones(100) for index in range(8)}
     path = write(tmp_path, [state] * 4)
     sizes = [file.stat().st_size for file in path.glob("model-*")]
@@ -119,7 +119,7 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def rewrite(path: Path, **changes: object) -> None:
-    """Change the manifest as somebody would who also mends its checksum."""
+    """Change the manifest as somebody would who also corrects its checksum."""
     text = json.dumps(json.loads((path / MANIFEST).read_text()) | changes).encode()
     (path / MANIFEST).write_bytes(text)
     (path / CHECKSUM).write_bytes(checksum_line(text))

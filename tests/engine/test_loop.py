@@ -137,6 +137,6 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore.engine.trainer.join", lambda _environ: RankInfo(rank=0, size=2, launcher="local"))
     monkeypatch.setattr("distcore.engine.trainer.resolve", lambda config, *_, **__: config)
-    monkeypatch.setattr("distcore.engine.trainer.export", lambda _place: None)  # keep this process's environment
+    monkeypatch.setattr("distcore.engine.trainer.export", lambda _rank_info: None)  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
         train(config_of(tmp_path), Problem())

@@ -1,4 +1,4 @@
-"""Which rows make a global batch, and how they are dealt."""
+"""Which rows make a global batch, and how they are split."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_an_epoch_holds_every_row_once(order: str) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 8, 32])
 @pytest.mark.parametrize("rows", [1, 3, 16, 21])
-def test_a_global_batch_is_dealt_exactly_with_as_many_micro_batches_for_every_shard(rows: int, shards: int) -> None:
+def test_a_global_batch_is_split_exactly_with_as_many_micro_batches_for_every_shard(rows: int, shards: int) -> None:
     plan = plan_of(rows)
     for step in range(plan.steps):
-        hands = [plan.split(0, step, shard, shards) for shard in range(shards)]
-        dealt = [micro.indices for hand in hands for micro in hand if not micro.is_padding]
-        assert sorted(np.concatenate(dealt)) == sorted(plan.rows(0, step))
-        assert len({len(hand) for hand in hands}) == 1
-        assert all(1 <= len(micro.indices) <= plan.micro_batch for hand in hands for micro in hand)
-        assert all([micro.last for micro in hand] == [False] * (len(hand) - 1) + [True] for hand in hands)
+        shares = [plan.split(0, step, shard, shards) for shard in range(shards)]
+        given = [micro.indices for share in shares for micro in share if not micro.is_padding]
+        assert sorted(np.concatenate(given)) == sorted(plan.rows(0, step))
+        assert len({len(share) for share in shares}) == 1
+        assert all(1 <= len(micro.indices) <= plan.micro_batch for share in shares for micro in share)
+        assert all([micro.last for micro in share] == [False] * (len(share) - 1) + [True] for share in shares)
 
 
 def test_epochs_and_seeds_differ_and_repeat() -> None:
@@ -41,9 +41,9 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 
 def test_rows_of_like_length_share_a_micro_batch() -> None:
     plan = plan_of(64, global_batch=64, micro_batch=8)
-    dealt = sum(plan.lengths[micro.indices].max() * 8 for shard in (0, 1) for micro in plan.split(0, 0, shard, 2))
+    grouped = sum(plan.lengths[micro.indices].max() * 8 for shard in (0, 1) for micro in plan.split(0, 0, shard, 2))
     as_they_come = sum(plan.lengths[rows].max() * 8 for rows in plan.rows(0, 0).reshape(8, 8))
-    assert dealt < 0.75 * as_they_come
+    assert grouped < 0.75 * as_they_come
 
 
 def test_ranks_get_like_work() -> None:
@@ -53,7 +53,7 @@ def test_ranks_get_like_work() -> None:
 
 
 @pytest.mark.parametrize("rows", [160, 176])  # ten whole batches, and eleven: the middle one has no partner
-def test_in_a_window_a_short_batch_and_its_mirror_image_follow_each_other(rows: int) -> None:
+def test_in_a_window_batches_come_in_pairs_of_the_kth_shortest_and_the_kth_longest(rows: int) -> None:
     plan = plan_of(rows, order="window", window=11)
     lengths = np.array([plan.lengths[plan.rows(0, step)].mean() for step in range(plan.steps)])
     places = np.argsort(np.argsort(lengths)).tolist()

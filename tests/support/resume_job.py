@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(Problem):
-    """The laws' problem with dropout, at some seconds a micro-batch."""
+    """The laws' problem with dropout, and ``seconds`` of sleep per micro-batch."""
 
     seconds: float = 0.0
 

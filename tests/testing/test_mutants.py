@@ -84,7 +84,7 @@ class DividesByAccumulation(DDPStrategy):
         return loss.detach()
 
 
-@mutant("order", "rows-of-a-step", "dealt twice, not at all or elsewhere")
+@mutant("order", "rows-of-a-step", "given twice, not at all or elsewhere")
 class SamplerIgnoresRank(DDPStrategy):
     @hookimpl
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:

@@ -61,7 +61,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
         Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
-        Flag("--lr", "RATE", "auto", "peak learning rate; auto: 1e-4 or 5e-4 from scratch, 3e-5 pretrained"),
+        Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),

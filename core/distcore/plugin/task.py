@@ -24,12 +24,12 @@ class Dataset(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Cost of each row in tokens, an integer dtype, shape ``(rows,)``: rows of like cost share a micro-batch."""
+        """Length of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
         ...
 
     @property
     def items(self) -> np.ndarray:
-        """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 a sample, or its number of tokens."""
+        """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 per sample, or its number of tokens."""
         ...
 
     def __len__(self) -> int:

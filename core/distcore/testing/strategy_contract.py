@@ -23,7 +23,7 @@ class StrategyContract:
     """One test per case. Ranks start when the first of them runs, and measure every case that the session asks for.
 
     Classes of one module with the same strategy, ranks, limit, marks and fixtures are measured in the same processes,
-    one after the other: starting ranks takes longer than many a case.
+    one after the other: starting ranks takes longer than most cases.
     """
 
     strategy: ClassVar[str]

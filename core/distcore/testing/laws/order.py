@@ -55,7 +55,7 @@ def _misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | N
                 planned = sorted(plan.rows(epoch, step).tolist())
                 wrong += len(set(seen) ^ set(planned)) + len(seen) - len(set(seen))
                 assigned += len(seen)
-    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {assigned} rows dealt twice, not at all or elsewhere")
+    return Measured(error=wrong, bound=EXACT, note=f"{wrong} of {assigned} rows given twice, not at all or elsewhere")
 
 
 def _rows(micros: list[MicroBatch]) -> list[int]:
