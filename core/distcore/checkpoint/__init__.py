@@ -174,6 +174,7 @@ class Tensors(dict[str, Tensor]):
         return self[name].reshape(-1)[start : start + count]
 
     def box(self, name: str, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Return ``size`` elements of the tensor from index ``offset`` on, in each dimension."""
         return self[name][tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))]
 
 

@@ -26,7 +26,9 @@ class Region(NamedTuple):
     """A box without its values: index of its first element, and number of elements, in each dimension."""
 
     offset: tuple[int, ...]
+    """Index of the first element, in each dimension."""
     size: tuple[int, ...]
+    """Number of elements, in each dimension."""
 
     @property
     def elements(self) -> int:
@@ -53,9 +55,13 @@ class BoxEntry(_Entry):
     """One box: the tensor ``key`` of ``file``, whose shape is the box's size."""
 
     file: FileName
+    """Name of the safetensors file."""
     key: str
+    """Name of the stored tensor in that file."""
     offset: Extent
+    """Index of the first element in the whole tensor, in each dimension."""
     size: Extent
+    """Number of elements, in each dimension."""
 
     @property
     def region(self) -> Region:
@@ -71,8 +77,11 @@ class GridEntry(_Entry):
     """
 
     block: Extent
+    """Number of elements of a block, in each dimension."""
     ranks: list[Annotated[int, Field(ge=0, lt=100_000)]]
+    """For each block, the rank that wrote its file."""
     numbers: Annotated[list[Annotated[int, Field(ge=0, lt=1_000)]], Field(min_length=1)]
+    """For each block, the number of its file among those of that rank; a single number is that of every block."""
 
 
 def key_of(bare: str, offset: Iterable[int]) -> str:

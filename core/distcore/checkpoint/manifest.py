@@ -84,6 +84,7 @@ class TensorEntry(_Entry):
     boxes: list[BoxEntry] | None = None
     """In the order of their offsets, where they make no regular grid."""
     grid: GridEntry | None = None
+    """The boxes, where they make a regular grid; ``None`` where they do not."""
 
     @property
     def count(self) -> int:

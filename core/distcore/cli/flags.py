@@ -18,6 +18,7 @@ class Flag(NamedTuple):
     default: str
     """The default in words."""
     help: str
+    """What the flag sets, in one line of ``--help``."""
     path: str = ""
     """Dotted config key; empty: the name, with underscores."""
 

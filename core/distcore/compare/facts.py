@@ -30,6 +30,7 @@ class Entry:
     """A row and what has been measured of it so far."""
 
     row: Row
+    """The row that is measured."""
     timings: list[Timing] = field(default_factory=list)
     """One per round that has succeeded."""
     failed: Failed | None = None

@@ -23,4 +23,5 @@ class _Screen(logging.Handler):
     """Writes to the ``sys.stderr`` of the moment: a live progress line replaces it, and so stays below the messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print the record as one line."""
         print(self.format(record), file=sys.stderr)

@@ -79,18 +79,22 @@ class Hooks:
             _warn_of_unused_wrappers(name, plugins)
 
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Call the hook; raises StrategyError unless it returns a World."""
         return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
 
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Call the hook; raises StrategyError unless it returns a torch module."""
         return self._checked(
             "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
         )
 
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Call the hook; raises StrategyError unless it returns a PreparedModel."""
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
         return self._checked("wrap_model", PreparedModel, answer)
 
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        """Call the hook; raises StrategyError unless it returns a callable."""
         answer = self._call.build_sampler(run=run, plan=plan)
         if not callable(answer):
             self._refuse("build_sampler", "a callable (epoch, step) -> micro-batches", answer)
@@ -113,62 +117,77 @@ class Hooks:
         return self.train_step
 
     def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor."""
         answer = self._call.train_step(run=run, micros=micros, loss=loss)
         return answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Call the hook; raises StrategyError if it returns ``None``."""
         answer = self._call.accumulate(run=run, last=last)
         if answer is None:
             self._refuse("accumulate", "a context manager", answer)
         return answer  # type: ignore[no-any-return]
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor."""
         answer = self._call.backward(run=run, loss=loss)
         # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
         return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
+        """Call the hook; raises StrategyError unless it returns a StepResult."""
         answer = self._call.step(run=run, clip=clip)
         return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
 
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor of the shape of ``values``."""
         answer = self._checked("reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values))
         if answer.shape != values.shape:
             self._refuse("reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape))
         return answer
 
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Call the hook; raises StrategyError unless it returns a dict with the keys of ``outputs``."""
         answer = self._checked("gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs))
         if answer.keys() != outputs.keys():
             self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
         return answer
 
     def save_checkpoint(self, run: Run) -> State:
+        """Call the hook; raises StrategyError unless it returns a dict."""
         return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
 
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
+        """Call the hook; raises StrategyError unless it returns a bool."""
         self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
 
     def teardown(self, world: World) -> None:
+        """Call the hook; raises StrategyError unless it returns a bool."""
         self._checked("teardown", bool, self._call.teardown(world=world))
 
     def on_run_start(self, run: Run) -> None:
+        """Tell all listeners that training is about to start."""
         self._call.on_run_start(run=run)
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """Tell all listeners that an optimizer step is done."""
         if self._has_step_listener:
             self._call.on_step_end(run=run, progress=progress, result=result)
 
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Give all listeners the logged values."""
         self._call.on_log(run=run, record=record)
 
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Tell all listeners that an evaluation is done."""
         self._call.on_evaluation_end(run=run, progress=progress, evaluation=evaluation)
 
     def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        """Tell all listeners that a checkpoint is committed."""
         self._call.on_checkpoint(run=run, progress=progress, path=path)
 
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """Tell all listeners that the run is over."""
         self._call.on_run_end(run=run, report=report)
 
     def _checked(self, hook: str, kind: type[T], answer: Any) -> T:

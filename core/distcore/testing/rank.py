@@ -42,8 +42,11 @@ class Subject:
     """
 
     config: RunConfig
+    """The config that every case starts from; it names the strategy and its options."""
     cases: tuple[Case, ...]
+    """The cases to measure, in order."""
     make: Callable[[RunConfig], object] | None = None
+    """Builds the strategy from the config; ``None``: the strategy that the config names is built."""
 
     def strategy(self) -> object:
         """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
@@ -55,7 +58,9 @@ class Assignment:
     """The work of one launch. ``todo``: pairs of subject and case by number, those of a subject side by side."""
 
     subjects: tuple[Subject, ...]
+    """The strategies under test; ``todo`` counts them from 0."""
     todo: tuple[tuple[int, int], ...]
+    """Pairs of subject and case, both by number from 0."""
     folder: Path
     """Shared by all ranks: positions, findings and the scratch folders of the cases."""
     limit: float

@@ -66,18 +66,23 @@ class Backend(ABC):
         return model.to(run.world.device)
 
     @abstractmethod
-    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]: ...
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Return the context of one micro-batch; ``last`` is the one after which gradients are averaged."""
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add the gradients of the scalar ``loss``; return it detached."""
         return defaults.backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip, step the optimizer and clear the gradients."""
         return defaults.step(run, clip)
 
     def save(self, run: Run) -> State:
+        """Return what this rank holds of model and optimizer, by neutral names."""
         return defaults.save_checkpoint(run)
 
     def load(self, run: Run, state: SavedState) -> bool:
+        """Load a checkpoint of any strategy into model and optimizer; always true."""
         return defaults.load_checkpoint(run, state)
 
     def teardown(self) -> None:  # noqa: B027  # most keep nothing

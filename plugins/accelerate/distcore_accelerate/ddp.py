@@ -29,6 +29,7 @@ class Replicated(Backend):
     """The model whole on every rank; precision, clipping and checkpoints are the core's."""
 
     def capabilities(self) -> Capabilities:
+        """Declare one more collective per step with ``find_unused``, and unused parameters exempt without it."""
         find_unused = self.options.find_unused
         return Capabilities(
             spec_version=2,
@@ -37,6 +38,7 @@ class Replicated(Backend):
         )
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
+        """Return the options of DDP in the form that Accelerate takes."""
         handler = DistributedDataParallelKwargs(
             bucket_cap_mb=self.options.bucket_mb,
             find_unused_parameters=self.options.find_unused,
@@ -57,4 +59,5 @@ class Replicated(Backend):
         return PreparedModel(model=prepared, optimizer=make_optimizer(model))
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Return DDP's ``no_sync`` for every micro-batch but the last."""
         return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()

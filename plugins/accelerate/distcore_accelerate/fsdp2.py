@@ -76,6 +76,7 @@ class Sharded(Backend):
     """Parameters, gradients and optimizer state spread over ranks; checkpoints shard by shard."""
 
     def capabilities(self) -> Capabilities:
+        """Declare sharded parameters and the strategy's own precision; no fp16."""
         return Capabilities(
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
@@ -85,9 +86,11 @@ class Sharded(Backend):
         )
 
     def check_evaluation(self, config: RunConfig) -> None:
+        """Raise ConfigError, one line, for an ``fsdp_config`` of FSDP1 or with an unknown key."""
         plugin_arguments(self.options, self.settings)
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
+        """Return Accelerate's FSDP2 plugin, with gradients reduced in fp32."""
         # Accelerate's own policy would also send gradients in bf16, and round their sum.
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32)
         plugin = FullyShardedDataParallelPlugin(
@@ -109,17 +112,21 @@ class Sharded(Backend):
         return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
+        """Return the whole model on every rank, in the precision of the run."""
         return unsharded(run, model)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Let FSDP2 reduce gradients only after the last micro-batch."""
         cast(FSDPModule, run.model).set_requires_gradient_sync(last)
         return _NOTHING
 
     def save(self, run: Run) -> State:
+        """Return this rank's shards; nothing is gathered."""
         _reshard(run.module)
         return dtensors.save(run)
 
     def load(self, run: Run, state: SavedState) -> bool:
+        """Read this rank's part of every tensor, whatever strategy saved it; always true."""
         _reshard(run.module)
         return dtensors.load(run, state)
 

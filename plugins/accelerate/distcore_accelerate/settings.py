@@ -53,6 +53,7 @@ class Settings:
     """What is asked of Accelerate, whoever asks."""
 
     backend: BackendName = "ddp"
+    """The backend of Accelerate to train on."""
     source: str = "strategy_options.backend"
     """Where the backend was named, for messages: a file, the launcher, or an option."""
     distributed_type: str | None = None
@@ -60,8 +61,11 @@ class Settings:
     precision: str | None = None
     """The value of ``--precision`` that the file or the launcher asks for."""
     processes: int | None = None
+    """Number of ranks that the file asks for, over all machines; ``None``: it does not say."""
     use_cpu: bool = False
+    """Whether the file asks for the CPU, even where there are GPUs."""
     gpu_ids: str | None = None
+    """GPUs that the file allows, as in CUDA_VISIBLE_DEVICES; ``None``: all of them."""
     fsdp: Tree = field(default_factory=dict)
     """Section ``fsdp_config``, keys without their prefix."""
     deepspeed: Tree = field(default_factory=dict)

@@ -58,6 +58,7 @@ class AccelerateStrategy(AccelerateOptions):
 
     @cached_property
     def capabilities(self) -> Capabilities:
+        """What the chosen backend declares."""
         return self.active_backend.capabilities()
 
     def fill_config(self) -> Mapping[str, Any]:
@@ -83,6 +84,7 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Join torch's process group; return the world as Accelerate reports it for the chosen backend."""
         world = join_process_group(config, rank_info)
         with rank_environment(world):
             arguments = self._arguments(self.active_backend.plugins(config, world))
@@ -92,6 +94,7 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Have the backend prepare the model with an ``Accelerator``; an evaluation needs none."""
         if make_optimizer is None:
             return PreparedModel(model=self.active_backend.for_evaluation(run, model), optimizer=None)
         with rank_environment(run.world):
@@ -101,34 +104,42 @@ class AccelerateStrategy(AccelerateOptions):
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Return the backend's context for one micro-batch."""
         return self.active_backend.accumulate(run, last)
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add gradients as the backend does."""
         return self.active_backend.backward(run, loss)
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step as the backend does."""
         return self.active_backend.step(run, clip)
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Sum the values over ranks."""
         return sum_over_ranks(values)
 
     @hookimpl
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collect the rows of all ranks, in rank order."""
         return gather_rows(outputs)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
+        """Return what this rank holds under the backend."""
         return self.active_backend.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        """Load the state as the backend holds it."""
         return self.active_backend.load(run, state)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
+        """Forget the state of Accelerate and of the backend, and leave the process group."""
         reset_state()
         self.active_backend.teardown()
         return leave_process_group(world)

@@ -32,6 +32,7 @@ class AccelerateTrackers:
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Start the trackers on the main rank, and give them the config."""
         if not run.world.is_main:
             return
         ensure_state()
@@ -48,14 +49,17 @@ class AccelerateTrackers:
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Send the values of one log record as ``train/NAME``."""
         self._log("train", record, int(record["step"]))
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Send the numbers among the metrics as ``evaluation/NAME``."""
         self._log("evaluation", evaluation.metrics, progress.step)
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+        """Finish the trackers."""
         for tracker in self._trackers:
             tracker.finish()
         self._trackers.clear()

@@ -44,6 +44,7 @@ class ZeRO(Backend):
         return user_config(self.options, self.settings)
 
     def capabilities(self) -> Capabilities:
+        """Declare what stage and scheduler of the user's config bring with them."""
         return Capabilities(
             spec_version=2,
             shards_parameters=self.user.stage == 3,
@@ -53,30 +54,37 @@ class ZeRO(Backend):
         )
 
     def check_training(self, config: RunConfig) -> None:
+        """Raise ConfigError, one line, for what Accelerate's DeepSpeed or DeepSpeed itself cannot train."""
         check_supported(self.user)
         check_training(self.user, config)
 
     def check_evaluation(self, config: RunConfig) -> None:
+        """Raise ConfigError, one line, for a DeepSpeed config that cannot be evaluated."""
         check_evaluation(self.user, config)
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
+        """Start DeepSpeed's communication; return its plugin with nothing but the stage."""
         library.start(world.device, config.log_level == "debug")
         return _arguments(config, world, {ZERO: {"stage": self.user.stage}})
 
     def plugins_for(self, run: Run, model: nn.Module) -> dict[str, Any]:
+        """Return DeepSpeed's plugin with the config resolved for ``model``."""
         return _arguments(run.config, run.world, resolve(self.user, run, model))
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory
     ) -> PreparedModel:
+        """Build DeepSpeed's engine through Accelerate; DeepSpeed's config may replace the optimizer."""
         tree: Tree = accelerator.state.deepspeed_plugin.deepspeed_config
         optimizer = _optimizer(tree, run, make_optimizer(model))
         return engine.prepare(run, model, tree, lambda: _initialize(accelerator, model, optimizer))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
+        """Return the whole model on every rank, in the precision of the run."""
         return unsharded(run, model)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Tell the engine whether the next backward pass is the step's last."""
         return engine.accumulate(run, last)
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
@@ -84,15 +92,19 @@ class ZeRO(Backend):
         return engine.backward(run, loss)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
         return engine.step(run, clip)
 
     def save(self, run: Run) -> State:
+        """Return master weights and optimizer state of this rank's partitions."""
         return partitions.save(run)
 
     def load(self, run: Run, state: SavedState) -> bool:
+        """Load model, master weights and optimizer state of this rank's partitions; always true."""
         return partitions.load(run, state)
 
     def teardown(self) -> None:
+        """Forget DeepSpeed's process groups."""
         library.stop()
 
 

@@ -39,9 +39,11 @@ class Setting:
     path: str
     """The key with its sections, separated by dots: ``zero_optimization.stage``."""
     value: Any
+    """The value for the key."""
     source: str
     """Where the value comes from, such as a key of distcore's config; for messages."""
     kind: Literal["must", "match", "default", "auto"] = "must"
+    """How ``value`` and the JSON go together; see above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ class DynamicScale:
     """The state of DeepSpeed's scaler by the keys of ``torch.amp.GradScaler``, and two of its own."""
 
     scaler: DynamicLossScaler
+    """The scaler of the engine's optimizer, which is read and set in place."""
 
     def state_dict(self) -> dict[str, Any]:
         """DeepSpeed's scale first doubles a step later than torch's, so its own count is saved beside torch's."""

@@ -47,6 +47,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
 
     @property
     def capabilities(self) -> Capabilities:
+        """Sharding, ownership of the schedule and what is exempt depend on stage and scheduler."""
         user = self.user_config
         return Capabilities(
             spec_version=2,
@@ -73,6 +74,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Join torch's process group, and put DeepSpeed's communication on top of it."""
         os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # DeepSpeed's engine reads it, also when alone
         world = join_process_group(config, rank_info)
         rank, size = library.start(world.device, config.log_level == "debug")
@@ -80,43 +82,53 @@ class DeepSpeedStrategy(DeepSpeedOptions):
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Build DeepSpeed's engine around the model; an evaluation has one only at stage 3."""
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
         return engine.accumulate(run, last)
 
     @hookimpl
     def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add gradients with the engine, which must not divide the loss again."""
         return engine.backward(run, loss)
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
         return engine.step(run, clip)
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Sum the values over ranks."""
         return sum_over_ranks(values)
 
     @hookimpl
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collect the rows of all ranks, in rank order."""
         return gather_rows(outputs)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
+        """Return master weights and optimizer state of this rank's partitions, and the rest of the model."""
         return partitions.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        """Load model, master weights, optimizer state and the place in DeepSpeed's schedule."""
         return partitions.load(run, state)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
+        """Forget DeepSpeed's process groups, and leave torch's."""
         library.stop()
         return leave_process_group(world)
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
+        """Write DeepSpeed's resolved config to ``deepspeed.json`` in the run folder."""
         if run.world.is_main:
             text = json.dumps(cast(Any, run.model).config, indent=2, sort_keys=True)
             (Path(str(run.config.out)) / "deepspeed.json").write_text(text + "\n", encoding="utf-8")

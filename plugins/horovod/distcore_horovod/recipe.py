@@ -40,6 +40,7 @@ class Patch:
     before: str
     """Text that must occur exactly once."""
     after: str
+    """Text that replaces it."""
 
     def apply(self, source: Path) -> None:
         """Make the replacement in the sources below ``source``; raises ValueError if the file is not as expected."""
