@@ -1,5 +1,5 @@
 # make demo: set up, and train a BERT text classifier on two processes.
-# make quick: the tests that start no ranks.   make test: all but the slow ones.   make slow: those that take minutes.
+# make quick: the tests that start no ranks and no long programs.   make test: all but the slow ones.   make slow: those that take minutes.
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 
 quick: install
-	$(BIN)/python -m pytest -m "not slow and not ranks"
+	$(BIN)/python -m pytest -m "not slow and not ranks and not programs"
 
 test: install
 	$(BIN)/python -m pytest

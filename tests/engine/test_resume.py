@@ -134,6 +134,7 @@ def test_a_refused_resume_leaves_the_run_folder_as_it_was(undisturbed: Path, tmp
     assert (tmp_path / "config.yaml").read_text() == "as: it was"
 
 
+@pytest.mark.programs
 def test_after_kill_9_at_any_moment_it_goes_on_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):

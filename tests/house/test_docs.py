@@ -132,6 +132,7 @@ def test_what_is_only_shown_would_train(
     assert main(["train", *arguments, "--dry-run"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.programs
 def test_python_examples_run(tmp_path: Path) -> None:
     workshop(tmp_path / "page", ROOT / "README.md")
     for body in blocks(ROOT / "README.md", "python"):
@@ -139,6 +140,7 @@ def test_python_examples_run(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.ranks
 def test_the_task_of_the_page_ends_alike_on_one_rank_and_on_two(tmp_path: Path) -> None:
     assert not run_page(TASKS, tmp_path / "page")
     one, two = (json.loads((tmp_path / f"page/runs/sines-{name}/report.json").read_text()) for name in ("one", "two"))
@@ -174,6 +176,7 @@ def test_a_benchmark_states_its_bound(file: Path) -> None:
     assert re.search(r"\bBounds?: \S", ast.get_docstring(ast.parse(source)) or "")
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("page", "command"), [found for found in commands("python") if found[1].startswith("python benchmarks/")]
 )

@@ -47,5 +47,6 @@ def test_with_the_mark_it_passes_and_can_be_left_out(tmp_path: Path) -> None:
     assert "1 deselected" in run(MARKED, tmp_path, "-m", "not ranks")
 
 
+@pytest.mark.programs
 def test_a_process_that_is_no_rank_needs_no_mark(tmp_path: Path) -> None:
     assert "1 passed" in run(NONE, tmp_path)

@@ -14,6 +14,8 @@ LICENSE = (ROOT / "LICENSE").read_bytes()
 PLUGINS = sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))
 PACKAGES = ["distcore", *(f"distcore_{plugin.name}" for plugin in PLUGINS)]
 
+pytestmark = pytest.mark.programs
+
 
 def sdist(folder: Path, package: str) -> dict[str, bytes]:
     """Content of an sdist's files, by their path below its top folder."""

@@ -44,6 +44,7 @@ def strategies(environment: Path, folder: Path) -> dict[str, str]:
     return {strategy["name"]: strategy["distribution"] for strategy in shown}
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(900)
 def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
     empty_environment: Path, tmp_path: Path
@@ -55,6 +56,7 @@ def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
     }
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(900)
 def test_a_strangers_strategy_is_installed_found_checked_and_trains(empty_environment: Path, tmp_path: Path) -> None:
     package = shutil.copytree(ROOT / "examples/strategy-localsgd", tmp_path / "strategy-localsgd")
@@ -65,6 +67,7 @@ def test_a_strangers_strategy_is_installed_found_checked_and_trains(empty_enviro
     assert "evaluated" in run(f"distcore train --strategy localsgd --nproc 2 {apart}", empty_environment, tmp_path)
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(900)
 def test_the_skeleton_of_a_strategy_passes_its_own_contract(empty_environment: Path, tmp_path: Path) -> None:
     run("distcore new strategy my-own", empty_environment, tmp_path)

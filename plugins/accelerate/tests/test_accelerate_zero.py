@@ -86,6 +86,7 @@ print(vars(deepspeed.ops)["__compatible_ops__"])
 """
 
 
+@pytest.mark.programs
 def test_no_extension_of_deepspeed_is_probed(tmp_path: Path) -> None:
     """DeepSpeed fills its table by running the compiler for each of its extensions, when it is first read."""
     command = [sys.executable, "-c", ONE_STEP, str(tmp_path / "run")]
@@ -99,6 +100,7 @@ def rates_and_losses(out: Path, deepspeed_config: dict[str, Any], **changes: Any
     return [(line["lr"], line["loss"]) for line in found if "evaluation" not in line]
 
 
+@pytest.mark.ranks
 def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path) -> None:
     auto = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
     given = {"scheduler": {"type": "WarmupDecayLR", "params": auto}, "zero_optimization": {"stage": 1}}
@@ -117,6 +119,7 @@ class Stuck(Problem):
         return super().loss(model, batch)
 
 
+@pytest.mark.ranks
 def test_a_rank_that_hangs_ends_the_job(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(RankError, match=r"rank 0 of 2 failed.*Timed out"):

@@ -147,6 +147,7 @@ def test_a_broken_deepspeed_is_one_line_when_it_is_selected(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_broken_deepspeed_costs_other_strategies_nothing(
     folder: Path, tmp_path: Path, broken: dict[str, str], strategy: str
