@@ -66,6 +66,7 @@ def test_what_cannot_be_measured_is_said_in_a_line(
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_it_judges_what_each_of_the_three_has_trained(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def findings(strategy: type, *cases: str, nproc: int = 2) -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_ranks_per_data_shard_keep_every_law(nproc: int) -> None:
     broken = [str(finding) for finding in findings(Pairs, nproc=nproc).values() if finding.held is False]
     assert not broken, "\n".join(broken)

@@ -104,11 +104,21 @@ def run_page(page: Path, folder: Path) -> list[str]:
     return failed
 
 
+FIRST_READ = [ROOT / "README.md", ROOT / "docs/quickstart.md", ROOT / "plugins/fsdp/README.md"]
+"""Pages whose commands run in every test run; those of the others take minutes."""
+
+
 @pytest.mark.ranks
 @pytest.mark.timeout(1800)
-def test_every_published_command_runs_in_the_order_of_its_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(FIRST_READ, id="first"),
+        pytest.param([p for p in PAGES if p not in (*FIRST_READ, TASKS)], id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_every_published_command_runs_in_the_order_of_its_page(pages: list[Path], tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        pages = [page for page in PAGES if page != TASKS]
         failed = pool.map(run_page, pages, [tmp_path / name_of(page) for page in pages])
         problems = [problem for page in failed for problem in page]
     assert not problems, "\n\n".join(problems)

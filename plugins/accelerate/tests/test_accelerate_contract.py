@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
+
 from distcore.testing import StrategyContract
 
 
@@ -16,6 +18,7 @@ class TestFindUnused(StrategyContract):
     options: ClassVar = {"find_unused": True}
 
 
+@pytest.mark.slow  # the JSON below is stage 2, too
 class TestZeRO2(StrategyContract):
     strategy = "accelerate"
     options: ClassVar = {"backend": "deepspeed", "zero_stage": 2}

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import pytest
+
 from distcore.testing import StrategyContract
 
 
@@ -14,6 +16,7 @@ class TestThreeRanks(StrategyContract):
     nproc = 3
 
 
+@pytest.mark.slow
 class TestStaticGraph(StrategyContract):
     strategy = "ddp"
     options: ClassVar = {"static_graph": True}
@@ -24,6 +27,7 @@ class TestFindUnused(StrategyContract):
     options: ClassVar = {"find_unused": True}
 
 
+@pytest.mark.slow
 class TestCompression(StrategyContract):
     strategy = "ddp"
     options: ClassVar = {"compression": "bf16"}
