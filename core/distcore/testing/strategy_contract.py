@@ -35,6 +35,8 @@ class StrategyContract:
     """The strategy's options."""
     nproc: ClassVar[int] = 2
     """Ranks; a strategy that declares one process gets one."""
+    alone: ClassVar[bool] = False
+    """Give this class ranks of its own: for options under which a backend keeps gigabytes until its process ends."""
     limit: ClassVar[float] = LIMIT
     """Seconds that one case may take before the ranks are ended and the stuck one is named."""
 
@@ -68,7 +70,8 @@ def _key(item: Any) -> tuple[object, ...]:
     """What tests share that are measured together; marks and fixtures may decide whether and when a class runs."""
     marks = sorted(repr(mark) for mark in item.iter_markers() if mark.name != "parametrize")
     tested = item.cls
-    return item.module, tested.strategy, tested.nproc, tested.limit, marks, sorted(item.fixturenames)
+    group = tested if tested.alone else None
+    return item.module, tested.strategy, tested.nproc, tested.limit, group, marks, sorted(item.fixturenames)
 
 
 def _measured(items: Iterable[Any], limit: float) -> Outcomes:

@@ -35,6 +35,7 @@ class TestDeepSpeedJson(StrategyContract):
     """DeepSpeed's own AdamW, so that Accelerate must be given its dummy; every value that distcore knows is auto."""
 
     strategy = "accelerate"
+    alone = True
     options: ClassVar = {
         "backend": "deepspeed",
         "deepspeed_config": {

@@ -32,6 +32,7 @@ class TestStage2(StrategyContract):
 class TestStage2Offload(StrategyContract):
     strategy = "deepspeed"
     options: ClassVar = {"stage": 2, "offload_optimizer": "cpu"}
+    alone = True
 
 
 class TestStage3(StrategyContract):
@@ -42,6 +43,7 @@ class TestStage3(StrategyContract):
 class TestStage3Offload(StrategyContract):
     strategy = "deepspeed"
     options: ClassVar = {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
+    alone = True
 
 
 @pytest.fixture(scope="module")
