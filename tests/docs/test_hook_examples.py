@@ -57,6 +57,9 @@ class InAGroup(SingleStrategy):
         return leave_process_group(world)
 
 
+pytestmark = pytest.mark.programs
+
+
 def example(owner: type, name: str) -> str:
     """The code under ``Example::`` in the docstring of a method; fails if there is none."""
     text = f"{inspect.getdoc(getattr(owner, name))}\n"
