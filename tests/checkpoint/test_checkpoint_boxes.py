@@ -15,7 +15,17 @@ from torch import Tensor
 from distcore import Box, Piece
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.boxes import BoxEntry, problem_of_boxes
-from distcore.checkpoint.manifest import FileEntry, RankManifest, TensorEntry, merge_tensors, parse, text_of
+from distcore.checkpoint.manifest import (
+    CHECKSUM,
+    MANIFEST,
+    FileEntry,
+    RankManifest,
+    TensorEntry,
+    checksum_line,
+    merge_tensors,
+    parse,
+    text_of,
+)
 from distcore.errors import CheckpointError
 from distcore.plugin.state import State
 
@@ -88,6 +98,26 @@ def test_a_replica_of_a_box_is_kept_once(tmp_path: Path) -> None:
 def test_boxes_with_a_gap_are_no_checkpoint(tmp_path: Path, leave_out: slice, message: str) -> None:
     with pytest.raises(CheckpointError, match=f"'model/weight': boxes {message}"):
         saved(tmp_path, cut(WHOLE, 2, 2, 1)[leave_out])
+
+
+def as_format_1(path: Path) -> Path:
+    """Rewrite the manifest of a checkpoint as format 1 had it, with its checksum."""
+    manifest = json.loads((path / MANIFEST).read_text()) | {"format": 1}
+    text = json.dumps(manifest).encode()
+    (path / MANIFEST).write_bytes(text)
+    (path / CHECKSUM).write_bytes(checksum_line(text))
+    return path
+
+
+def test_format_1_is_read_and_has_no_boxes(tmp_path: Path) -> None:
+    flat = WHOLE.reshape(-1)
+    pieces: list[State] = [{"model/weight": Piece(flat[a:b], a, (7, 10, 3))} for a, b in ((0, 44), (44, 210))]
+    checkpoint = Checkpoint(as_format_1(write(tmp_path / "pieces", pieces)))
+    checkpoint.verify()
+    assert torch.equal(checkpoint["model/weight"], WHOLE)
+    boxes: list[State] = [{"model/weight": box} for box in cut(WHOLE, 2, 1, 1)]
+    with pytest.raises(CheckpointError, match="expected pieces, boxes or a grid"):
+        Checkpoint(as_format_1(write(tmp_path / "boxes", boxes)))
 
 
 def entry(offset: list[int], size: list[int]) -> BoxEntry:
