@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from distcore.errors import ConfigError, nearest
 
@@ -49,13 +49,6 @@ class Clip(_Tree):
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
 
 
-class Columns(_Tree):
-    """Names of the columns in files with named columns."""
-
-    text: str = Field("text", description="column that holds the text")
-    label: str = Field("label", description="column that holds the label")
-
-
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -66,18 +59,18 @@ class Loader(_Tree):
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
 
 
-class Tokenizer(_Tree):
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
-
-    vocab_size: int = Field(8000, ge=64, description="tokens in the vocabulary")
-
-
 class Checkpoints(_Tree):
     """Which checkpoints a run writes, beside the one at its end."""
 
-    best: Literal["loss", "accuracy"] | None = Field("loss", description="also keep the best evaluation; null: off")
+    best: str | None = Field(
+        "auto", description="metric of the task whose best evaluation is kept too; auto: loss, or its first; null: off"
+    )
     keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
     asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
+
+
+DEFAULT_TASK = "text-classification"
+"""The task of a config that names none."""
 
 
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
@@ -101,13 +94,10 @@ class RunConfig(_Tree):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="type of device; auto: cuda where torch sees a GPU"
     )
-    task: str = Field("text-classification", description="what is trained")
-    model: str = Field("bert-mini", description="built-in name, local Hugging Face folder, or hub name")
-    data: str = Field("stdlib-docs", description="data file, or the name of an embedded data set")
-    eval_data: str | None = Field(None, description="file to evaluate on, instead of a part of --data")
-    test_data: str | None = Field(None, description="file for the final test; default: the evaluation rows")
-    eval_fraction: float = Field(0.1, gt=0, lt=1, description="part of --data kept for evaluation")
-    columns: Columns = Field(Columns(), description="names of the columns in data files")
+    task: str = Field(DEFAULT_TASK, description="what is trained: a name, or file.py:Class")
+    task_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of the task; distcore tasks lists them"
+    )
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
@@ -119,13 +109,10 @@ class RunConfig(_Tree):
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
     )
-    max_seq_len: int = Field(128, ge=4, description="tokens of a row; longer rows are cut")
-    dropout: float | None = Field(None, ge=0, lt=1, description="probability of dropout, 0 to 1; null: the model's own")
     gradient_checkpointing: bool = Field(
         False,
         description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
     )
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the vocabulary that a built-in model trains")
     loader: Loader = Field(Loader(), description="how rows become batches")
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
@@ -152,6 +139,11 @@ class RunConfig(_Tree):
         "warning", description="least level of messages of the other ranks"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _aliases_to_task_options(cls, given: object) -> object:
+        return with_task_options(given) if isinstance(given, dict) else given
+
     @field_validator("resume_changed", mode="before")
     @classmethod
     def _with_commas(cls, given: object) -> object:
@@ -161,6 +153,12 @@ class RunConfig(_Tree):
     @classmethod
     def _on_unless_switched_off(cls, given: object) -> object:
         return EXTENSIONS_ON | given if isinstance(given, dict) else given
+
+
+TASK_ALIASES = (
+    "model", "data", "eval_data", "test_data", "eval_fraction", "columns", "tokenizer", "max_seq_len", "dropout",
+)  # fmt: skip
+"""Keys at the top of a config that are short for the option of the task of the same name."""
 
 
 NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
@@ -173,10 +171,10 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
 
     Raises ConfigError: one line with the dotted key, the value and the rule.
     """
-    tree = _read_yaml(Path(file)) if file else {}
+    tree = with_task_options(_read_yaml(Path(file)), file) if file else {}
     source = file or "command line"
     for dotted, value in changes.items():
-        _put(tree, dotted, value)
+        _put(tree, canonical(dotted), value)
     _put_under(tree, PRESETS.get(str(tree.get("preset")), {}))
     try:
         return RunConfig.model_validate(tree)
@@ -220,6 +218,28 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= flatten(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return leaves
+
+
+def canonical(dotted: str) -> str:
+    """Return the full key that ``dotted`` is short for: ``columns.text`` gives ``task_options.columns.text``."""
+    return f"task_options.{dotted}" if dotted.partition(".")[0] in TASK_ALIASES else dotted
+
+
+def with_task_options(tree: dict[str, Any], source: str = "config") -> dict[str, Any]:
+    """Return ``tree`` with the keys of ``TASK_ALIASES`` moved into ``task_options``.
+
+    Raises ConfigError, which names ``source``, if a key stands in both places.
+    """
+    short = {key: tree[key] for key in TASK_ALIASES if key in tree}
+    options = tree.get("task_options") or {}
+    if not short or not isinstance(options, dict):
+        return tree
+    if len(short) == len(TASK_ALIASES) and tree.get("task", DEFAULT_TASK) != DEFAULT_TASK and not options:
+        short = {}  # a run of an earlier version: it recorded all these keys whether its task used them or not
+    if twice := sorted(short.keys() & options.keys()):
+        raise ConfigError(f"{source}: {twice[0]!r} is short for 'task_options.{twice[0]}', which is set too; keep one")
+    rest = {key: value for key, value in tree.items() if key not in TASK_ALIASES}
+    return rest | {"task_options": short | options}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -277,7 +297,8 @@ def _explain(error: ValidationError, source: str, changes: Collection[str]) -> s
     source = "command line" if where in changes else source
     more = f" (and {len(problems) - 1} more)" if len({str(p["loc"][: len(path)]) for p in problems}) > 1 else ""
     if first["type"] == "extra_forbidden":
-        hint = nearest(path[-1], _keys_at(path[:-1])) or _deeper(path[-1]) or " (distcore train --help lists the flags)"
+        known = [*_keys_at(path[:-1]), *(TASK_ALIASES if not path[:-1] else ())]
+        hint = nearest(path[-1], known) or _deeper(path[-1]) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"
     here = [p["msg"].lower() for p in problems if [str(part) for part in p["loc"]][: len(path)] == path]
     rules = " or ".join(dict.fromkeys(here))

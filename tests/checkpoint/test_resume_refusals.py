@@ -15,11 +15,11 @@ from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import CheckpointError
 from distcore.plugin.contract import Progress
+from distcore.plugin.task import OnResume
 
 OTHERS: dict[str, Any] = {
-    "task": "another", "eval_fraction": 0.2, "columns": {"text": "body"}, "global_batch_size": 16, "seed": 1,
-    "loader.length_grouping": "window", "loader.window": 9, "optimizer.name": "another", "model": "bert-tiny",
-    "max_seq_len": 64, "dropout": 0.5, "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
+    "task": "another", "global_batch_size": 16, "seed": 1, "loader.length_grouping": "window", "loader.window": 9,
+    "optimizer.name": "another", "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
     "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "total_steps": 16,
 }  # fmt: skip
 """Another value for each key that a resumed run must share with the one that was interrupted."""
@@ -53,28 +53,63 @@ def test_another_value_is_refused_by_name(key: str) -> None:
     reason = "the resumed run would differ from an uninterrupted one"
     line = rf"^resume = '{PATH}': {re.escape(key)} was .+ and is .+: {reason}; {then}$"
     with pytest.raises(CheckpointError, match=line):
-        check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows")
+        check_job(run(**{key: OTHERS[key]}), SAVED, PATH, "rows", {})
 
 
 @pytest.mark.parametrize("key", [*CHANGEABLE, "total_steps"])
 def test_what_can_be_accepted_is_accepted(key: str) -> None:
-    check_job(run(**{key: OTHERS[key]}, resume_changed=key), SAVED, PATH, "rows")
+    check_job(run(**{key: OTHERS[key]}, resume_changed=key), SAVED, PATH, "rows", {})
 
 
 @pytest.mark.parametrize("key", [*FIXED, "epochs", "lrr"])
 def test_nothing_else_can_be_accepted(key: str) -> None:
     line = f"^--resume-changed {re.escape(key)}: not a key that a resumed run may change"
     with pytest.raises(CheckpointError, match=line):
-        check_job(run(resume_changed=key), SAVED, PATH, "rows")
+        check_job(run(resume_changed=key), SAVED, PATH, "rows", {})
 
 
 def test_other_rows_are_refused_and_unknown_ones_are_not() -> None:
     with pytest.raises(CheckpointError, match=r"it was saved with other training data; resume with the same$"):
-        check_job(run(), SAVED, PATH, "other rows")
-    check_job(run(), SAVED, PATH, None)
+        check_job(run(), SAVED, PATH, "other rows", {})
+    check_job(run(), SAVED, PATH, None, {})
 
 
-@pytest.mark.parametrize("key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every", "data"])
+@pytest.mark.parametrize("key", ["strategy", "nproc", "micro_batch_size", "save_every", "log_every"])
 def test_where_and_how_it_runs_may_change(key: str) -> None:
-    values = {"strategy": "another", "data": "copy.json"}
-    check_job(run(**{key: values.get(key, 3)}), SAVED, PATH, "rows")
+    check_job(run(**{key: "another" if key == "strategy" else 3}), SAVED, PATH, "rows", {})
+
+
+OPTIONS = {"size": 3, "path": "a.json", "dropout": 0.1, "model": "small"}
+RULES: dict[str, OnResume] = {"path": "free", "dropout": "ask", "model": "other rows"}
+OTHER_OPTIONS: dict[str, Any] = {"size": 4, "path": "b.json", "dropout": 0.2, "model": "large"}
+SAVED_OPTIONS = collect_job_state(run(task_options=OPTIONS), Progress(step=7)) | {"data": "rows"}
+
+
+def with_other(option: str, **changes: Any) -> Run:
+    return run(task_options=OPTIONS | {option: OTHER_OPTIONS[option]}, **changes)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_the_task_change_as_the_task_says(option: str) -> None:
+    if option == "path":
+        check_job(with_other(option), SAVED_OPTIONS, PATH, "rows", RULES)
+        return
+    key = f"task_options.{option}"
+    then = "resume with the same" if option == "size" else f"accept that with --resume-changed {key}"
+    with pytest.raises(CheckpointError, match=rf": {key} was .+ and is .+; {then}$"):
+        check_job(with_other(option), SAVED_OPTIONS, PATH, "rows", RULES)
+    with pytest.raises(CheckpointError, match=rf": {key} was .+; resume with the same$"):
+        check_job(with_other(option), SAVED_OPTIONS, PATH, "rows", {})  # a task that says nothing
+
+
+def test_options_that_were_accepted_may_change_and_only_some_of_them_change_the_rows() -> None:
+    check_job(with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "rows", RULES)  # the short key
+    check_job(with_other("model", resume_changed="task_options.model"), SAVED_OPTIONS, PATH, "other rows", RULES)
+    with pytest.raises(CheckpointError, match="saved with other training data"):
+        check_job(with_other("dropout", resume_changed="dropout"), SAVED_OPTIONS, PATH, "other rows", RULES)
+    with pytest.raises(CheckpointError, match=r"--resume-changed task_options\.size: not a key that"):
+        check_job(with_other("size", resume_changed="task_options.size"), SAVED_OPTIONS, PATH, "rows", RULES)
+
+
+def test_an_option_that_the_task_did_not_have_then_is_not_compared() -> None:
+    check_job(run(task_options=OPTIONS | {"new": 1}), SAVED_OPTIONS, PATH, "rows", RULES)

@@ -44,6 +44,7 @@ TEXT_FILES = {
     "broken.jsonl": '{"text": "a", "label": 0}\n{"text": "b", "label"',
     "no_label.jsonl": '{"text": "a", "label": 0}\n{"text": "b", "lable": 1}',
     "scalar.jsonl": '{"text": "a", "label": 0}\n3',
+    "twice.yaml": "model: bert-tiny\ntask_options: {model: bert-mini}\n",
     "columns.csv": "review,label\na,0\nb,1\n",
     "ragged.csv": "text,label\na,0\nb\n",
     "quote.csv": 'text,label\n"a,0\n',
@@ -145,8 +146,16 @@ VALUES = {
     "--set device=tpu": r"device = 'tpu': .*'auto', 'cpu' or 'cuda'",
     "--set loader.workers=-1": r"loader.workers = -1",
     "--set tokenizer.vocab_size=1": r"tokenizer.vocab_size = 1: .*64",
+    "--set task_options.modle=x": r"task 'text-classification': unknown option 'modle' \(did you mean 'model'\?\)",
+    "--set columns.texts=x": r"unknown option 'columns.texts' \(did you mean 'columns.text'\?\)",
+    "--set task_options=3": r"task_options = 3: .*dictionary",
+    "--set modle=x": r"unknown key 'modle' \(did you mean 'model'\?\)",
+    "--set checkpoints.best=acuracy": (
+        r"checkpoints.best = 'acuracy': no metric of task 'text-classification' \(did you mean 'accuracy'\?\)"
+    ),
+    "--task none.py:Mine": r"task 'none.py:Mine': no file none.py",
     "--set timeout=0": r"timeout = 0",
-    "--set model=3": r"model = 3: .*string",
+    "--set model=3": r"task 'text-classification': model = 3: .*string",
     "--set strategy_options=3": r"strategy_options = 3: .*dictionary",
     "--set 'lr=[1'": r"lr = '\[1'",
 }
@@ -159,6 +168,7 @@ CONFIG_FILES = {
     "train binary.yaml": r"config file binary.yaml: cannot be read: not UTF-8",
     "train typo.yaml": r"typo.yaml: unknown key 'global_batch_sise' \(did you mean 'global_batch_size'\?\)",
     "train nested_typo.yaml": r"nested_typo.yaml: unknown key 'optimizer.weight_decai' \(did you mean 'weight_decay'",
+    "train twice.yaml": r"twice.yaml: 'model' is short for 'task_options.model', which is set too; keep one",
     "train type.yaml": r"type.yaml: epochs = 'many': .*integer",
     "train type.yaml --epochs few": r"command line: epochs = 'few'",
     "train scalar_tree.yaml": r"scalar_tree.yaml: optimizer = 'adamw': .*dictionary",

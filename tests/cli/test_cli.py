@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -19,18 +19,30 @@ from distcore.cli.commands.train import config_of
 from distcore.cli.flags import FLAGS, Flag
 from distcore.cli.main import COMMANDS, main
 from distcore.config import RunConfig, load_config
+from distcore.tasks.text_classification.options import TextOptions
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
-    "strategy_options", "device", "optimizer", "schedule", "clip", "gradient_checkpointing", "tokenizer", "checkpoints",
-    "extensions", "data_guard_steps", "timeout",
+    "strategy_options", "device", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
+    "extensions", "data_guard_steps", "timeout", "task_options",
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset"}
 
 
+def option_of(name: str) -> tuple[object, object]:
+    """Default and annotation of an option of text classification, whose options have the flags."""
+    cls: Any = TextOptions
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        cls = get_type_hints(cls)[parent]
+    return cls.__dataclass_fields__[leaf].default, get_type_hints(cls)[leaf]
+
+
 def field_of(flag: Flag) -> tuple[object, object]:
-    """Default and annotation of the config field that a flag sets."""
+    """Default and annotation of the config field, or of the task's option, that a flag sets."""
+    if flag.key.startswith("task_options."):
+        return option_of(flag.key.removeprefix("task_options."))
     model: Any = RunConfig
     *parents, leaf = flag.key.split(".")
     for parent in parents:
@@ -53,6 +65,24 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "distcore" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help", "--task=text-classification"], ["tasks"]], ids=" ".join)
+def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from distcore.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "False"
+    assert "loss ↓ accuracy ↑" in done.stdout
+    assert re.search(r"max_seq_len +int ≥ 4 +128 +Tokens of a row; longer rows are cut", done.stdout)
+
+
+def test_help_of_a_task_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--task", "text-clasification", "--help"]) == 2
+    assert "did you mean 'text-classification'" in capsys.readouterr().err
 
 
 def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

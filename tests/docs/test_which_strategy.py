@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from distcore.plugin import registry
-from distcore.plugin.hooks import build, capabilities_of
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.options import build
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/which-strategy.md").read_text()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distcore import Evaluation, Progress, RunConfig, train
+from distcore import Evaluation, Progress, RunConfig, load_config, train
 from distcore.engine.resolve import check_out
 from distcore.engine.trainer import Best, saved_best, update_best
 from distcore.errors import CheckpointError, ConfigError
 from distcore.files import strict_json
+from distcore.plugin.task import Direction
 from distcore.testing.problem import Problem
 
 
@@ -21,15 +22,28 @@ def evaluation(**metrics: float) -> Evaluation:
 
 
 class Started:
-    config = RunConfig()
+    config = load_config(None, {"checkpoints.best": "loss"})
+
+
+METRICS: dict[str, Direction] = {"loss": "min", "f1": "max"}
 
 
 @pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
 def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
     before = Best(step=1, metric="loss", value=0.5)
-    best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss))  # type: ignore[arg-type]
+    best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss), METRICS)  # type: ignore[arg-type]
     assert improved is improves
     assert best == (Best(step=2, metric="loss", value=loss) if improves else before)
+
+
+def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> None:
+    class Judged(Started):
+        config = load_config(None, {"checkpoints.best": "f1"})
+
+    before = Best(step=1, metric="f1", value=2.0)
+    best, improved = update_best(Judged(), Progress(step=2), before, evaluation(f1=3), METRICS)  # type: ignore[arg-type]
+    assert (best, improved) == (Best(step=2, metric="f1", value=3.0), True)
+    assert not update_best(Judged(), Progress(step=2), before, evaluation(f1=1), METRICS)[1]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

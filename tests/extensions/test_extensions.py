@@ -51,7 +51,9 @@ class Watch:
 @pytest.fixture
 def config(work_folder: Path) -> RunConfig:
     """Two quick steps over 40 rows, in the current folder."""
-    return RunConfig(data="rows.json", model="bert-tiny", max_steps=2, log_every=1, out="run", device="cpu")
+    return RunConfig(
+        task_options={"data": "rows.json", "model": "bert-tiny"}, max_steps=2, log_every=1, out="run", device="cpu"
+    )
 
 
 def with_extensions(config: RunConfig, **extensions: Any) -> RunConfig:

@@ -12,8 +12,9 @@ import torch
 from distcore import Capabilities, RankInfo, RunConfig, World, hookimpl
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
-from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks, build
+from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.hookspecs import Events, Operations
+from distcore.plugin.options import build
 
 
 class Minimal:

@@ -7,7 +7,7 @@ size and SHA-256 of every file. It appears complete, by one rename, or not at al
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.plugin.contract import Progress, Run, World
 from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import OnResume
 
 log = logging.getLogger("distcore")
+NO_RULES: Mapping[str, OnResume] = {}
+"""Of a task that says nothing of its options: none of them may change."""
 __all__ = [
     "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
     "load_weights", "read_job_state", "read_tensors", "resume", "retain", "save",
@@ -91,11 +94,14 @@ def find(resume: str, out: Path) -> Path | None:
     return found
 
 
-def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progress, dict[str, Any]] | None:
+def resume(
+    run: Run, hooks: Hooks, data: str | None = None, on_resume: Mapping[str, OnResume] = NO_RULES
+) -> tuple[Path, Progress, dict[str, Any]] | None:
     """Resume as ``run.config.resume`` says; return path, progress and state.json, or ``None`` for a new run.
 
     Every rank calls. First removes what a killed process left unfinished. If a checkpoint turns out to be damaged
-    while it is loaded, ``auto`` falls back to an earlier one; a path does not. ``data``: see ``load``.
+    while it is loaded, ``auto`` falls back to an earlier one; a path does not. For ``data`` and ``on_resume`` see
+    ``load``.
     """
     out, asked = Path(str(run.config.out)), run.config.resume
     if run.world.is_main:
@@ -108,7 +114,7 @@ def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progr
     earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []
     while True:
         try:
-            progress, job_state = load(run, hooks, newest, data)
+            progress, job_state = load(run, hooks, newest, data, on_resume)
             break
         except DamagedError as error:
             if not earlier:
@@ -120,16 +126,23 @@ def resume(run: Run, hooks: Hooks, data: str | None = None) -> tuple[Path, Progr
     return newest, progress, job_state
 
 
-def load(run: Run, hooks: Hooks, path: Path, data: str | None = None) -> tuple[Progress, dict[str, Any]]:
+def load(
+    run: Run,
+    hooks: Hooks,
+    path: Path,
+    data: str | None = None,
+    on_resume: Mapping[str, OnResume] = NO_RULES,
+) -> tuple[Progress, dict[str, Any]]:
     """Load the checkpoint at ``path`` into the run; return its progress and the contents of state.json.
 
     Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows; it is
-    compared if the checkpoint has one, too. Raises CheckpointError on all ranks: for a damaged file (DamagedError,
-    with its name), or if the checkpoint belongs to another job (with the difference).
+    compared if the checkpoint has one, too. ``on_resume`` is what the task says of its options. Raises CheckpointError
+    on all ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with
+    the difference).
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     job_state = checkpoint.job_state()
-    check_job(run, job_state, path, data)
+    check_job(run, job_state, path, data, on_resume)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
     _check_names(run, checkpoint)

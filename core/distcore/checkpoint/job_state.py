@@ -7,7 +7,7 @@ dropout one of seed, step, rank and micro-batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,19 +17,19 @@ import numpy as np
 from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
-from distcore.config import RunConfig
+from distcore.config import RunConfig, canonical
 from distcore.errors import CheckpointError, nearest
 from distcore.plugin.contract import Progress, Run
-from distcore.plugin.task import Dataset, Identified
+from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
-    "task", "eval_fraction", "columns", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
+    "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
     "optimizer.name",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "model", "max_seq_len", "dropout", "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -71,33 +71,37 @@ def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
 def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
     tree = config.model_dump(mode="json")
-    return {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)} | {"total_steps": total_steps}
+    options = {f"task_options.{name}": value for name, value in config.task_options.items()}
+    return {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)} | options | {"total_steps": total_steps}
 
 
-def check_job(run: Run, job_state: dict[str, Any], path: Path, data: str | None) -> None:
+def check_job(
+    run: Run, job_state: dict[str, Any], path: Path, data: str | None, on_resume: Mapping[str, OnResume]
+) -> None:
     """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint, naming the first difference.
 
     Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the fingerprint of the
-    run's training rows, ``None`` if unknown.
+    run's training rows, ``None`` if unknown; ``on_resume`` is what the task says of its options.
     """
-    saved, mine = (
-        job_values(saved_config(job_state, path), job_state.get("total_steps")),
-        job_values(run.config, run.total_steps),
-    )
-    accepted = set(run.config.resume_changed or ())
-    possible = [key for key in mine if key not in FIXED]
+    saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
+    rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
+    mine = {key: value for key, value in job_values(run.config, run.total_steps).items() if rules.get(key) != "free"}
+    accepted = {canonical(key) for key in run.config.resume_changed or ()}
+    fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
+    possible = [key for key in mine if key not in fixed]
     for key in sorted(accepted.difference(possible)):
         hint = f"{nearest(key, possible)} (these are: {', '.join(possible)})"
         raise CheckpointError(f"--resume-changed {key}: not a key that a resumed run may change{hint}")
     for key, value in mine.items():
-        if saved[key] != value and key not in accepted:
-            then = "resume with the same" if key in FIXED else f"accept that with --resume-changed {key}"
+        # An option that the task did not have when the checkpoint was written cannot be compared.
+        if key in saved and saved[key] != value and key not in accepted:
+            then = "resume with the same" if key in fixed else f"accept that with --resume-changed {key}"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
                 f"the resumed run would differ from an uninterrupted one; {then}"
             )
-    # Another vocabulary or max_seq_len changes the tokens of the same rows, and hence the fingerprint.
-    if data is not None and not accepted & {"model", "max_seq_len"} and job_state.get("data") not in (data, None):
+    other_rows = any(rules.get(key) == "other rows" for key in accepted)
+    if data is not None and not other_rows and job_state.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 

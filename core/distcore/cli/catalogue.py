@@ -10,8 +10,8 @@ from rich.table import Table
 
 from distcore.errors import StrategyError
 from distcore.plugin import registry
-from distcore.plugin.hooks import build, capabilities_of
-from distcore.plugin.options import options_of
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.options import build, options_of
 from distcore.plugin.shorthand import shorthand_of
 from distcore.tables import plain_table, stdout_console
 

@@ -20,37 +20,33 @@ class Flag(NamedTuple):
     help: str
     """What the flag sets, in one line of ``--help``."""
     path: str = ""
-    """Dotted config key; empty: the name, with underscores."""
+    """Dotted config key; with a dot at its end: the name, with underscores, follows; empty: the name alone."""
 
     @property
     def key(self) -> str:
         """The dotted config key that the flag sets."""
-        return self.path or self.name.removeprefix("--").replace("-", "_")
+        name = self.name.removeprefix("--").replace("-", "_")
+        return f"{self.path}{name}" if not self.path or self.path.endswith(".") else self.path
 
 
+OPTION = "task_options."
+"""Path of a flag that sets the option of the task of its own name."""
 LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
     "what is trained": [
-        Flag("--task", "NAME", "text-classification", "what is trained"),
-        Flag("--model", "NAME", "bert-mini", "built-in name, local Hugging Face folder, or hub name"),
-        Flag("--dropout", "P", "the model's own", "dropout probability; overrides the model's own"),
-        Flag("--max-seq-len", "TOKENS", "128", "tokens of a row; longer rows are cut"),
+        Flag("--task", "NAME", "text-classification", "a task, or file.py:Class; see distcore tasks"),
     ],
-    "data": [
-        Flag("--data", "FILE", "stdlib-docs", "data file (.json .jsonl .csv .parquet), or an embedded data set"),
-        Flag("--eval-data", "FILE", "a part of --data", "file to evaluate on, instead of a part of --data"),
-        Flag("--test-data", "FILE", "the evaluation rows", "file for the final test"),
-        Flag("--eval-fraction", "PART", "0.1", "part of --data kept for evaluation"),
-        Flag("--text-column", "NAME", "text", "column that holds the text", "columns.text"),
-        Flag("--label-column", "NAME", "label", "column that holds the label", "columns.label"),
-        Flag(
-            "--length-grouping",
-            "batch|window",
-            "batch",
-            "window: also sort by length across batches",
-            "loader.length_grouping",
-        ),
+    "options of the task, where it has them (defaults: text-classification)": [
+        Flag("--model", "NAME", "bert-mini", "built-in name, local Hugging Face folder, or hub name", OPTION),
+        Flag("--dropout", "P", "the model's own", "dropout probability; overrides the model's own", OPTION),
+        Flag("--max-seq-len", "TOKENS", "128", "tokens of a row; longer rows are cut", OPTION),
+        Flag("--data", "FILE", "stdlib-docs", "file (.json .jsonl .csv .parquet), or an embedded data set", OPTION),
+        Flag("--eval-data", "FILE", "a part of --data", "file to evaluate on, instead of a part of --data", OPTION),
+        Flag("--test-data", "FILE", "the evaluation rows", "file for the final test", OPTION),
+        Flag("--eval-fraction", "PART", "0.1", "part of --data kept for evaluation", OPTION),
+        Flag("--text-column", "NAME", "text", "column that holds the text", f"{OPTION}columns.text"),
+        Flag("--label-column", "NAME", "label", "column that holds the label", f"{OPTION}columns.label"),
     ],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
@@ -61,6 +57,13 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--epochs", "N", "1", "passes over the training rows"),
         Flag("--max-steps", "N", "--epochs", "optimizer steps; overrides --epochs"),
         Flag("--global-batch-size", "ROWS", "32", "rows of one optimizer step, over all ranks"),
+        Flag(
+            "--length-grouping",
+            "batch|window",
+            "batch",
+            "window: also sort by length across batches",
+            "loader.length_grouping",
+        ),
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "measure the laws against a strategy",
     "new": "write the skeleton of a strategy's package",
     "strategies": "list the installed strategies: what they declare, and their options",
+    "tasks": "list the installed tasks: their metrics, and their options",
 }
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -69,9 +70,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)  # type: ignore[arg-type]
+        self.argv: list[str] = []
+        """What is being parsed."""
+        self.more_help: Callable[[list[str]], str] | None = None
+        """Returns what ``--help`` adds for these arguments."""
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
+        self.argv = argv
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
         if not unknown:
@@ -80,6 +86,10 @@ class Parser(argparse.ArgumentParser):
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"
         hint = nearest(flag, self._option_string_actions)
         raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")
+
+    def format_help(self) -> str:
+        """Return the text of ``--help``, with what a command adds to it."""
+        return super().format_help() + (self.more_help(self.argv) if self.more_help else "")
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError; argparse calls this for every error that it finds."""

@@ -19,7 +19,7 @@ from distcore.files import strict_json
 
 Facts = dict[str, Any]
 """JSON values by name."""
-VERSION = 1
+VERSION = 2
 """Version of the format of compare.json."""
 COUNTED = ("steps", "samples")
 """Keys in which a report must equal the reference's; otherwise the runs trained on different rows."""
@@ -59,6 +59,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
         "reference": reference,
         "warm_up_steps": warm_up,
         "job": dict(base.row.job),
+        "metrics": list(base.row.metrics),
         "rows": [_row_facts(entry, base, warm_up) for entry in entries],
     }
     return dict(json.loads(strict_json(facts)))  # table and page get exactly what compare.json says
@@ -90,8 +91,7 @@ def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
         **_step_quantiles(entry.timings, warm_up),
         "communication_seconds": communication(entry.profile),
         "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
-        "loss": report["evaluation"].get("loss"),
-        "accuracy": report["evaluation"].get("accuracy"),
+        "metrics": {name: report["evaluation"].get(name) for name in row.metrics},
         "distance": asdict(entry.distance) if entry.distance else None,
         "distance_between_rounds": asdict(entry.repeat) if entry.repeat else None,
         "rounds": rounds,

@@ -32,6 +32,8 @@ svg .whisker { stroke: var(--ink); fill: none; } .dot { fill: var(--a); }
 .c { fill: var(--c); background: var(--c); } .d { fill: var(--d); background: var(--d); }
 .legend span { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; border-radius: 2px; }
 """
+HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "precision", "device")
+"""Keys of the job that stand above the table, as far as its task has them."""
 PARTS = {
     "start_up_seconds": ("b", "start-up"),
     "warm_up_seconds": ("c", "warm-up and compilation"),
@@ -60,9 +62,7 @@ def page(facts: Facts) -> str:
 def _where(facts: Facts) -> str:
     """Return in one line what was trained, on which machine."""
     machine, job = facts["machine"], facts["job"]
-    said = ", ".join(
-        f"{key} {job[key]}" for key in ("model", "data", "global_batch_size", "precision", "device") if key in job
-    )
+    said = ", ".join(f"{key.rpartition('.')[2]} {job[key]}" for key in HEADLINE if key in job)
     return f"{said}; {machine['cores']} cores, {machine['processor']}; distcore {facts['distcore']}"
 
 

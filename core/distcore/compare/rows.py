@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, flatten, load_config, parse_settings
-from distcore.engine.resolve import build_strategy
+from distcore.config import RunConfig, canonical, flatten, load_config, parse_settings
+from distcore.engine.resolve import build_strategy, load_task
 from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.jobs.train import check
 from distcore.launchers import join
 from distcore.plugin.capabilities import Capabilities
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
+from distcore.plugin.task import metrics_of
 
 MAY_DIFFER = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "preset", "loader.workers", "timeout", "max_restarts",
@@ -76,6 +77,8 @@ class Row:
     """Values that must be the same in all rows, by dotted key."""
     differs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Keys of the job in which the row differs from the reference: its own value, the reference's value."""
+    metrics: tuple[str, ...] = ()
+    """The metrics that the task declares."""
     exempt: tuple[str, ...] = ()
     """Laws that the strategy declares not to keep, with its reasons."""
 
@@ -126,7 +129,7 @@ def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
     ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
     """
     base = next(row for row in rows if row.name == reference)
-    keys = [key.strip() for key in allowed.split(",") if key.strip()]
+    keys = [canonical(key.strip()) for key in allowed.split(",") if key.strip()]
     for key in keys:
         if not any(_is_under(known, key) for known in base.job or flatten(base.config.model_dump(mode="json"))):
             raise ConfigError(f"--allow-different {key}: no such key{nearest(key, base.job)}")
@@ -182,7 +185,9 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
     if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
-    return Row(name=name, folder=folder, config=config, job=job, exempt=exempt)
+    return Row(
+        name=name, folder=folder, config=config, job=job, metrics=tuple(metrics_of(load_task(config))), exempt=exempt
+    )
 
 
 def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from rich.table import Table
 
@@ -13,8 +14,6 @@ FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""
 ANY_WIDTH = 10_000
 """More characters than any table has."""
-MAIN_COLUMNS = ("row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", "accuracy", "rel. Δ")
-"""Columns shown on a narrow screen; compare.md has all."""
 MARK = "≠"
 """Follows the name of a row that has notes, such as a difference from the reference."""
 NOT_AVAILABLE = "n/a"
@@ -28,7 +27,7 @@ def show(facts: Facts) -> None:
     console = stdout_console(FILE_WIDTH)
     whole = _table(facts, headings(facts))
     fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
-    console.print(whole if fits else _table(facts, MAIN_COLUMNS))
+    console.print(whole if fits else _table(facts, main_columns(facts)))
     for line in remarks(facts):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -60,6 +59,12 @@ def headings(facts: Facts) -> list[str]:
     return ["row", *columns(facts)]
 
 
+def main_columns(facts: Facts) -> list[str]:
+    """Return the headings for a narrow screen, with one metric that is not the loss if there is one."""
+    metrics = sorted(facts["metrics"], key="loss".__eq__)
+    return ["row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", *metrics[:1], "rel. Δ"]
+
+
 def cells(row: Facts, facts: Facts) -> list[str]:
     """Return the cells of a row that has run."""
     name = f"{row['name']} {MARK}" if row["notes"] else row["name"]
@@ -80,8 +85,7 @@ def columns(facts: Facts) -> dict[str, Cell]:
         "p95 ms": lambda row: _milliseconds(row["step_p95_seconds"]),
         "comm. ms/step": _communication,
         "peak MiB/rank": lambda row: _number(row["peak_memory_bytes"] / 2**20, 0),
-        "loss": lambda row: _number(row["loss"], 4),
-        "accuracy": lambda row: _number(row["accuracy"], 4),
+        **{name: partial(_metric, name) for name in facts["metrics"]},
         "max |Δ|": lambda row: _difference(row["distance"], "largest"),
         "rel. Δ": lambda row: _difference(row["distance"], "relative"),
     }
@@ -120,7 +124,7 @@ def explanations(facts: Facts) -> Iterator[str]:
         f"Δ: difference of the final parameters from those of {facts['reference']}: the largest one (max), and the L2 "
         "norm of all differences divided by that of the parameters (rel.). Rounding alone makes it small, not zero."
     )
-    if facts["job"].get("dropout") != 0:
+    if facts["job"].get("task_options.dropout") != 0:
         yield "Dropout may be on, and its masks depend on the number of ranks: with --dropout 0, Δ is rounding alone."
 
 
@@ -132,6 +136,10 @@ def has_run(row: Facts) -> bool:
 def _line(texts: list[str]) -> str:
     # chr(92) is the backslash, which an f-string of Python 3.11 cannot contain.
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+
+
+def _metric(name: str, row: Facts) -> str:
+    return _number(row["metrics"][name], 4)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig
+from distcore.config import DEFAULT_TASK, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
 from distcore.engine.optim import check_schedule
-from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.plugin import registry
 from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
-from distcore.plugin.hooks import build, capabilities_of
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
-from distcore.plugin.task import Suggests, Task
+from distcore.plugin.task import Suggests, Task, metrics_of
 
+GIVEN = "object:"
+"""Begins the name of a task that was given to ``train`` as an object and has no other name."""
 LARGEST_AUTO_MICRO_BATCH = 32
 """Most rows per micro-batch that 'auto' chooses."""
 
@@ -37,6 +41,7 @@ def resolve(
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
     config = expand_shorthand(config)
+    config, task = _with_task(config, task)
     strategy = build_strategy(config)
     config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)
@@ -51,6 +56,7 @@ def resolve(
         update={
             "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
             "lr": _learning_rate(config, task),
+            "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
             "out": config.out or _new_run_folder(config),
         }
     )
@@ -79,9 +85,49 @@ def build_strategy(config: RunConfig) -> object:
 
 
 def load_task(config: RunConfig) -> Task:
-    """Import and build the task that the config names; raises StrategyError if there is none."""
-    task: Task = registry.load("tasks", config.task)()
+    """Import the task that the config names, and build it from its options; raises StrategyError."""
+    if config.task.startswith(GIVEN):
+        raise StrategyError(
+            f"task {config.task!r}: was given to train() as an object, which cannot be built again; name it with "
+            "--task file.py:Class, or by an entry point"
+        )
+    cls = registry.load("tasks", config.task)
+    task: Task = build("task", config.task, cls, config.task_options)
     return task
+
+
+def _with_task(config: RunConfig, given: Task | None) -> tuple[RunConfig, Task]:
+    """Return ``config`` with all options of its task filled in, and the task: ``given``, or what the config names."""
+    task = given or load_task(config)
+    if given is None:
+        return config.model_copy(update={"task_options": values_of(task)}), task
+    try:
+        name, options = _name_of(given, config.task), values_of(given)
+    except TypeError:  # some field has no form in a config file
+        name, options = _as_given(given), {}
+    if config.task_options and config.task_options != options:
+        option = next(iter(config.task_options))
+        raise ConfigError(f"task_options.{option}: train() was given a task, which has its options already")
+    return config.model_copy(update={"task": name, "task_options": options}), task
+
+
+def _name_of(task: Task, configured: str) -> str:
+    """Return how a config names a task that was given as an object; ``configured`` is the name that the user set."""
+    cls = type(task)
+    if configured.startswith(GIVEN):
+        return configured
+    if configured != DEFAULT_TASK:
+        named = registry.load("tasks", configured)
+        if named.__name__ != cls.__name__:  # not the class itself: a script's stands in __main__
+            raise ConfigError(f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}")
+        return configured
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    entries = registry.entries("tasks").items()
+    return next((name for name, entry in entries if entry.value == target), _as_given(task))
+
+
+def _as_given(task: Task) -> str:
+    return f"{GIVEN}{type(task).__module__}.{type(task).__qualname__}"
 
 
 def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:
@@ -207,9 +253,21 @@ def _precision(config: RunConfig, declared: Capabilities) -> str:
     return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
 
 
-def _learning_rate(config: RunConfig, task: Task | None) -> float:
+def _best_metric(config: RunConfig, task: Task) -> str | None:
+    """Return the metric of ``checkpoints.best``; for 'auto' the loss, or the first that the task declares."""
+    best, metrics = config.checkpoints.best, metrics_of(task)
+    if best == "auto":
+        return "loss" if "loss" in metrics else next(iter(metrics), None)
+    if best is not None and best not in metrics:
+        known = ", ".join(metrics) or "none"
+        raise ConfigError(
+            f"checkpoints.best = {best!r}: no metric of task {config.task!r}{nearest(best, metrics)} (metrics: {known})"
+        )
+    return best
+
+
+def _learning_rate(config: RunConfig, task: Task) -> float:
     if config.lr == "auto":
-        task = task or load_task(config)
         suggested = task.suggest(config).get("lr") if isinstance(task, Suggests) else None
         if not isinstance(suggested, float):
             raise ConfigError(f"lr = 'auto': task {type(task).__name__} suggests none; give one with --lr")
@@ -221,7 +279,8 @@ def _learning_rate(config: RunConfig, task: Task | None) -> float:
 
 def _new_run_folder(config: RunConfig) -> str:
     """Return a new folder name: the time, and a number if another run started in the same second."""
-    base = Path("runs") / f"{config.task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
+    task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
+    base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
     while folder.exists():
         number += 1

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from distcore.launchers.environment import export, join
 from distcore.plugin.contract import Evaluation, ModelSource, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets, Task
+from distcore.plugin.task import Datasets, Direction, Task, metrics_of, on_resume_of
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]
@@ -157,7 +157,7 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
 def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
     """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is."""
     progress, best = Progress(), None
-    if found := checkpoint.resume(run, hooks, fingerprint(data.train)):
+    if found := checkpoint.resume(run, hooks, fingerprint(data.train), on_resume_of(task)):
         path, progress, job_state = found
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
@@ -200,7 +200,7 @@ def fit(
                 if evaluating:
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(run, progress, best, last)
+                    best, improved = update_best(run, progress, best, last, metrics_of(task))
                 if saving or improved:
                     saver.save(progress, asdict(best) if best else None)
             if stopping:
@@ -216,16 +216,21 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def update_best(run: Run, progress: Progress, best: Best | None, found: Evaluation) -> tuple[Best | None, bool]:
-    """Return the best evaluation so far, ``found`` included, and whether it is ``found``."""
+def update_best(
+    run: Run, progress: Progress, best: Best | None, found: Evaluation, metrics: Mapping[str, Direction]
+) -> tuple[Best | None, bool]:
+    """Return the best evaluation so far, ``found`` included, and whether it is ``found``.
+
+    ``metrics`` says of each metric whether less or more of it is better.
+    """
     metric = run.config.checkpoints.best
     value = found.metrics.get(metric) if metric else None
-    if metric is None or not isinstance(value, float) or not math.isfinite(value):
+    if metric is None or not isinstance(value, float | int) or not math.isfinite(value):
         return best, False
-    sign = -1 if metric == "loss" else 1
+    sign = -1 if metrics[metric] == "min" else 1
     if best is not None and sign * value <= sign * best.value:
         return best, False
-    return Best(step=progress.step, metric=metric, value=value), True
+    return Best(step=progress.step, metric=metric, value=float(value)), True
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:

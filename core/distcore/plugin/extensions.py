@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distcore.config import RunConfig
 from distcore.plugin import registry
-from distcore.plugin.hooks import build
+from distcore.plugin.options import build
 
 
 def load_extensions(config: RunConfig) -> dict[str, object]:
@@ -17,12 +17,7 @@ def load_extensions(config: RunConfig) -> dict[str, object]:
     Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
     """
     return {
-        name: build("extension", name, _class_of(name), {} if switch is True else switch)
+        name: build("extension", name, registry.load("extensions", name), {} if switch is True else switch)
         for name, switch in config.extensions.items()
         if switch is not False
     }
-
-
-def _class_of(name: str) -> type[object]:
-    found: type[object] = registry.load_file(name) if ".py:" in name else registry.load("extensions", name)
-    return found

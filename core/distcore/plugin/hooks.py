@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Mapping
@@ -250,28 +249,3 @@ def _check_marks(label: str, instance: object, may_answer: bool) -> None:
             raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
         if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
             raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")
-
-
-def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
-    """Build an instance of ``cls`` from ``options``, which are validated against its dataclass fields.
-
-    ``kind`` (``strategy`` or ``extension``) and ``name`` are for messages. Raises StrategyError, one line, for an
-    unknown option or a value that does not fit.
-    """
-    from pydantic import TypeAdapter, ValidationError  # slow to import, and not needed to list plugins
-
-    fields = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    for option in options:
-        if option not in fields:
-            known = ", ".join(fields) or "none"
-            hint = nearest(option, fields)
-            raise StrategyError(f"{kind} {name!r}: unknown option {option!r}{hint} (options: {known})")
-    if not fields:
-        return cls()
-    try:
-        return TypeAdapter(cls).validate_python(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "options"
-        message = first["msg"].removeprefix("Value error, ")
-        raise StrategyError(f"{kind} {name!r}: {where} = {first['input']!r}: {message.lower()}") from None

@@ -1,13 +1,20 @@
-"""The documented options of a plugin: the fields of its dataclass, each with the docstring below it."""
+"""The options of a plugin: the fields of its dataclass, each documented by the docstring below it."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeVar, get_type_hints
+
+from distcore.errors import StrategyError, nearest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +31,83 @@ class Option:
     """The docstring below the field, on one line; empty if there is none."""
 
 
-def options_of(cls: type[object]) -> list[Option]:
-    """Return the options of a plugin's class, in the order of its fields; none if it is no dataclass."""
+def options_of(cls: type[object], above: str = "") -> list[Option]:
+    """Return the options of a plugin's class, in the order of its fields; none if it is no dataclass.
+
+    A field whose type is a dataclass gives one option per field of that: ``columns.text``. ``above`` is what stands
+    before each name.
+    """
+    docs, found = field_docs(cls), []
+    for field in _fields(cls):
+        if inner := _dataclass_of(cls, field.name):
+            found += options_of(inner, f"{above}{field.name}.")
+        else:
+            text = _type_text(field.type)
+            found.append(Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, "")))
+    return found
+
+
+def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
+    """Build an instance of ``cls`` from ``options``, which are validated against its dataclass fields.
+
+    ``kind`` (``strategy``, ``task`` or ``extension``) and ``name`` are for messages. Raises StrategyError, one line,
+    for an unknown option or a value that does not fit.
+    """
+    from pydantic import TypeAdapter, ValidationError  # slow to import, and not needed to list plugins
+
+    if unknown := next(_unknown(cls, options), None):
+        option, known = unknown
+        listed = ", ".join(known) or "none"
+        raise StrategyError(f"{kind} {name!r}: unknown option {option!r}{nearest(option, known)} (options: {listed})")
     if not dataclasses.is_dataclass(cls):
-        return []
-    docs = field_docs(cls)
-    return [
-        Option(field.name, _type_text(field.type), _default_text(field), docs.get(field.name, ""))
-        for field in dataclasses.fields(cls)
-        if field.init
-    ]
+        return cls()
+    try:
+        return TypeAdapter(cls).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "options"
+        message = first["msg"].removeprefix("Value error, ")
+        raise StrategyError(f"{kind} {name!r}: {where} = {first['input']!r}: {message.lower()}") from None
+
+
+def values_of(plugin: object) -> dict[str, Any]:
+    """Return the options that ``plugin`` has, by name, as JSON values; none if it is no dataclass.
+
+    Raises TypeError if one of them has no JSON form.
+    """
+    if not dataclasses.is_dataclass(plugin):
+        return {}
+    from pydantic import TypeAdapter
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        dumped: dict[str, Any] = TypeAdapter(type(plugin)).dump_python(plugin, mode="json", warnings="error")
+    except PydanticSerializationError as error:
+        raise TypeError(str(error)) from None
+    return {field.name: dumped[field.name] for field in _fields(type(plugin))}
+
+
+def _fields(cls: type[object]) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+
+
+def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield each option that is no field, with the options that exist beside it."""
+    known = [field.name for field in _fields(cls)]
+    for name, value in options.items():
+        if name not in known:
+            yield f"{above}{name}", [f"{above}{other}" for other in known]
+        elif isinstance(value, Mapping) and (inner := _dataclass_of(cls, name)):
+            yield from _unknown(inner, value, f"{above}{name}.")
+
+
+def _dataclass_of(cls: type[object], name: str) -> type[object] | None:
+    """Return the dataclass that is the type of the field ``name``; ``None`` for every other type."""
+    try:
+        found = get_type_hints(cls)[name]
+    except (NameError, TypeError):  # a type that is imported for type checkers only
+        return None
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:
@@ -62,8 +136,18 @@ def _own_docs(cls: type[object]) -> dict[str, str]:
     return docs
 
 
+SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
 def _type_text(annotation: object) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    """Return the type as written, with bounds of pydantic as signs: ``int ≥ 4``."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)
+
+
+def _with_bounds(found: re.Match[str]) -> str:
+    bounds = (bound.strip().split("=") for bound in found[2].split(","))
+    return f"{found[1]} " + " and ".join(f"{SIGNS.get(name, name)} {value}" for name, value in bounds)
 
 
 def _default_text(field: dataclasses.Field[object]) -> str:

@@ -8,12 +8,15 @@ Both act before anything is imported.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
 from collections.abc import Collection
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from distcore.errors import StrategyError, nearest
@@ -58,10 +61,12 @@ def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return what the entry point ``name`` refers to.
+    """Import and return what the entry point ``name`` refers to, or ``Class`` if name is ``path/to/file.py:Class``.
 
     Raises StrategyError, one line, if it is not installed (with the pip command), is blocked or does not import.
     """
+    if ".py:" in name:
+        return load_file(KINDS[group], name)
     installed = offers(group)
     if name not in installed:
         raise StrategyError(_missing(group, name, installed))
@@ -76,25 +81,40 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
-def load_file(reference: str) -> Any:
-    """Return ``Class`` of ``path/to/file.py:Class``, an extension that is not packaged.
+def load_file(kind: str, reference: str) -> Any:
+    """Return ``Class`` of ``path/to/file.py:Class``, a plugin that is not packaged.
 
-    Raises StrategyError, one line, if there is no such file or it does not import.
+    Modules beside the file can be imported in it. ``kind`` is for messages. Raises StrategyError, one line, if there
+    is no such file or class, or it does not import.
     """
     path, _, name = reference.rpartition(":")
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.is_file():
-        raise StrategyError(f"extension {reference!r}: no file {path}")
-    spec = importlib.util.spec_from_file_location(f"distcore_user_{file.stem}", file)
+        raise StrategyError(f"{kind} {reference!r}: no file {path}")
+    try:
+        module = _module_of(file.resolve(), file.stat().st_mtime_ns)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise StrategyError(f"{kind} {reference!r} does not import: {type(error).__name__}: {reason}") from error
+    if not hasattr(module, name):
+        known = [other for other, value in vars(module).items() if isinstance(value, type)]
+        raise StrategyError(f"{kind} {reference!r}: no class {name} in {path}{nearest(name, known)}")
+    return getattr(module, name)
+
+
+@cache  # a class must be the same object whenever it is asked for
+def _module_of(file: Path, changed: int) -> ModuleType:
+    """Import a file; ``changed``, its time of modification, tells an edited file from the one that was imported."""
+    name = f"distcore_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a .py file always has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module by name
-    try:
-        spec.loader.exec_module(module)
-        return getattr(module, name)
-    except Exception as error:
-        raise StrategyError(f"extension {reference!r} does not import: {type(error).__name__}: {error}") from error
+    sys.modules[name] = module  # dataclasses look up their module by name
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that it hides nothing
+    spec.loader.exec_module(module)
+    return module
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from distcore.errors import TaskError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +16,15 @@ if TYPE_CHECKING:
 
     from distcore.config import RunConfig
 
+
+Direction = Literal["min", "max"]
+"""Whether a smaller or a larger value of a metric is better."""
+OnResume = Literal["free", "ask", "other rows"]
+"""What a resumed run may do with an option of its task, which must stay as it is without an entry.
+
+``free``: change it. ``ask``: change it if the user accepts that with ``--resume-changed``. ``other rows``: the same,
+and its training rows may then differ too.
+"""
 
 Batch = dict[str, "Tensor"]
 """A micro-batch: tensors by name, each of shape ``(n, …)`` for n rows."""
@@ -179,6 +190,24 @@ class Task(Protocol):
                 (folder / "classes.json").write_text(json.dumps(names))
         """
         ...
+
+
+def metrics_of(task: object) -> dict[str, Direction]:
+    """Return the metrics that ``task`` declares, in its attribute ``metrics``, with what is better; default: the loss.
+
+    Raises TaskError for a direction other than ``min`` and ``max``.
+    """
+    found: dict[str, Direction] = getattr(task, "metrics", {"loss": "min"})
+    for name, direction in found.items():
+        if direction not in ("min", "max"):
+            raise TaskError(f"task {type(task).__name__}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
+    return found
+
+
+def on_resume_of(task: object) -> Mapping[str, OnResume]:
+    """Return what ``task`` says, in its attribute ``on_resume``, of its options; default: none may change."""
+    found: Mapping[str, OnResume] = getattr(task, "on_resume", {})
+    return found
 
 
 @runtime_checkable

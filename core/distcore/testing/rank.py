@@ -22,7 +22,8 @@ from distcore.launchers.environment import join
 from distcore.launchers.failures import one_line
 from distcore.plugin import registry
 from distcore.plugin.contract import RankInfo, World
-from distcore.plugin.hooks import Hooks, build
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.options import build
 from distcore.testing.cases import Case, Finding, Skip
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.store import store_for

@@ -3,9 +3,9 @@ import re
 import pytest
 from data_cases import TEXTS, write
 
-from distcore.config import Columns
 from distcore.errors import DataError
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
+from distcore.tasks.text_classification.options import Columns
 
 COLUMNS = Columns()
 

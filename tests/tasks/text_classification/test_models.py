@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.models import (
@@ -17,12 +16,13 @@ from distcore.tasks.text_classification.models import (
     model_folder,
     suggested_lr,
 )
+from distcore.tasks.text_classification.options import TextOptions
 
 CLASSES = ["sad", "glad", "mad"]
 
 
 def build(**changes):
-    return build_classifier(RunConfig(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad_token=0)
+    return build_classifier(TextOptions(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad_token=0)
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_dropout_overrides_every_dropout_of_the_model():
 
 
 def test_only_built_in_models_start_from_scratch():
-    assert from_scratch(RunConfig(model="bert-base"))
-    assert not from_scratch(RunConfig(model="bert-base-chinese"))
+    assert from_scratch(TextOptions(model="bert-base"))
+    assert not from_scratch(TextOptions(model="bert-base-chinese"))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_damaged_tokenizer_is_one_line(folder):
 
 def test_rows_longer_than_the_model_are_refused_before_any_work(folder):
     with pytest.raises(ConfigError, match=r"max_seq_len = 64: .* positions for 24 tokens; use --max-seq-len 24"):
-        check_length(RunConfig(model=str(folder), max_seq_len=64), folder)
+        check_length(TextOptions(model=str(folder), max_seq_len=64), folder)
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from inspect import isfunction, signature
 
 import numpy as np
@@ -11,25 +12,27 @@ from distcore.errors import DataError, ModelError
 from distcore.plugin.task import Datasets, Task
 from distcore.tasks.text_classification.task import TextClassification
 
+CONFIG = RunConfig()
+
 
 @pytest.fixture
-def config(tmp_path):
+def task(tmp_path):
     rows = [[f"{'good fine' if row % 2 else 'bad awful'} {row}", "glad" if row % 2 else "sad"] for row in range(40)]
     (tmp_path / "data.json").write_text(json.dumps(rows))
-    return RunConfig(
+    return TextClassification(
         data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16, dropout=0.0, eval_fraction=0.2
     )
 
 
 @pytest.fixture
-def data(config):
-    return TextClassification().prepare(config)
+def data(task):
+    return task.prepare(CONFIG)
 
 
 @pytest.fixture
-def model(config, data):
+def model(task, data):
     torch.manual_seed(0)
-    return TextClassification().build_model(config, data)
+    return task.build_model(CONFIG, data)
 
 
 METHODS = [name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("_")]
@@ -47,16 +50,16 @@ def test_its_data_are_datasets(data):
     assert all(len(part.lengths) == len(part.items) == len(part) for part in (data.train, data.evaluation, data.test))
 
 
-def test_facts_are_json_and_name_classes_rows_and_majority(config, data):
+def test_facts_are_json_and_name_classes_rows_and_majority(task, data):
     facts = json.loads(json.dumps(data.facts))
-    assert facts["data"] == config.data
+    assert facts["data"] == task.data
     assert facts["classes"] == ["glad", "sad"]
     assert facts["train"]["rows"] == 32
     assert 0.5 <= facts["evaluation"]["majority_share"] <= 1
 
 
-def test_loss_is_the_sum_over_rows(data, model):
-    task, rows = TextClassification(), np.arange(6)
+def test_loss_is_the_sum_over_rows(task, data, model):
+    rows = np.arange(6)
     model.eval()
     whole = task.loss(model, data.train.batch(rows))
     pieces = [task.loss(model, data.train.batch(rows[[row]])) for row in range(6)]
@@ -64,8 +67,8 @@ def test_loss_is_the_sum_over_rows(data, model):
     assert whole.shape == ()
 
 
-def test_outputs_have_a_loss_a_prediction_and_a_label_for_each_row(data, model):
-    task, batch = TextClassification(), data.train.batch(np.arange(5))
+def test_outputs_have_a_loss_a_prediction_and_a_label_for_each_row(task, data, model):
+    batch = data.train.batch(np.arange(5))
     model.eval()
     outputs = task.outputs(model, batch)
     assert {name: tuple(tensor.shape) for name, tensor in outputs.items()} == dict.fromkeys(outputs, (5,))
@@ -74,8 +77,8 @@ def test_outputs_have_a_loss_a_prediction_and_a_label_for_each_row(data, model):
     assert torch.equal(outputs["label"], batch["labels"])
 
 
-def test_padding_does_not_change_a_row(data, model):
-    task, longest = TextClassification(), int(data.train.lengths.argmax())
+def test_padding_does_not_change_a_row(task, data, model):
+    longest = int(data.train.lengths.argmax())
     shortest = int(data.train.lengths.argmin())
     model.eval()
     alone = task.outputs(model, data.train.batch(np.array([shortest])))["loss"]
@@ -83,40 +86,40 @@ def test_padding_does_not_change_a_row(data, model):
     assert torch.allclose(alone, padded, rtol=1e-5)
 
 
-def test_report_compares_with_the_majority_and_names_every_class(data):
+def test_report_compares_with_the_majority_and_names_every_class(task, data):
     outputs = {
         "loss": torch.tensor([1.0, 2.0, 3.0, 4.0]),
         "prediction": torch.tensor([0, 0, 0, 0]),
         "label": torch.tensor([0, 0, 0, 1]),
     }
-    report = TextClassification().report(outputs, data)
+    report = task.report(outputs, data)
     assert (report["loss"], report["accuracy"], report["majority_accuracy"]) == (2.5, 0.75, 0.75)
     assert "glad     0.7500    1.0000    0.8571         3" in str(report["classification_report"])
     assert "sad     0.0000" in str(report["classification_report"])
 
 
 @pytest.mark.parametrize("outputs", [{}, {name: torch.empty(0) for name in ("loss", "prediction", "label")}])
-def test_report_of_no_rows_is_empty(data, outputs):
-    assert set(TextClassification().report(outputs, data).values()) == {None}
+def test_report_of_no_rows_is_empty(task, data, outputs):
+    assert set(task.report(outputs, data).values()) == {None}
 
 
-def test_predictions_are_labels_as_the_file_writes_them(data):
+def test_predictions_are_labels_as_the_file_writes_them(task, data):
     outputs = {"prediction": torch.tensor([0, 1]), "label": torch.tensor([1, 1])}
-    assert list(TextClassification().predictions(outputs, data)) == [
+    assert list(task.predictions(outputs, data)) == [
         {"index": 0, "label": "sad", "prediction": "glad"},
         {"index": 1, "label": "sad", "prediction": "sad"},
     ]
 
 
-def test_integer_labels_stay_integers_in_predictions(config, tmp_path):
+def test_integer_labels_stay_integers_in_predictions(task, tmp_path):
     (tmp_path / "integers.json").write_text(json.dumps([["x", 3], ["y", 5]] * 5))
-    data = TextClassification().prepare(config.model_copy(update={"data": str(tmp_path / "integers.json")}))
+    data = replace(task, data=str(tmp_path / "integers.json")).prepare(CONFIG)
     outputs = {"prediction": torch.tensor([0]), "label": torch.tensor([1])}
-    assert list(TextClassification().predictions(outputs, data)) == [{"index": 0, "label": 5, "prediction": 3}]
+    assert list(task.predictions(outputs, data)) == [{"index": 0, "label": 5, "prediction": 3}]
 
 
-def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(config, data, tmp_path):
-    TextClassification().save(tmp_path / "run", config, data)
+def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(task, data, tmp_path):
+    task.save(tmp_path / "run", CONFIG, data)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     first = int(data.train.source_rows[0])
     text = json.loads((tmp_path / "data.json").read_text())[first][0]
@@ -125,33 +128,32 @@ def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(config, data, 
     assert json.loads((tmp_path / "run" / "labels.json").read_text()) == ["glad", "sad"]
 
 
-def test_a_saved_run_serves_as_a_model_folder(config, data, model, tmp_path):
-    task = TextClassification()
-    task.save(tmp_path / "run", config, data)
+def test_a_saved_run_serves_as_a_model_folder(task, data, model, tmp_path):
+    task.save(tmp_path / "run", CONFIG, data)
     model.save_pretrained(tmp_path / "run")
-    again = config.model_copy(update={"model": str(tmp_path / "run")})
-    loaded = task.build_model(again, task.prepare(again))
+    again = replace(task, model=str(tmp_path / "run"))
+    loaded = again.build_model(CONFIG, again.prepare(CONFIG))
     batch = data.train.batch(np.arange(4))
     assert torch.equal(task.loss(loaded.eval(), batch), task.loss(model.eval(), batch))
 
 
-def test_a_tokenizer_of_another_model_is_refused(config, data, model, tmp_path):
-    TextClassification().save(tmp_path / "run", config, data)
+def test_a_tokenizer_of_another_model_is_refused(task, data, model, tmp_path):
+    task.save(tmp_path / "run", CONFIG, data)
     model.save_pretrained(tmp_path / "run")
     tree = json.loads((tmp_path / "run" / "config.json").read_text())
     (tmp_path / "run" / "config.json").write_text(json.dumps(tree | {"vocab_size": 6}))
     with pytest.raises(ModelError, match=r"but config.json has a vocabulary of 6: .* do not belong together"):
-        TextClassification().prepare(config.model_copy(update={"model": str(tmp_path / "run")}))
+        replace(task, model=str(tmp_path / "run")).prepare(CONFIG)
 
 
-def test_bad_rows_are_found_before_any_rank_starts(config, tmp_path):
+def test_bad_rows_are_found_before_any_rank_starts(task, tmp_path):
     (tmp_path / "bad.json").write_text('[["x", 1], ["y"]]')
     with pytest.raises(DataError, match=r"bad\.json, row 2: expected \[text, label\]"):
-        TextClassification().prepare(config.model_copy(update={"data": str(tmp_path / "bad.json")}))
+        replace(task, data=str(tmp_path / "bad.json")).prepare(CONFIG)
 
 
-def test_a_few_steps_learn(config, data, model):
-    task, batch = TextClassification(), data.train.batch(np.arange(len(data.train)))
+def test_a_few_steps_learn(task, data, model):
+    batch = data.train.batch(np.arange(len(data.train)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     before = task.loss(model, batch).item()
     for _ in range(8):

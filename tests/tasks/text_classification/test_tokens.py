@@ -3,13 +3,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distcore.config import RunConfig
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore.tasks.text_classification.data import text
@@ -18,15 +18,16 @@ from distcore.tasks.text_classification.data.split import distinct_labels, encod
 from distcore.tasks.text_classification.data.text import prepare_text
 from distcore.tasks.text_classification.data.tokens import open_tokens, write_tokens
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+from distcore.tasks.text_classification.options import TextOptions
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
 
 @pytest.fixture
-def config(tmp_path):
+def options(tmp_path):
     rows = [[" ".join(WORDS[row % 5 : row % 5 + 1 + row % 3]) + f" {row}", row % 3] for row in range(60)]
     (tmp_path / "data.json").write_text(json.dumps(rows))
-    return RunConfig(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
+    return TextOptions(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
 
 
 @pytest.fixture
@@ -69,13 +70,13 @@ def _seconds(call):
     return time.perf_counter() - start
 
 
-def prepared(config: RunConfig) -> Any:
+def prepared(options: TextOptions, seed: int = 0) -> Any:
     """The prepared data; of its parts the tests read what only tokens of text have."""
-    return prepare_text(config)
+    return prepare_text(options, seed)
 
 
-def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(config):
-    data = prepared(config)
+def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(options):
+    data = prepared(options)
     rows = np.concatenate([data.train.source_rows, data.evaluation.source_rows])
     assert sorted(rows) == list(range(60))
     assert len(data.evaluation) == 6
@@ -83,9 +84,9 @@ def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(config):
     assert np.array_equal(data.evaluation.lengths >= 3 + data.evaluation.source_rows % 3, np.ones(6, bool))
 
 
-def test_the_split_follows_the_seed_and_not_the_call(config):
-    first, again = prepared(config), prepared(config)
-    other = prepared(config.model_copy(update={"seed": 1}))
+def test_the_split_follows_the_seed_and_not_the_call(options):
+    first, again = prepared(options), prepared(options)
+    other = prepared(options, seed=1)
     assert np.array_equal(first.evaluation.source_rows, again.evaluation.source_rows)
     assert not np.array_equal(first.evaluation.source_rows, other.evaluation.source_rows)
 
@@ -119,62 +120,63 @@ def test_a_label_that_training_lacks_is_refused_with_its_row():
         encode_labels(Rows("x", ["t", "u"], [1, 7]), ["0", "1"])
 
 
-def test_files_for_evaluation_and_test_override_the_split(config, tmp_path):
+def test_files_for_evaluation_and_test_override_the_split(options, tmp_path):
     (tmp_path / "eval.csv").write_text("text,label\nalpha,2\nbeta,0\n")
     (tmp_path / "test.jsonl").write_text('["gamma", 1]\n')
     files = {"eval_data": str(tmp_path / "eval.csv"), "test_data": str(tmp_path / "test.jsonl")}
-    data = prepared(config.model_copy(update=files))
+    data = prepared(replace(options, **files))
     assert (len(data.train), len(data.evaluation), len(data.test)) == (60, 2, 1)
     assert (data.evaluation.labels.tolist(), data.test.labels.tolist()) == ([2, 0], [1])
 
 
-def test_without_a_test_file_the_evaluation_rows_are_the_test(config):
-    data = prepared(config)
+def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
+    data = prepared(options)
     assert data.test is data.evaluation
 
 
-def test_a_second_preparation_neither_parses_nor_tokenises(config, monkeypatch):
-    first = prepared(config)
+def test_a_second_preparation_neither_parses_nor_tokenises(options, monkeypatch):
+    first = prepared(options)
     monkeypatch.setattr(text, "read_rows", None)
     monkeypatch.setattr(text, "tokenize", None)
-    second = prepared(config)
+    second = prepared(options)
     assert np.array_equal(first.train.tokens, second.train.tokens)
     assert first.facts == second.facts
 
 
-def test_a_warm_preparation_imports_neither_torch_nor_transformers(config):
-    prepared(config)
+def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
+    prepared(options)
     code = (
-        "import sys; from distcore.config import RunConfig;"
+        "import sys; from distcore.tasks.text_classification.options import TextOptions;"
         "from distcore.tasks.text_classification.data.text import prepare_text;"
-        f"prepare_text(RunConfig(data={config.data!r}, model='bert-tiny', max_seq_len=16));"
+        f"prepare_text(TextOptions(data={options.data!r}, model='bert-tiny', max_seq_len=16), 0);"
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-@pytest.mark.parametrize("change", [{"max_seq_len": 4}, {"seed": 3}, {"eval_fraction": 0.5}], ids=str)
-def test_what_changes_the_tokens_changes_the_entry(config, cache, change):
-    prepared(config)
-    prepared(config.model_copy(update=change))
-    assert len(list((cache / "tokens").glob("*/manifest.json"))) == 2
+@pytest.mark.parametrize("change", [{"max_seq_len": 4}, {"eval_fraction": 0.5}], ids=str)
+def test_what_changes_the_tokens_changes_the_entry(options, cache, change):
+    prepared(options)
+    prepared(replace(options, **change))
+    prepared(options, seed=3)
+    assert len(list((cache / "tokens").glob("*/manifest.json"))) == 3
 
 
-def test_content_names_the_entry_not_the_file_name(config, cache, tmp_path):
-    prepared(config)
+def test_content_names_the_entry_not_the_file_name(options, cache, tmp_path):
+    prepared(options)
     copy = tmp_path / "copy.json"
-    copy.write_bytes(Path(config.data).read_bytes())
-    assert prepared(config.model_copy(update={"data": str(copy)})).facts["data"] == str(copy)
+    copy.write_bytes(Path(options.data).read_bytes())
+    assert prepared(replace(options, data=str(copy))).facts["data"] == str(copy)
     assert len(list((cache / "tokens").glob("*/manifest.json"))) == 1
 
 
-def test_long_rows_are_cut(config):
-    assert prepared(config.model_copy(update={"max_seq_len": 4})).train.lengths.max() == 4
+def test_long_rows_are_cut(options):
+    assert prepared(replace(options, max_seq_len=4)).train.lengths.max() == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
-def test_a_damaged_entry_is_rebuilt(config, cache, damage):
-    before = np.array(prepared(config).train.tokens)
+def test_a_damaged_entry_is_rebuilt(options, cache, damage):
+    before = np.array(prepared(options).train.tokens)
     (tokens,) = cache.glob("tokens/*/train/tokens.npy")
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
@@ -185,7 +187,7 @@ def test_a_damaged_entry_is_rebuilt(config, cache, damage):
         "manifest": lambda: (tokens.parents[1] / "manifest.json").write_text("{"),
     }
     actions[damage]()
-    assert np.array_equal(prepared(config).train.tokens, before)
+    assert np.array_equal(prepared(options).train.tokens, before)
 
 
 def test_a_failed_build_leaves_nothing_behind(cache):
@@ -219,14 +221,14 @@ def test_four_processes_at_once_build_once(cache):
     assert answers <= {str(rank.pid) for rank in ranks}
 
 
-def test_an_unknown_name_that_is_no_file_names_the_embedded_data(config):
+def test_an_unknown_name_that_is_no_file_names_the_embedded_data(options):
     with pytest.raises(DataError, match=r"data 'stdlib-doc': neither a file .*mean 'stdlib-docs'\?\) \(embedded: stdl"):
-        prepared(config.model_copy(update={"data": "stdlib-doc"}))
+        prepared(replace(options, data="stdlib-doc"))
 
 
-def test_a_missing_file_is_named(config):
+def test_a_missing_file_is_named(options):
     with pytest.raises(DataError, match=r"data file missing/a\.json: no such file"):
-        prepared(config.model_copy(update={"data": "missing/a.json"}))
+        prepared(replace(options, data="missing/a.json"))
 
 
 def test_chinese_is_split_by_character():
@@ -241,7 +243,7 @@ def test_a_vocabulary_keeps_to_its_size_and_starts_with_the_special_tokens():
     assert tokenizer.encode("alpha").tokens[0] == "[CLS]"
 
 
-def test_a_trained_tokenizer_is_the_same_in_every_process(config, tmp_path):
+def test_a_trained_tokenizer_is_the_same_in_every_process(options, tmp_path):
     texts = [f"{first}{second} {second}" for first in WORDS for second in WORDS]
     code = (
         "import json, sys; from distcore.tasks.text_classification.data.vocabulary import train_wordpiece;"

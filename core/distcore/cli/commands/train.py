@@ -7,7 +7,7 @@ from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distcore.cli.flags import FLAGS, GROUPS
+from distcore.cli.flags import FLAGS, GROUPS, OPTION
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
+    parser.more_help = _options_of_task  # type: ignore[attr-defined]
     other = add_job_flags(parser)
     other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
@@ -32,15 +33,27 @@ def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = (
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.name not in leave_out:
-                group.add_argument(
-                    flag.name, dest=flag.key, metavar=flag.takes, help=f"{flag.help} (default: {flag.default})"
-                )
+                key = f"{flag.key}; " if flag.key.startswith(OPTION) else ""
+                text = f"{flag.help} ({key}default: {flag.default})"
+                group.add_argument(flag.name, dest=flag.key, metavar=flag.takes, help=text)
     other = parser.add_argument_group("other")
     other.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
         help="set any config key, such as optimizer.eps=1e-6; repeatable",
     )  # fmt: skip
     return other
+
+
+def _options_of_task(argv: list[str]) -> str:
+    """Return what ``--help`` says of the task that ``argv`` names: its options, without importing torch."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--task")
+    name = finder.parse_known_args(argv)[0].task
+    if name is None:
+        return "\ndistcore train --task NAME --help also shows the options of that task.\n"
+    from distcore.cli.task_catalogue import help_of
+
+    return "\n" + help_of(name)
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:

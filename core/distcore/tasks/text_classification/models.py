@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError, nearest
+from distcore.tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,9 +44,9 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "s
 """A model folder must have at least one of these vocabulary files."""
 
 
-def from_scratch(config: RunConfig) -> bool:
+def from_scratch(options: TextOptions) -> bool:
     """True for a built-in model, which starts from random weights and trains its own tokenizer."""
-    return config.model in BUILT_IN_MODELS
+    return options.model in BUILT_IN_MODELS
 
 
 def suggested_lr(name: str) -> float:
@@ -86,17 +86,17 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
 
 
-def check_length(config: RunConfig, folder: Path) -> None:
+def check_length(options: TextOptions, folder: Path) -> None:
     """Raise ConfigError if ``max_seq_len`` exceeds the positions that the model in ``folder`` has."""
-    tree = read_config(config.model, folder)
+    tree = read_config(options.model, folder)
     positions = tree.get("max_position_embeddings")
     if not isinstance(positions, int):
         return
     # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
     reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
-    if config.max_seq_len > positions - reserved:
-        where = f"model {config.model} has positions for {positions - reserved} tokens"
-        raise ConfigError(f"max_seq_len = {config.max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
+    if options.max_seq_len > positions - reserved:
+        where = f"model {options.model} has positions for {positions - reserved} tokens"
+        raise ConfigError(f"max_seq_len = {options.max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
 
 
 def load_tokenizer(name: str, folder: Path) -> Any:
@@ -107,7 +107,7 @@ def load_tokenizer(name: str, folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: int, pad_token: int) -> nn.Module:
+def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size: int, pad_token: int) -> nn.Module:
     """Return the configured model in fp32, with a classification head for ``classes``.
 
     Under torch's meta device it has no weights, and none are read. ``vocab_size`` and ``pad_token`` are the
@@ -119,13 +119,15 @@ def build_classifier(config: RunConfig, classes: Sequence[str], *, vocab_size: i
         "label2id": {name: number for number, name in enumerate(classes)},
         "pad_token_id": pad_token,
     }
-    built_in = BUILT_IN_MODELS.get(config.model)
+    built_in = BUILT_IN_MODELS.get(options.model)
     if built_in is not None:
-        return _build_from_scratch(built_in, config, vocab_size, labels)
-    return _load_pretrained(config, labels)
+        return _build_from_scratch(built_in, options, vocab_size, labels)
+    return _load_pretrained(options, labels)
 
 
-def _build_from_scratch(built_in: BertShape, config: RunConfig, vocab_size: int, labels: dict[str, Any]) -> nn.Module:
+def _build_from_scratch(
+    built_in: BertShape, options: TextOptions, vocab_size: int, labels: dict[str, Any]
+) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     shape = BertConfig(
@@ -134,19 +136,19 @@ def _build_from_scratch(built_in: BertShape, config: RunConfig, vocab_size: int,
         num_hidden_layers=built_in.layers,
         num_attention_heads=built_in.hidden // 64,
         intermediate_size=4 * built_in.hidden,
-        max_position_embeddings=max(512, config.max_seq_len),  # 512 as in BERT, more for longer rows
+        max_position_embeddings=max(512, options.max_seq_len),  # 512 as in BERT, more for longer rows
         **labels,
     )
-    _set_dropout(shape, config.dropout)
+    _set_dropout(shape, options.dropout)
     model: nn.Module = BertForSequenceClassification(shape)
     return model
 
 
-def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
+def _load_pretrained(options: TextOptions, labels: dict[str, Any]) -> nn.Module:
     import torch
 
-    folder = model_folder(config.model)
-    with _quiet(), _one_line(f"model {config.model}: cannot be loaded"):
+    folder = model_folder(options.model)
+    with _quiet(), _one_line(f"model {options.model}: cannot be loaded"):
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
         auto: Any = AutoModelForSequenceClassification
@@ -154,7 +156,7 @@ def _load_pretrained(config: RunConfig, labels: dict[str, Any]) -> nn.Module:
         # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
         other_head = saved.num_labels != labels["num_labels"]
         shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
-        _set_dropout(shape, config.dropout)
+        _set_dropout(shape, options.dropout)
         if torch.get_default_device().type == "meta":
             skeleton: nn.Module = auto.from_config(shape)
             return skeleton

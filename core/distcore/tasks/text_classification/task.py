@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from distcore.tasks.text_classification.models import (
     suggested_lr,
     tokenizer_files,
 )
+from distcore.tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,28 +29,29 @@ LABELS = "labels.json"
 """File with the labels in the order of class numbers, as the data file writes them."""
 
 
-class TextClassification:
-    """Implements ``distcore.plugin.task.Task``; without state."""
+@dataclass(frozen=True, kw_only=True)
+class TextClassification(TextOptions):
+    """One label per text, by a transformers classifier; implements ``distcore.plugin.task.Task``."""
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
-        return {"lr": suggested_lr(config.model)}
+        return {"lr": suggested_lr(self.model)}
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_text(config)
+        return prepare_text(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``."""
         data = _text(data)
-        return build_classifier(config, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
+        return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return the folder with the model's weights; ``None`` for a built-in model."""
-        return None if from_scratch(config) else model_folder(config.model)
+        return None if from_scratch(self) else model_folder(self.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the rows of ``batch``: fp32, without dimensions."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.config import Columns
 from distcore.data.files import describe_value, read_records, row_error
 from distcore.errors import DataError
+from distcore.tasks.text_classification.options import Columns
 
 
 @dataclass(frozen=True, slots=True)

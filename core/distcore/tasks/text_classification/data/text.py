@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distcore.config import RunConfig
 from distcore.data.cache import cached_folder
 from distcore.data.files import digest
 from distcore.errors import DataError, ModelError, nearest
@@ -28,6 +27,7 @@ from distcore.tasks.text_classification.models import (
     read_config,
     tokenizer_files,
 )
+from distcore.tasks.text_classification.options import TextOptions
 
 FORMAT = 3
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
@@ -49,16 +49,16 @@ class TextDatasets(Datasets):
     """Folder that ``AutoTokenizer`` reads."""
 
 
-def prepare_text(config: RunConfig) -> TextDatasets:
+def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     """Return the tokenised data sets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. With an entry in the cache, the files are read for
     their digest only, and neither parsed nor tokenised. Raises DataError, ModelError or ConfigError.
     """
-    if not from_scratch(config):
-        check_length(config, model_folder(config.model))
-    folder = cached_folder("tokens", _key(config), lambda folder: _build(folder, config))
-    return _open(folder, config)
+    if not from_scratch(options):
+        check_length(options, model_folder(options.model))
+    folder = cached_folder("tokens", _key(options, seed), lambda folder: _build(folder, options, seed))
+    return _open(folder, options)
 
 
 def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
@@ -78,15 +78,15 @@ def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets
     )
 
 
-def _key(config: RunConfig) -> str:
+def _key(options: TextOptions, seed: int) -> str:
     """Return the key of the cache entry: a digest of everything that its content depends on."""
     facts = [
         FORMAT,
-        [_source_digest(source) for source in (config.data, config.eval_data, config.test_data)],
-        config.columns.model_dump(),
-        None if config.eval_data else [config.seed, config.eval_fraction],  # what the split depends on
-        config.max_seq_len,
-        _tokenizer_digest(config),
+        [_source_digest(source) for source in (options.data, options.eval_data, options.test_data)],
+        asdict(options.columns),
+        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
+        options.max_seq_len,
+        _tokenizer_digest(options),
         version("tokenizers"),  # a new release may tokenise differently
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
@@ -108,17 +108,17 @@ def _file(source: str) -> Path:
     return path
 
 
-def _tokenizer_digest(config: RunConfig) -> list[Any]:
-    if from_scratch(config):
-        return ["wordpiece", config.tokenizer.vocab_size]
-    folder = model_folder(config.model)
+def _tokenizer_digest(options: TextOptions) -> list[Any]:
+    if from_scratch(options):
+        return ["wordpiece", options.tokenizer.vocab_size]
+    folder = model_folder(options.model)
     files = [folder / "config.json", *tokenizer_files(folder)]
     return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
 
 
-def _rows(source: str, config: RunConfig) -> Rows:
+def _rows(source: str, options: TextOptions) -> Rows:
     reader = embedded.EMBEDDED.get(source)
-    return reader() if reader else read_rows(_file(source), config.columns)
+    return reader() if reader else read_rows(_file(source), options.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +132,28 @@ class _Part:
     """Number of each row in the file that it came from, int64, from 0."""
 
 
-def _build(folder: Path, config: RunConfig) -> None:
+def _build(folder: Path, options: TextOptions, seed: int) -> None:
     """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
-    rows = _rows(config.data, config)
+    rows = _rows(options.data, options)
     labels = distinct_labels(rows)
-    parts = _parts(rows, [str(label) for label in labels], config)
-    tokenizer = _tokenizer(config, parts["train"].texts)  # a vocabulary must not see the evaluation rows
-    facts = {name: _write_part(folder / name, part, tokenizer, config) for name, part in parts.items()}
+    parts = _parts(rows, [str(label) for label in labels], options, seed)
+    tokenizer = _tokenizer(options, parts["train"].texts)  # a vocabulary must not see the evaluation rows
+    facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
 
-def _write_part(folder: Path, part: _Part, tokenizer: Any, config: RunConfig) -> dict[str, object]:
+def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
-    tokens, lengths = tokenize(tokenizer, part.texts, config.max_seq_len)
-    _check_vocabulary(config, tokens)
+    tokens, lengths = tokenize(tokenizer, part.texts, options.max_seq_len)
+    _check_vocabulary(options, tokens)
     write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
     return {
         "rows": len(lengths),
         "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
         "mean_tokens": round(float(lengths.mean()), 1),
-        "rows_at_max_seq_len": int((lengths == config.max_seq_len).sum()),
+        "rows_at_max_seq_len": int((lengths == options.max_seq_len).sum()),
     }
 
 
@@ -163,17 +163,17 @@ def _pad_token(tokenizer: Any) -> int:
     return next(int(token) for token in candidates if token is not None)
 
 
-def _parts(rows: Rows, classes: list[str], config: RunConfig) -> dict[str, _Part]:
+def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> dict[str, _Part]:
     """Return the data sets by name. Without ``--test-data`` there is no ``test``: the evaluation rows serve as test."""
     labels = encode_labels(rows, classes)
-    if config.eval_data is None:
-        train, evaluation = split_rows(rows.name, labels, config.eval_fraction, config.seed)
+    if options.eval_data is None:
+        train, evaluation = split_rows(rows.name, labels, options.eval_fraction, seed)
         parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, evaluation)}
     else:
         parts = {"train": _take(rows, labels, np.arange(len(rows)))}
-    for name, source in (("evaluation", config.eval_data), ("test", config.test_data)):
+    for name, source in (("evaluation", options.eval_data), ("test", options.test_data)):
         if source is not None:
-            read = _rows(source, config)
+            read = _rows(source, options)
             parts[name] = _take(read, encode_labels(read, classes), np.arange(len(read)))
     return parts
 
@@ -182,25 +182,25 @@ def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
     return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers)
 
 
-def _tokenizer(config: RunConfig, texts: list[str]) -> Any:
-    if not from_scratch(config):
-        return load_tokenizer(config.model, model_folder(config.model))
+def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
+    if not from_scratch(options):
+        return load_tokenizer(options.model, model_folder(options.model))
     from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 
-    return as_transformers(train_wordpiece(texts, config.tokenizer.vocab_size))
+    return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 
-def _check_vocabulary(config: RunConfig, tokens: np.ndarray) -> None:
+def _check_vocabulary(options: TextOptions, tokens: np.ndarray) -> None:
     """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
-    if from_scratch(config):
+    if from_scratch(options):
         return
-    size = read_config(config.model, model_folder(config.model)).get("vocab_size")
+    size = read_config(options.model, model_folder(options.model)).get("vocab_size")
     if isinstance(size, int) and tokens.max(initial=0) >= size:
         problem = f"its tokenizer gives token {tokens.max()}, but config.json has a vocabulary of {size}"
-        raise ModelError(f"model {config.model}: {problem}: tokenizer and weights do not belong together")
+        raise ModelError(f"model {options.model}: {problem}: tokenizer and weights do not belong together")
 
 
-def _open(folder: Path, config: RunConfig) -> TextDatasets:
+def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
@@ -210,7 +210,7 @@ def _open(folder: Path, config: RunConfig) -> TextDatasets:
         train=sets["train"],
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
-        facts={"data": config.data, "classes": list(classes), **entry["facts"]},
+        facts={"data": options.data, "classes": list(classes), **entry["facts"]},
         classes=classes,
         labels=labels,
         vocab_size=entry["vocab_size"],
