@@ -55,6 +55,7 @@ def in_a_process(*arguments: str) -> int:
 def save(folder: str, model: str) -> int:
     """Save the built-in model with random weights as a Hugging Face folder; return the bytes of its parameters."""
     from distcore import load_config
+    from distcore.engine import task_calls
     from distcore.engine.resolve import load_task
     from distcore.jobs.train import check
 
@@ -62,7 +63,7 @@ def save(folder: str, model: str) -> int:
     task = load_task(config)
     built: Any = task.build_model(config, data)
     built.save_pretrained(folder)
-    task.save(Path(folder), config, data)
+    task_calls.save(task, Path(folder), config, data)
     return sum(parameter.numel() * parameter.element_size() for parameter in built.parameters())
 
 

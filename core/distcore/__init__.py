@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
     from distcore.data.cache import cached_folder as cached_folder
+    from distcore.data.varying import row_random as row_random
     from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat as flat
     from distcore.distributed.devices import available_cores as available_cores
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
+    from distcore.plugin.ragged import Ragged as Ragged
     from distcore.plugin.sampling import BatchPlan as BatchPlan
     from distcore.plugin.sampling import rank_sampler as rank_sampler
     from distcore.plugin.state import Box as Box
@@ -73,6 +75,7 @@ _HOME = {
     "ModelSource": "distcore.plugin.contract",
     "OptimizerFactory": "distcore.plugin.contract",
     "Piece": "distcore.plugin.state",
+    "Ragged": "distcore.plugin.ragged",
     "RankInfo": "distcore.plugin.contract",
     "Progress": "distcore.plugin.contract",
     "Run": "distcore.plugin.contract",
@@ -100,6 +103,7 @@ _HOME = {
     "sum_over_ranks": "distcore.distributed.process_group",
     "BatchPlan": "distcore.plugin.sampling",
     "rank_sampler": "distcore.plugin.sampling",
+    "row_random": "distcore.data.varying",
     "train": "distcore.engine.trainer",
     "launch": "distcore.launchers",
     "available_cores": "distcore.distributed.devices",

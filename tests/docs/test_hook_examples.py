@@ -25,6 +25,7 @@ from distcore.checkpoint import read_tensors
 from distcore.distributed.single import SingleStrategy
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import train_in
+from distcore.plugin import abilities
 from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.hookspecs import Events, Operations
 from distcore.testing.cases import all_cases
@@ -33,7 +34,16 @@ from distcore.testing.rank import Subject
 from distcore.testing.reference import apart
 from distcore.testing.runner import measure
 
-TASK_METHODS = [name for name in vars(Task) if inspect.isfunction(vars(Task)[name]) and not name.startswith("_")]
+ABILITIES = [kind for kind in vars(abilities).values() if getattr(kind, "__module__", "") == abilities.__name__]
+TASK_METHODS = {
+    name: owner
+    for owner in (Task, *ABILITIES)
+    for name in vars(owner)
+    if inspect.isfunction(vars(owner)[name]) and not name.startswith("_")
+}
+"""The methods of a task, each with the protocol that has its example."""
+TOGETHER = {"sums": ["sums", "report_sums"], "report_sums": ["sums", "report_sums"]}
+"""Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
     "Path": Path, "Rows": Rows, "Tensor": Tensor, "dist": dist, "json": json, "logging": logging, "nn": nn,
@@ -76,6 +86,11 @@ def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Ca
         exec(compile(code, f"<example of {name}>", "exec"), dict(KNOWN), found)
     del found["annotations"]
     return {name: noted(function, called) for name, function in found.items()}
+
+
+def task_methods(names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
+    """The methods that the examples of a task's protocols define."""
+    return {name: method for each in names for name, method in methods(TASK_METHODS[each], [each], called).items()}
 
 
 def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
@@ -166,18 +181,24 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
     name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
 ) -> None:
     called: set[str] = set()
-    task = type("Example", (Problem,), methods(Task, [name], called))()
+    names = TOGETHER.get(name, [name])
+    without_loss = {"loss": None} if name == "row_loss" else {}
+    task = type("Example", (Problem,), task_methods(names, called) | without_loss)()
     out = tmp_path / "run"
     with trained(out, Hooks("single", SingleStrategy()), task) as report:
-        assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
+        same = {key: report["evaluation"][key] for key in reference[1]["evaluation"]}
+        assert same == pytest.approx(reference[1]["evaluation"])
+        assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(same["accuracy"])
     assert distance(out, reference[0]) <= TOLERANCE
-    assert called == {name}
+    assert called == set(names)
 
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
-    task = type("Example", (), methods(Task, TASK_METHODS, set()))()
+    names = [name for name in TASK_METHODS if name != "row_loss"]  # with it the mean loss would do for a report
+    task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"
     with trained(out, Hooks("single", SingleStrategy()), task) as report:
+        assert report["evaluation"].pop("share_right") == pytest.approx(report["evaluation"]["accuracy"])
         assert report["evaluation"] == pytest.approx(reference[1]["evaluation"])
         assert report["data"] == {"classes": 4}
     assert distance(out, reference[0]) <= TOLERANCE

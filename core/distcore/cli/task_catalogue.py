@@ -14,7 +14,7 @@ from rich.table import Table
 from distcore.errors import DistcoreError
 from distcore.plugin import registry
 from distcore.plugin.options import Option, options_of
-from distcore.plugin.task import metrics_of
+from distcore.plugin.task import declared_metrics
 from distcore.tables import plain_table, stdout_console
 
 Description = dict[str, Any]
@@ -42,7 +42,7 @@ def describe(name: str, offered: Sequence[EntryPoint]) -> Description:
     }
     try:
         cls = registry.load("tasks", name)
-        metrics = dict(metrics_of(cls))
+        metrics = dict(declared_metrics(cls))
     except DistcoreError as error:
         return facts | {"importable": False, "reason": str(error)}
     options = [dataclasses.asdict(option) for option in options_of(cls)]
@@ -71,7 +71,7 @@ def help_of(name: str) -> str:
     console = Console(width=FILE_WIDTH, highlight=False, no_color=True)
     with console.capture() as captured:
         console.print(f"task {name}: {_about(cls)}", markup=False)
-        console.print(f"metrics: {_metrics(metrics_of(cls))}; the best of one is kept with --set checkpoints.best=NAME")
+        console.print(f"metrics: {_metrics(declared_metrics(cls))}; the best of one is kept with --set checkpoints.best=NAME")
         console.print("set an option with --set task_options.NAME=VALUE:", markup=False)
         console.print(_options(name, options_of(cls)))
     return captured.get()

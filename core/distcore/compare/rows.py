@@ -18,7 +18,7 @@ from distcore.launchers import join
 from distcore.plugin.capabilities import Capabilities
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
-from distcore.plugin.task import metrics_of
+from distcore.plugin.task import declared_metrics
 
 MAY_DIFFER = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "preset", "loader.workers", "timeout", "max_restarts",
@@ -186,7 +186,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
     return Row(
-        name=name, folder=folder, config=config, job=job, metrics=tuple(metrics_of(load_task(config))), exempt=exempt
+        name=name, folder=folder, config=config, job=job, metrics=tuple(declared_metrics(load_task(config))), exempt=exempt
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
@@ -22,16 +26,38 @@ class MicroBatches:
         self.sampler = sampler
         self.workers = config.loader.workers
 
-    def __getitem__(self, micro: MicroBatch) -> tuple[MicroBatch, Batch]:
-        return micro, self.dataset.batch(micro.indices)
+    def __getitem__(self, micro: MicroBatch) -> Loaded:
+        return Loaded(micro, self.dataset.batch(micro.indices))
 
     def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
         """Yield the micro-batches of these steps in order: the row numbers, and the collated batch on the CPU."""
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
-            return map(self.__getitem__, micros)
+            return ((micro, self.dataset.batch(micro.indices)) for micro in micros)
         pin = torch.cuda.is_available()  # pinned memory lets to_device copy while the GPU computes
-        return iter(DataLoader(self, sampler=micros, batch_size=None, num_workers=self.workers, pin_memory=pin))  # type: ignore[arg-type]
+        loader: DataLoader[Loaded] = DataLoader(
+            self,  # type: ignore[arg-type]
+            sampler=micros,
+            batch_size=None,
+            num_workers=self.workers,
+            pin_memory=pin,
+            collate_fn=_as_it_is,
+        )
+        return ((loaded.micro, loaded.batch) for loaded in loader)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A micro-batch from a loader process. A class of its own, because DataLoader would make lists of tuples."""
+
+    micro: MicroBatch
+    """The row numbers."""
+    batch: Batch
+    """The collated rows."""
+
+    def pin_memory(self) -> Loaded:
+        """Return it with all tensors in pinned memory; DataLoader calls this."""
+        return Loaded(self.micro, each_tensor(self.batch, Tensor.pin_memory))
 
 
 def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
@@ -48,4 +74,25 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Copy a batch to the rank's device; nothing else in the core moves data."""
     if device.type == "cpu":
         return batch
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return ``batch``, any nesting of mappings, lists and tuples, with ``change`` of each tensor in its place."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if type(batch) is dict:
+        return {name: each_tensor(value, change) for name, value in batch.items()}
+    if isinstance(batch, Mapping):  # of a kind of its own, such as transformers' BatchEncoding: it stays that kind
+        changed: Batch = copy(batch)
+        changed.update((name, each_tensor(value, change)) for name, value in batch.items())
+        return changed
+    if isinstance(batch, (list, tuple)):
+        values = (each_tensor(value, change) for value in batch)
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
+
+
+def _as_it_is(loaded: Any) -> Any:
+    """Leave alone what DataLoader's own conversion would change: arrays of numpy to tensors, tuples to lists."""
+    return loaded

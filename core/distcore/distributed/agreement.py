@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from distcore.errors import AgreementError, CheckpointError, DamagedError
+from distcore.errors import AgreementError, CheckpointError, DamagedError, DistcoreError, TaskError
 from distcore.plugin.contract import MicroBatch, RankInfo, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Batch
@@ -142,13 +142,13 @@ def broadcast_from_main(run: Run, hooks: Hooks, text: str) -> str:
 def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
     """Run ``action`` on every rank and return its result; if it fails on one rank, raise on all.
 
-    A failure is an OSError or a CheckpointError. Raises CheckpointError (DamagedError if it was one) with the message
-    of the first rank that failed; ``what`` stands before that of an OSError.
+    A failure is an OSError, a CheckpointError or a TaskError. Raises a TaskError or DamagedError as such, all else as
+    CheckpointError, with the message of the first rank that failed; ``what`` stands before that of an OSError.
     """
     result, failure = None, None
     try:
         result = action()
-    except (OSError, CheckpointError) as error:
+    except (OSError, CheckpointError, TaskError) as error:
         failure = error
     words = _describe(what, failure).encode()
     device = run.world.device
@@ -156,15 +156,16 @@ def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> 
         run,
         {
             "size": torch.tensor([len(words)], device=device),
-            "damaged": torch.tensor([isinstance(failure, DamagedError)], device=device).long(),
+            "kind": torch.tensor([_KINDS.index(_kind_of(failure))], device=device),
             "words": torch.tensor(list(words), dtype=torch.long, device=device),
         },
     )
     sizes = gathered["size"].tolist()
     if any(sizes):
         first = next(rank for rank, size in enumerate(sizes) if size)
-        kind = DamagedError if gathered["damaged"].tolist()[first] else CheckpointError
-        raise kind(bytes(gathered["words"].tolist()[: sizes[first]]).decode()) from failure
+        raise _KINDS[gathered["kind"].tolist()[first]](
+            bytes(gathered["words"].tolist()[: sizes[first]]).decode()
+        ) from failure
     return result  # type: ignore[return-value]  # there was no failure, so this is what action returned
 
 
@@ -174,7 +175,15 @@ def _digest(fact: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def _describe(what: str, failure: OSError | CheckpointError | None) -> str:
+_KINDS: tuple[type[DistcoreError], ...] = (CheckpointError, DamagedError, TaskError)
+"""What ``on_all_ranks`` raises; ranks tell each other its place in here."""
+
+
+def _kind_of(failure: Exception | None) -> type[DistcoreError]:
+    return next((kind for kind in (DamagedError, TaskError) if isinstance(failure, kind)), CheckpointError)
+
+
+def _describe(what: str, failure: Exception | None) -> str:
     if isinstance(failure, OSError):
         where = f"{failure.filename}: " if failure.filename else ""
         return f"{what}: {where}{failure.strerror or failure}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
+from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
-from distcore.errors import AgreementError, TaskError
+from distcore.engine.task_calls import evaluation_of, metrics_of, try_predictions
+from distcore.errors import AgreementError
 from distcore.plugin.contract import Evaluation, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import evaluation_plan
@@ -17,88 +17,62 @@ from distcore.plugin.task import Dataset, Datasets, Task
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run ``task.outputs`` over ``dataset`` on all ranks; return the same result on every rank.
+    """Run the task's evaluation over ``dataset`` on all ranks; return the same result on every rank.
 
     ``data`` are the run's datasets, which the task's report may need. Raises AgreementError if a row comes back twice
-    or not at all, because the strategy's sampler or gather is wrong.
+    or not at all, because the strategy's sampler or gather is wrong; TaskError for what the task must not return.
     """
     share_buffers(run, hooks)
-    outputs = hooks.gather_outputs(run, forward_all(run, hooks, task, dataset))
-    index = outputs.pop("index", torch.empty(0, dtype=torch.long))  # missing if the dataset has no rows
-    order = torch.argsort(index)
-    evaluated, unique = len(index), len(torch.unique(index))
+    found = gather(run, hooks, forward_all(run, hooks, task, dataset))
+    evaluated, unique = len(found.index), len(torch.unique(found.index))
     if not evaluated == unique == len(dataset):
         raise AgreementError(
             f"strategy {hooks.name!r}: evaluation returned {evaluated} rows, {unique} of them different, "
             f"for a dataset of {len(dataset)}"
         )
-    outputs = {name: tensor[order].cpu() for name, tensor in outputs.items()}
+    found = found.take(torch.argsort(found.index))
     return Evaluation(
-        outputs=outputs,
-        metrics={name: _plain(value) for name, value in task.report(outputs, data).items()},
+        outputs=found.outputs,
+        metrics=metrics_of(task, found, dataset, data),
         evaluated=evaluated,
         unique=unique,
         dataset_size=len(dataset),
     )
 
 
-def rehearse(run: Run, hooks: Hooks, task: Task, dataset: Dataset) -> None:
+def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     """Evaluate one micro-batch on every rank and forget it, so that a task that cannot be evaluated fails at once.
 
-    Raises TaskError before the first step rather than after the last.
+    Its rows stand in for all rows of the evaluation data, so that report and predictions find one for each. Raises
+    TaskError before the first step rather than after the last.
     """
-    if len(dataset):
-        forward_all(run, hooks, task, dataset, steps=1)
+    rows, found = len(data.evaluation), Collected()
+    if rows:
+        found = forward_all(run, hooks, task, data.evaluation, rehearsing=True)
+        found = found.take(torch.arange(rows) % len(found.index))
+    metrics_of(task, found, data.evaluation, data)
+    try_predictions(task, found.outputs, data)
 
 
 @torch.no_grad()
-def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset, steps: int | None = None) -> dict[str, Tensor]:
-    """Return the outputs of this rank's rows, ``(n_r, …)`` by name, and the row numbers as ``index``, ``(n_r,)``.
+def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset, rehearsing: bool = False) -> Collected:
+    """Return what the task gives for this rank's rows, on the CPU; ``rehearsing``: for its first micro-batch only.
 
     Every rank runs the same number of forward passes, as sharded parameters need; padding rows are dropped, and
-    so are the rows of a rank that does not speak for its data shard. ``steps``: only so many of the first passes.
-    Outputs wait on the CPU, so that the device need not hold those of a whole data set beside the model. Raises
-    TaskError for outputs of a wrong shape.
+    so are the rows of a rank that does not speak for its data shard, unless ``rehearsing``. Raises TaskError for
+    outputs of a wrong shape.
     """
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    parts: dict[str, list[Tensor]] = {}
-    counts = run.world.speaks
+    evaluate_batch = evaluation_of(run, task)
+    collector = Collector()
+    steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
     run.model.eval()
-    for micro, batch in MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=range(plan.steps)[:steps]):
-        batch = to_device(batch, run.world.device)
+    for micro, batch in MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps):
         with autocast:
-            outputs = task.outputs(run.model, batch)
-        for name, tensor in (outputs | {"index": torch.from_numpy(micro.indices)}).items():
-            _check_rows(name, tensor, len(micro.indices))
-            parts.setdefault(name, []).append((tensor if counts and not micro.is_padding else tensor[:0]).cpu())
+            outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
+        counts = rehearsing or (run.world.speaks and not micro.is_padding)
+        collector.add(micro.indices, outputs, sums, counts)
     run.model.train()
-    return {name: _joined(name, tensors).to(run.world.device) for name, tensors in parts.items()}
-
-
-def _check_rows(name: str, tensor: object, rows: int) -> None:
-    if not isinstance(tensor, Tensor):
-        kind = type(tensor).__name__
-        raise TaskError(f"task: outputs() returned {kind} as {name!r}; expected a tensor ({rows}, …)")
-    if tensor.dim() == 0 or len(tensor) != rows:
-        shape = tuple(tensor.shape)
-        raise TaskError(f"task: outputs() returned {name!r} of shape {shape} for {rows} rows; expected ({rows}, …)")
-
-
-def _joined(name: str, tensors: list[Tensor]) -> Tensor:
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
-    if len(shapes) > 1:
-        found = " and ".join(map(str, sorted(shapes)))
-        raise TaskError(
-            f"task: outputs() returned {name!r} with rows of shapes {found}; rows of a data set have one shape: "
-            "pad them to a fixed length, or return a number per row"
-        )
-    return torch.cat(tensors)
-
-
-def _plain(value: object) -> object:
-    """A metric as a Python number where it is a number of numpy or a tensor without dimensions."""
-    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
-        return value.item()
-    return value
+    return collector.joined()

@@ -12,9 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from distcore.data.collation import check_collation
 from distcore.data.loader import MicroBatches, one_step, to_device
+from distcore.data.varying import in_epoch
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.precision import autocast_for
+from distcore.engine.task_calls import Loss, loss_of
 from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan, training_plan
@@ -27,16 +30,20 @@ def steps(
     """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
     The loss is a scalar tensor on the device: summed over ranks, and divided by ``loss_multiplier``, it is the mean
-    loss over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows.
+    loss over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError
+    if the data are other ones each time they are collated.
     """
     plan = training_plan(run.config, dataset)
-    batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
+    sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = hooks.passes_or(partial(train_step, hooks))
-    uniform = bool((dataset.items == 1).all())  # then a step has as many items as rows, with nothing to add up
-    guarded = progress.step + run.config.data_guard_steps  # up to here the rows are checked, which costs a gather
+    task_loss = loss_of(task)
+    guarded = progress.step + run.config.data_guard_steps  # up to here rows are checked: a gather, a second collation
     run.model.train()
     while progress.step < run.total_steps:
+        varied = in_epoch(dataset, progress.epoch)
+        uniform = bool((varied.items == 1).all())  # then a step has as many items as rows, with nothing to add up
+        batches = MicroBatches(varied, sampler, run.config)
         stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
         for step in range(progress.step_in_epoch, plan.steps):
             if progress.step == run.total_steps:
@@ -45,11 +52,12 @@ def steps(
             micros = one_step(stream)
             if progress.step < guarded:
                 check_rows(run, hooks, micros, rows)
+                check_collation(varied, micros)
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
-            items = len(rows) if uniform else int(dataset.items[rows].sum())
+            items = len(rows) if uniform else int(varied.items[rows].sum())
             scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
-            loss = passes(run, micros, scaled_loss(run, task, scale, autocast))
+            loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
             result = hooks.step(run, run.config.clip)
             if progress.step < guarded:
                 check_weights(run, hooks, progress.step + 1)
@@ -60,12 +68,12 @@ def steps(
             yield progress, result, loss
 
 
-def scaled_loss(run: Run, task: Task, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
+def scaled_loss(run: Run, task_loss: Loss, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
     """Return the loss of one micro-batch as a share of its step's mean loss; padding weighs nothing."""
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         with autocast:
-            total = task.loss(model, to_device(batch, run.world.device))
+            total = task_loss(model, to_device(batch, run.world.device))
         # A padding row still runs backward, at weight 0, so that this rank takes part in every collective.
         return total * (0.0 if micro.is_padding else scale)
 

@@ -17,7 +17,7 @@ from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvalu
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
-from distcore.plugin.task import Suggests, Task, metrics_of
+from distcore.plugin.task import Suggests, Task, declared_metrics
 
 GIVEN = "object:"
 """Begins the name of a task that was given to ``train`` as an object and has no other name."""
@@ -255,7 +255,7 @@ def _precision(config: RunConfig, declared: Capabilities) -> str:
 
 def _best_metric(config: RunConfig, task: Task) -> str | None:
     """Return the metric of ``checkpoints.best``; for 'auto' the loss, or the first that the task declares."""
-    best, metrics = config.checkpoints.best, metrics_of(task)
+    best, metrics = config.checkpoints.best, declared_metrics(task)
     if best == "auto":
         return "loss" if "loss" in metrics else next(iter(metrics), None)
     if best is not None and best not in metrics:

@@ -19,6 +19,7 @@ from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.engine import task_calls
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -29,10 +30,11 @@ from distcore.engine.stopping import on_sigterm
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
+from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, ModelSource, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets, Direction, Task, metrics_of, on_resume_of
+from distcore.plugin.task import Datasets, Direction, Task, declared_metrics, on_resume_of
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]
@@ -77,14 +79,14 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
 def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. After it no reference to the run is left."""
-    data = task.prepare(config)
+    data = task_calls.prepare(task, config)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
     progress, best = resume_or_start(run, hooks, task, data)
-    rehearse(run, hooks, task, data.evaluation)
+    rehearse(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, progress, best, meter)
     return finish(run, hooks, task, data, progress, best, last, meter)
@@ -146,7 +148,7 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         with torch.device("meta"):
             return task.build_model(config, data)
 
-    return ModelSource(build=build, skeleton=skeleton, folder=task.weights_folder(config))
+    return ModelSource(build=build, skeleton=skeleton, folder=task_calls.weights_folder(task, config))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
@@ -167,7 +169,8 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple
         # "x" fails if another run took the same folder after it was checked.
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
-        task.save(out, run.config, data)
+        task_calls.save(task, out, run.config, data)
+        task_calls.reopen(task, out, run.config)  # so that an export of what is trained now will not fail
 
     on_main(run, hooks, write_start_files)
     hooks.on_run_start(run)
@@ -200,7 +203,7 @@ def fit(
                 if evaluating:
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(run, progress, best, last, metrics_of(task))
+                    best, improved = update_best(run, progress, best, last, declared_metrics(task))
                 if saving or improved:
                     saver.save(progress, asdict(best) if best else None)
             if stopping:
@@ -251,7 +254,7 @@ def finish(
     last: Evaluation | None,
     meter: Meter,
 ) -> Report:
-    """Test the final weights, write report.json and predictions.jsonl, and return the report."""
+    """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
     speed = meter.samples_per_second(progress)
     tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
     peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
@@ -273,8 +276,9 @@ def finish(
 
     def write(out: Path) -> None:
         (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
-        with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(strict_json(line) + "\n" for line in task.predictions(tested.outputs, data))
+        if isinstance(task, Predicts):
+            with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(task_calls.prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
     hooks.on_run_end(run, report)
@@ -282,7 +286,10 @@ def finish(
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Have the main rank write to the run folder; if that fails, raise CheckpointError on every rank."""
+    """Have the main rank write to the run folder; if that fails, raise on every rank.
+
+    CheckpointError for what cannot be written, TaskError for what the task does wrong.
+    """
     out = Path(str(run.config.out))
     action = partial(write, out) if run.world.is_main else _nothing
     on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)

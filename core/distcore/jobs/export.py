@@ -12,10 +12,10 @@ from torch import nn
 
 from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.reader import Checkpoint
+from distcore.engine import task_calls
 from distcore.engine.resolve import load_task
 from distcore.engine.trainer import model_source
 from distcore.errors import CheckpointError
-from distcore.plugin.task import Reopens
 
 
 def export(path: Path, to: Path) -> None:
@@ -29,7 +29,7 @@ def export(path: Path, to: Path) -> None:
     checkpoint.verify()
     config = saved_config(checkpoint.job_state(), path)
     task = load_task(config)
-    saved = task.reopen(path.resolve().parent.parent, config) if isinstance(task, Reopens) else None
+    saved = task_calls.reopen(task, path.resolve().parent.parent, config)
     data = saved or task.prepare(config)  # nothing saved: the checkpoint was moved out of its run folder
     module = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
@@ -38,7 +38,7 @@ def export(path: Path, to: Path) -> None:
     save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
     with redirect_stdout(io.StringIO()):  # transformers imports libraries that print to stdout
         save(to)
-    task.save(to, config, data)
+    task_calls.save(task, to, config, data)
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:

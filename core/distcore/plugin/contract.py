@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from distcore.config import RunConfig
+    from distcore.plugin.abilities import Outputs
     from distcore.plugin.capabilities import Capabilities
     from distcore.plugin.task import Batch
 
@@ -153,10 +154,10 @@ OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
 class Evaluation:
     """The result of evaluating a whole dataset; the same on every rank."""
 
-    outputs: dict[str, Tensor]
-    """What the task returned, by name, on the CPU, shape ``(rows, …)``: entry i belongs to row i of the dataset."""
+    outputs: Outputs
+    """What the task returned, by name, on the CPU: tensors ``(rows, …)`` and ``Ragged``; entry i is of row i."""
     metrics: dict[str, object]
-    """What the task computed from the outputs, as JSON values."""
+    """What the task computed from outputs or sums, as JSON values."""
     evaluated: int
     """Rows that came back from all ranks, padding not counted."""
     unique: int

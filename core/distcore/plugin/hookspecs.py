@@ -205,9 +205,9 @@ class Operations:
     def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Join the rows of all ranks in rank order, on every rank.
 
-        Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0; the answer is ``(sum of n_r, …)``
-        with dtypes kept. Called at the end of an evaluation and for agreement checks, never in a step.
-        Serves laws 4 and 8.
+        Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0 and differ from name to name; the
+        answer is ``(sum of n_r, …)`` with dtypes kept. Called at the end of an evaluation and for agreement checks,
+        never in a step. Serves laws 4 and 8.
 
         Example::
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from distcore.errors import TaskError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
-    from torch import Tensor, nn
+    from torch import nn
 
     from distcore.config import RunConfig
 
@@ -26,8 +26,11 @@ OnResume = Literal["free", "ask", "other rows"]
 and its training rows may then differ too.
 """
 
-Batch = dict[str, "Tensor"]
-"""A micro-batch: tensors by name, each of shape ``(n, …)`` for n rows."""
+Batch = Any
+"""A micro-batch: any nesting of dicts, lists and tuples, named ones too, that holds tensors and plain values.
+
+Most tasks have a dict of tensors of shape ``(n, …)`` for n rows.
+"""
 
 
 class Dataset(Protocol):
@@ -50,7 +53,8 @@ class Dataset(Protocol):
     def batch(self, indices: np.ndarray) -> Batch:
         """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
 
-        Every tensor is ``(n, …)`` on the CPU; the core moves it to the device.
+        Tensors are on the CPU; the core moves them to the device. The same rows give the same values each time, on
+        every rank and in every loader process; what is random belongs into ``at``, of ``Varying``.
         """
         ...
 
@@ -62,6 +66,20 @@ class Identified(Protocol):
     @property
     def content(self) -> str:
         """A digest of what the rows say, in order; made when they were prepared, so that asking costs nothing."""
+        ...
+
+
+@runtime_checkable
+class Varying(Protocol):
+    """A data set whose rows differ from epoch to epoch, as with masking or augmentation; training asks for it."""
+
+    def at(self, epoch: int) -> Dataset:
+        """Return the rows as they are in ``epoch``, counted from 0: as many and as long as before, in the same order.
+
+        Called when an epoch starts, and again when a run resumes inside it: the answer depends on ``epoch`` and on
+        nothing else. ``items``, and what ``batch`` gives, may differ between epochs; ``distcore.row_random`` makes
+        random numbers for a row of an epoch.
+        """
         ...
 
 
@@ -81,6 +99,10 @@ class Datasets:
 
 class Task(Protocol):
     """What is trained. Nothing in it knows of ranks, devices or strategies.
+
+    Beside these two methods it has ``loss`` or ``row_loss``, and what its evaluation needs: ``outputs`` and ``report``,
+    or ``sums`` and ``report_sums``; with ``row_loss`` nothing else. All else is optional. The methods stand in
+    ``distcore.plugin.abilities``, and a task with one of that name has it called.
 
     What a method raises as a DistcoreError ends the run in one line; anything else is a failure with a traceback.
     The examples together are a task, and a test trains it; ``Rows`` in them is a ``Dataset`` that makes rows up,
@@ -108,91 +130,12 @@ class Task(Protocol):
         Example::
 
             def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-                return Classifier(dropout=config.dropout or 0.0)
-        """
-        ...
-
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
-
-        Example::
-
-            def weights_folder(self, config: RunConfig) -> Path | None:
-                folder = Path(config.model)
-                return folder if any(folder.glob("*.safetensors")) else None
-        """
-        ...
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
-
-        ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's
-        losses do there.
-
-        Example::
-
-            def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-                logits = model(batch["tokens"])  # (n, classes)
-                return F.cross_entropy(logits, batch["labels"], reduction="sum")
-        """
-        ...
-
-    def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation needs: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
-
-        Any dtype, the same for every batch; all but the first dimension are the same for every batch, too. Called
-        without gradient, in evaluation mode.
-
-        Example::
-
-            def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-                logits, label = model(batch["tokens"]).float(), batch["labels"]
-                loss = F.cross_entropy(logits, label, reduction="none")
-                return {"loss": loss, "prediction": logits.argmax(-1), "label": label}
-        """
-        ...
-
-    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Turn the outputs of a whole dataset, on the CPU and in its order, into metrics as JSON values.
-
-        Without rows ``outputs`` is empty; the metrics must be there all the same.
-
-        Example::
-
-            def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-                if not outputs:
-                    return {"loss": 0.0, "accuracy": 0.0}
-                right = outputs["prediction"] == outputs["label"]
-                return {"loss": outputs["loss"].mean().item(), "accuracy": right.float().mean().item()}
-        """
-        ...
-
-    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
-        """Turn the same outputs into the lines of predictions.jsonl, one JSON object per row.
-
-        Example::
-
-            def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
-                for index, prediction in enumerate(outputs["prediction"].tolist() if outputs else []):
-                    yield {"index": index, "prediction": prediction}
-        """
-        ...
-
-    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write into the run folder what a user of the model needs beside its weights; on the main rank.
-
-        Called before the first step. What fails to be written ends the run on every rank, in one line.
-
-        Example::
-
-            def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-                names = ["sport", "science", "politics", "weather"]
-                (folder / "classes.json").write_text(json.dumps(names))
+                return Classifier(dropout=0.1)
         """
         ...
 
 
-def metrics_of(task: object) -> dict[str, Direction]:
+def declared_metrics(task: object) -> dict[str, Direction]:
     """Return the metrics that ``task`` declares, in its attribute ``metrics``, with what is better; default: the loss.
 
     Raises TaskError for a direction other than ``min`` and ``max``.

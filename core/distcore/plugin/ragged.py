@@ -1,0 +1,44 @@
+"""Outputs whose rows differ in size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of unlike sizes, one after the other: ``ragged[i]`` is row i, ``len(ragged)`` the number of rows.
+
+    From tensors that are padded to ``(n, longest, …)``, with a mask ``(n, longest)`` of what counts, it is
+    ``Ragged(padded[mask], mask.sum(1))``.
+    """
+
+    values: Tensor
+    """The entries of all rows in order, shape ``(sum(lengths), …)``, any dtype."""
+    lengths: Tensor
+    """How many entries each row has, int64, shape ``(n,)``; 0 is possible."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Return the entries of one row, shape ``(lengths[row], …)``; raises IndexError for a row that is not there."""
+        end = self._ends[row]
+        return self.values[end - int(self.lengths[row]) : end]
+
+    def take(self, rows: Tensor) -> Ragged:
+        """Return the rows ``rows``, int64, shape ``(m,)``, in this order; a row may come several times."""
+        lengths = self.lengths[rows]
+        ends = lengths.cumsum(0)
+        # Entry j of the answer lies as far behind the start of its row as it does here.
+        shift = (self.lengths.cumsum(0)[rows] - ends).repeat_interleave(lengths)
+        return Ragged(self.values[torch.arange(len(shift), device=shift.device) + shift], lengths)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return self.lengths.cumsum(0).tolist()
