@@ -95,7 +95,7 @@ def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]
 def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
     default, annotation = field_of(flag)
     assert default is not PydanticUndefined
-    if flag.key in NOT_A_CONSTANT:
+    if flag.key.removeprefix("task_options.") in NOT_A_CONSTANT:
         assert default is None
     else:
         assert flag.default == str(default)

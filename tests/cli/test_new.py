@@ -1,4 +1,4 @@
-"""``distcore new strategy``; that its skeleton passes its contract stands in test_distributions.py."""
+"""``distcore new``; that the skeletons pass their contracts stands in test_distributions.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 from distcore.cli.main import main
 
 
-def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "strategy", "my-own", "--into", str(tmp_path)]) == 0
+@pytest.mark.parametrize(("kind", "cls"), [("strategy", "Strategy"), ("task", "Task")])
+def test_the_skeleton_has_its_name_everywhere(
+    kind: str, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", kind, "my-own", "--into", str(tmp_path)]) == 0
     assert str(tmp_path / "distcore-my-own") in capsys.readouterr().out
     written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     assert set(written) == {
@@ -23,14 +26,14 @@ def test_the_skeleton_names_the_strategy_everywhere(tmp_path: Path, capsys: pyte
             "tests/test_distcore_my_own.py",
         )
     }
-    assert 'my-own = "distcore_my_own:Strategy"' in written["distcore-my-own/pyproject.toml"]
+    assert f'my-own = "distcore_my_own:{cls}"' in written["distcore-my-own/pyproject.toml"]
     assert not any("$" in text for text in written.values())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy)"),
+        (["strategie", "x"], "new strategie: no such kind (did you mean 'strategy'?) (kinds: strategy, task)"),
         (
             ["strategy", "Mine!"],
             "new strategy 'Mine!': expected lower-case letters, digits and hyphens, a letter first",

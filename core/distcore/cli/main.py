@@ -16,8 +16,8 @@ COMMANDS = {
     "eval": "evaluate a checkpoint, under any strategy",
     "compare": "run one job under several strategies, side by side",
     "checkpoint": "list, check, compare and export checkpoints",
-    "check": "measure the laws against a strategy",
-    "new": "write the skeleton of a strategy's package",
+    "check": "measure the laws against a strategy or a task",
+    "new": "write the package of a strategy or a task",
     "strategies": "list the installed strategies: what they declare, and their options",
     "tasks": "list the installed tasks: their metrics, and their options",
 }

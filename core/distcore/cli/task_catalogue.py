@@ -71,7 +71,9 @@ def help_of(name: str) -> str:
     console = Console(width=FILE_WIDTH, highlight=False, no_color=True)
     with console.capture() as captured:
         console.print(f"task {name}: {_about(cls)}", markup=False)
-        console.print(f"metrics: {_metrics(declared_metrics(cls))}; the best of one is kept with --set checkpoints.best=NAME")
+        console.print(
+            f"metrics: {_metrics(declared_metrics(cls))}; the best of one is kept with --set checkpoints.best=NAME"
+        )
         console.print("set an option with --set task_options.NAME=VALUE:", markup=False)
         console.print(_options(name, options_of(cls)))
     return captured.get()

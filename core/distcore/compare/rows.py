@@ -186,7 +186,12 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
     return Row(
-        name=name, folder=folder, config=config, job=job, metrics=tuple(declared_metrics(load_task(config))), exempt=exempt
+        name=name,
+        folder=folder,
+        config=config,
+        job=job,
+        metrics=tuple(declared_metrics(load_task(config))),
+        exempt=exempt,
     )
 
 

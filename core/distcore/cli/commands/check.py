@@ -1,4 +1,4 @@
-"""``distcore check``: measure whether a strategy keeps the laws."""
+"""``distcore check``: measure whether a strategy or a task keeps the laws."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ BROKEN = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("--strategy", required=True, metavar="NAME", help="an installed strategy")
-    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start here (default: 2)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--strategy", metavar="NAME", help="an installed strategy")
+    what.add_argument("--task", metavar="NAME", help="an installed task, or file.py:Class; measured in one process")
+    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start for a strategy (default: 2)")
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
         help="set a config key, such as strategy_options.NAME=VALUE or device=cpu; repeatable",
@@ -27,9 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
-    from distcore.testing.runner import check
+    settings = parse_settings(arguments.set)
+    if arguments.task:
+        from distcore.testing.task_runner import check_task
 
-    found = check(arguments.strategy, arguments.nproc, settings=parse_settings(arguments.set), only=arguments.case)
+        found = check_task(arguments.task, settings, only=arguments.case)
+    else:
+        from distcore.testing.runner import check
+
+        found = check(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
     if arguments.json:
         print(json.dumps([asdict(finding) | {"verdict": finding.verdict} for finding in found], indent=1))
     else:

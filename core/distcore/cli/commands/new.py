@@ -1,4 +1,4 @@
-"""``distcore new strategy NAME``: write the package of a new strategy, which passes its contract test as written."""
+"""``distcore new strategy|task NAME``: write a package that passes its own contract test as written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from string import Template
 
 from distcore.errors import ConfigError, nearest
 
+KINDS = ("strategy", "task")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore new strategy NAME [--into FOLDER]"
-    parser.add_argument("kind", metavar="strategy", help="what to write")
-    parser.add_argument("name", metavar="NAME", help="name that will follow --strategy; the folder is distcore-NAME")
+    parser.usage = "distcore new strategy|task NAME [--into FOLDER]"
+    parser.add_argument("kind", metavar="strategy|task", help="what to write")
+    parser.add_argument(
+        "name", metavar="NAME", help="name that will follow --strategy or --task; the folder is distcore-NAME"
+    )
     parser.add_argument(
         "--into", metavar="FOLDER", default=".", help="where the new folder goes (default: the current one)"
     )
@@ -23,27 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the package, print the next commands, and return 0; raises ConfigError."""
-    if arguments.kind != "strategy":
-        raise ConfigError(
-            f"new {arguments.kind}: no such kind{nearest(arguments.kind, ['strategy'])} (kinds: strategy)"
-        )
-    folder = write_strategy(arguments.name, Path(arguments.into))
+    kind = arguments.kind
+    if kind not in KINDS:
+        raise ConfigError(f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})")
+    folder = write_package(kind, arguments.name, Path(arguments.into))
     print(f"{folder}: pip install --editable {folder}, then python -m pytest {folder}")
     return 0
 
 
-def write_strategy(name: str, into: Path) -> Path:
-    """Write the package of strategy ``name`` into a new folder below ``into``; raises ConfigError."""
+def write_package(kind: str, name: str, into: Path) -> Path:
+    """Write the package of the strategy or task ``name`` into a new folder below ``into``; raises ConfigError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ConfigError(f"new strategy {name!r}: expected lower-case letters, digits and hyphens, a letter first")
+        raise ConfigError(f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first")
     folder, package = into / f"distcore-{name}", f"distcore_{name.replace('-', '_')}"
     if folder.exists():
-        raise ConfigError(f"new strategy {name!r}: {folder} already exists; choose another name or --into")
-    templates = files("distcore.cli") / "skeleton"
+        raise ConfigError(f"new {kind} {name!r}: {folder} already exists; choose another name or --into")
+    templates = files("distcore.cli") / "skeleton" / kind
     for template, target in {
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",
-        "strategy.py.txt": f"{package}/__init__.py",
+        f"{kind}.py.txt": f"{package}/__init__.py",
         "py.typed.txt": f"{package}/py.typed",
         "test.py.txt": f"tests/test_{package}.py",
     }.items():
@@ -52,5 +55,5 @@ def write_strategy(name: str, into: Path) -> Path:
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             (folder / target).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"new strategy {name!r}: {folder / target} cannot be written: {error.strerror}") from None
+            raise ConfigError(f"new {kind} {name!r}: {folder / target} cannot be written: {error.strerror}") from None
     return folder

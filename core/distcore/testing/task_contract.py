@@ -1,0 +1,41 @@
+"""The laws from a task's side as pytest tests.
+
+A task's test is three lines::
+
+    class TestMine(TaskContract):
+        task = "mine"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+
+from distcore.testing.cases import Finding
+from distcore.testing.task_laws import task_cases
+from distcore.testing.task_runner import check_task
+
+
+class TaskContract:
+    """One test per case. All cases of a class are measured when the first of them runs."""
+
+    task: ClassVar[str]
+    """Name of an installed task, or ``file.py:Class``."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Config keys by dotted name, such as ``{"task_options.model": "small"}``."""
+
+    @pytest.mark.parametrize("case", task_cases())
+    def test_law(self, case: str) -> None:
+        """A broken law fails with its error, its bound and where it was seen; a declared exemption skips."""
+        outcome = _found(self.task, *sorted(self.settings.items()))[case]
+        if outcome.held is None:
+            pytest.skip(outcome.note)
+        assert outcome.held, str(outcome)
+
+
+@cache
+def _found(task: str, *settings: tuple[str, Any]) -> dict[str, Finding]:
+    return {finding.case: finding for finding in check_task(task, dict(settings))}

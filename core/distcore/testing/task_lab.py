@@ -1,0 +1,117 @@
+"""What the cases of a task work on: the task, its data, and its model with dropout switched off."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distcore.config import RunConfig, load_config
+from distcore.distributed.single import SingleStrategy
+from distcore.engine import task_calls
+from distcore.engine.outputs import Collected, Collector
+from distcore.engine.resolve import load_task, resolve
+from distcore.plugin.contract import Run, World
+from distcore.plugin.task import Batch, Dataset, Datasets, Task
+
+ROWS = 6
+"""Rows of a batch that is compared with its rows one by one."""
+
+
+@dataclass
+class TaskLab:
+    """A task as the cases see it. They share data and models, and change neither."""
+
+    config: RunConfig
+    """Resolved, for one process."""
+    task: Task
+    """The task, with the options of the config."""
+    folder: Path
+    """An empty folder, for what the task writes."""
+
+    @cached_property
+    def data(self) -> Datasets:
+        """The task's data sets."""
+        return task_calls.prepare(self.task, self.config)
+
+    def build(self) -> nn.Module:
+        """Return a new model, from the seed of the config, without dropout and in the mode for training."""
+        torch.manual_seed(self.config.seed)
+        return without_dropout(self.task.build_model(self.config, self.data)).train()
+
+    def rows(self, dataset: Dataset) -> np.ndarray:
+        """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
+        first = np.arange(min(len(dataset), 1000))
+        order = first[np.argsort(dataset.lengths[first], kind="stable")]
+        chosen: np.ndarray = order[np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))]
+        return chosen
+
+    @torch.no_grad()
+    def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
+        """Return what the task's evaluation gives for a batch of ``rows`` rows, in evaluation mode."""
+        model.eval()
+        world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+        run = Run(config=self.config, world=world, capabilities=SingleStrategy.capabilities, module=model, model=model)
+        outputs, sums = task_calls.evaluation_of(run, self.task)(batch, rows)
+        collector = Collector()
+        collector.add(np.arange(rows), outputs, sums, counts=True)
+        return collector.joined()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a batch, summed over its items."""
+        return task_calls.loss_of(self.task)(model, batch)
+
+
+def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
+    """Return the lab of the task ``name`` under ``settings``, config keys by dotted name; raises DistcoreError."""
+    changes = {"task": name, "device": "cpu", "lr": 1e-3, "out": str(folder / "run"), **settings}
+    config = resolve(load_config(None, changes))
+    return TaskLab(config=config, task=load_task(config), folder=folder)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Set the probability of every dropout in ``model`` to 0, and return it."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_probability = "drop" in name or (name == "p" and "drop" in type(module).__name__.lower())
+            if is_probability and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model
+
+
+@contextmanager
+def other_random_state(seed: int) -> Iterator[None]:
+    """Inside, the generators of Python, numpy and torch start from ``seed``; afterwards they are as before."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return what a batch holds, in order: arrays for tensors, other values as they are."""
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
+
+
+def count_differing(one: Any, other: Any) -> int:
+    """Return how many leaves of two batches differ."""
+    mine, others = leaves(one), leaves(other)
+    if len(mine) != len(others):
+        return max(len(mine), len(others))
+    return sum(not np.array_equal(a, b) for a, b in zip(mine, others, strict=True))

@@ -1,0 +1,297 @@
+"""The laws from the side of a task: what it must keep, in one process, so that every strategy can keep the rest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distcore.checkpoint.job_state import fingerprint
+from distcore.engine import task_calls
+from distcore.engine.outputs import Collected
+from distcore.engine.resolve import load_task
+from distcore.plugin.abilities import Predicts
+from distcore.plugin.options import values_of
+from distcore.plugin.ragged import Ragged
+from distcore.plugin.task import Identified, Reopens, Varying, declared_metrics
+from distcore.testing.cases import EXACT, FP32, LAWS, Case, Measured, Skip
+from distcore.testing.task_lab import TaskLab, count_differing, other_random_state
+
+_CASES: dict[str, Case] = {}
+
+
+def task_cases() -> Mapping[str, Case]:
+    """Return the cases of a task by name, in the order of the laws."""
+    return dict(sorted(_CASES.items(), key=lambda item: LAWS[item[1].law]))
+
+
+def _law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
+    def register(function: Callable[[TaskLab], Measured]) -> Callable[[TaskLab], Measured]:
+        case = function.__name__.replace("_", "-")
+        _CASES[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
+        return function
+
+    return register
+
+
+@_law("order")
+def same_rows_again(lab: TaskLab) -> Measured:
+    """``prepare`` gives the same rows in the same order each time, as it must on every rank."""
+    again = task_calls.prepare(lab.task, lab.config)
+    differing = []
+    for name in ("train", "evaluation", "test"):
+        one, other = getattr(lab.data, name), getattr(again, name)
+        rows = lab.rows(one)
+        if fingerprint(one) != fingerprint(other) or count_differing(one.batch(rows), other.batch(rows)):
+            differing.append(name)
+    return Measured(error=len(differing), bound=EXACT, note=f"data sets that differ: {', '.join(differing) or 'none'}")
+
+
+@_law("order")
+def same_batch_again(lab: TaskLab) -> Measured:
+    """The same rows give the same batch whatever the random state, or a resumed run would see others."""
+    differing = 0
+    for epoch in range(2):
+        with other_random_state(epoch):
+            one = lab.data.train.at(epoch) if isinstance(lab.data.train, Varying) else lab.data.train
+            first = one.batch(lab.rows(one))
+        with other_random_state(epoch + 100):
+            other = lab.data.train.at(epoch) if isinstance(lab.data.train, Varying) else lab.data.train
+            differing += count_differing(first, other.batch(lab.rows(other)))
+    return Measured(error=differing, bound=EXACT, note="leaves of a batch that differ; random numbers belong into at()")
+
+
+@_law("gradient")
+def items_count(lab: TaskLab) -> Measured:
+    """``items`` has a whole number of at least 0 for each row, and not 0 for all of them."""
+    items, rows = np.asarray(lab.data.train.items[np.arange(len(lab.data.train))]), len(lab.data.train)
+    wrong = int(items.shape != (rows,)) + int(not np.issubdtype(items.dtype, np.integer))
+    wrong += int((items < 0).sum()) + int(rows > 0 and not (items > 0).any())
+    return Measured(error=wrong, bound=EXACT, note=f"items of shape {items.shape} and {items.dtype} for {rows} rows")
+
+
+@_law("gradient")
+def loss_is_a_sum(lab: TaskLab) -> Measured:
+    """Loss and gradient of a batch are the sums over its rows, each computed alone, with dropout off."""
+    rows = lab.rows(lab.data.train)
+    whole, parts = lab.build(), lab.build()
+    together = lab.loss(whole, lab.data.train.batch(rows))
+    together.backward()  # type: ignore[no-untyped-call]
+    alone = torch.zeros(())
+    for row in rows:
+        part = lab.loss(parts, lab.data.train.batch(row[None]))
+        part.backward()  # type: ignore[no-untyped-call]
+        alone = alone + part.detach()
+    of_loss = _relative(together.detach(), alone)
+    of_gradient = _relative(_gradient(whole), _gradient(parts))
+    note = f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows"
+    return Measured(error=max(of_loss, of_gradient), bound=FP32, note=note)
+
+
+@_law("gradient")
+def loss_is_fp32(lab: TaskLab) -> Measured:
+    """The loss is a scalar in fp32, also under autocast to bf16."""
+    model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = lab.loss(model, batch)
+    wrong = int(loss.dtype != torch.float32) + int(loss.dim() > 0) + int(not loss.requires_grad)
+    found = f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} gradient"
+    return Measured(error=wrong, bound=EXACT, note=found)
+
+
+@_law("gradient")
+def through_the_model(lab: TaskLab) -> Measured:
+    """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
+    model = lab.build()
+    batch = lab.data.train.batch(lab.rows(lab.data.train))
+    front = _Front(model)
+    try:
+        loss = lab.loss(front, batch)
+    except AttributeError as error:
+        return Measured(error=1, bound=EXACT, note=f"loss() asks for more than model(...): {error}")
+    loss.backward()  # type: ignore[no-untyped-call]
+    around = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    note = f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model: {front.calls}"
+    return Measured(error=len(around) + int(front.calls == 0), bound=EXACT, note=note)
+
+
+@_law("evaluation")
+def rows_alone(lab: TaskLab) -> Measured:
+    """A row's outputs do not depend on the rows beside it; sums are sums over rows."""
+    model, rows = lab.build(), lab.rows(lab.data.evaluation)
+    together = lab.evaluated(model, lab.data.evaluation.batch(rows), len(rows))
+    alone = [lab.evaluated(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
+    worst, where = 0.0, "no outputs"
+    for name, value in together.outputs.items():
+        found = max(_largest(_row(value, i), _row(one.outputs[name], 0)) for i, one in enumerate(alone))
+        worst, where = max((worst, where), (found, f"output {name!r}"))
+    for name, total in together.sums.items():
+        found = _relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
+        worst, where = max((worst, where), (found, f"sum {name!r}"))
+    return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
+
+
+@_law("evaluation")
+def evaluation_changes_nothing(lab: TaskLab) -> Measured:
+    """An evaluation gives the same twice and leaves parameters and buffers as they were."""
+    torch.manual_seed(lab.config.seed)
+    model = lab.task.build_model(lab.config, lab.data)
+    before = copy.deepcopy(model.state_dict())
+    rows = lab.rows(lab.data.evaluation)
+    batch = lab.data.evaluation.batch(rows)
+    with other_random_state(1):
+        first = lab.evaluated(model, batch, len(rows))
+    with other_random_state(2):
+        second = lab.evaluated(model, batch, len(rows))
+    changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+    differing = [name for name in first.outputs if not _equal(first.outputs[name], second.outputs[name])]
+    differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
+    note = f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls: {', '.join(differing) or 'none'}"
+    return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
+
+
+@_law("evaluation")
+def metrics_are_there(lab: TaskLab) -> Measured:
+    """The report has a number for every metric that the task declares, and the same names without rows."""
+    model, dataset = lab.build(), lab.data.evaluation
+    rows = np.arange(min(len(dataset), 32))
+    found = lab.evaluated(model, dataset.batch(rows), len(rows))
+    metrics = task_calls.metrics_of(lab.task, found, dataset, lab.data)
+    declared = declared_metrics(lab.task)
+    missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
+    missing += [
+        name for name in declared if name not in task_calls.metrics_of(lab.task, Collected(), dataset, lab.data)
+    ]
+    return Measured(error=len(missing), bound=EXACT, note=f"not there or no number: {', '.join(missing) or 'none'}")
+
+
+@_law("evaluation")
+def predictions_for_all_rows(lab: TaskLab) -> Measured:
+    """``predictions`` gives one JSON object for each row."""
+    if not isinstance(lab.task, Predicts):
+        raise Skip("the task has no predictions()")
+    model, dataset = lab.build(), lab.data.evaluation
+    rows = np.arange(min(len(dataset), 32))
+    found = lab.evaluated(model, dataset.batch(rows), len(rows))
+    lines = list(task_calls.prediction_lines(lab.task, found.outputs, lab.data))
+    return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
+
+
+@_law("checkpoint")
+def same_weights_again(lab: TaskLab) -> Measured:
+    """The same seed builds the same model, as it must on every rank."""
+    one, other = lab.build().state_dict(), lab.build().state_dict()
+    differing = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
+    return Measured(
+        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
+    )
+
+
+@_law("checkpoint")
+def reopens_without_data(lab: TaskLab) -> Measured:
+    """What ``save`` wrote is enough to build the same model again."""
+    if not isinstance(lab.task, Reopens):
+        raise Skip("the task has no reopen(): an export prepares its data again")
+    folder = lab.folder / "saved"
+    folder.mkdir(exist_ok=True)
+    task_calls.save(lab.task, folder, lab.config, lab.data)
+    data = task_calls.reopen(lab.task, folder, lab.config)
+    if data is None:
+        return Measured(error=1, bound=EXACT, note="reopen() does not know the folder that save() wrote")
+    mine, again = lab.build().state_dict(), lab.task.build_model(lab.config, data).state_dict()
+    shapes, others = ({name: value.shape for name, value in state.items()} for state in (mine, again))
+    differing = sorted(name for name in shapes.keys() | others.keys() if shapes.get(name) != others.get(name))
+    return Measured(
+        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
+    )
+
+
+@_law("resume")
+def rows_are_identified(lab: TaskLab) -> Measured:
+    """The training rows have a digest of their content, so that a resume on others is refused."""
+    if not isinstance(lab.data.train, Identified):
+        raise Skip("the training data has no `content`: a resume on other rows of the same lengths would not be seen")
+    content = lab.data.train.content
+    return Measured(
+        error=int(not isinstance(content, str) or not content), bound=EXACT, note=f"content {content!r:.20}"
+    )
+
+
+@_law("resume")
+def options_survive(lab: TaskLab) -> Measured:
+    """The options that config.yaml records build the same task again."""
+    again = values_of(load_task(lab.config))
+    differing = [name for name, value in lab.config.task_options.items() if again.get(name) != value]
+    return Measured(error=len(differing), bound=EXACT, note=f"options that differ: {', '.join(differing) or 'none'}")
+
+
+@_law("surprise")
+def builds_without_storage(lab: TaskLab) -> Measured:
+    """The model can be built on the meta device, so that a strategy that shards never holds it whole."""
+    try:
+        with torch.device("meta"):
+            model = lab.task.build_model(lab.config, lab.data)
+    except Exception as error:  # whatever build_model does with values that are not there
+        raise Skip(
+            f"build_model() needs values of tensors, so each rank builds it whole: {type(error).__name__}"
+        ) from None
+    real = lab.build().state_dict()
+    differing = sorted(real.keys() ^ model.state_dict().keys())
+    return Measured(
+        error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
+    )
+
+
+class _Front(nn.Module):
+    """A model of which only calls are seen: they compute with copies of the parameters, so that any other way shows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.calls = 0
+        self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
+        copies = {name: value.detach().clone() for name, value in inner.state_dict(keep_vars=True).items()}
+        self._copies = {name: _with_gradient(value) for name, value in copies.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
+
+
+def _with_gradient(value: Tensor) -> Tensor:
+    return value.requires_grad_() if value.is_floating_point() else value
+
+
+def _gradient(model: nn.Module) -> Tensor:
+    parts = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat(parts) if parts else torch.zeros(1)
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    """Return the L2 norm of the difference as a part of the norm of ``other``; 0 if both are 0."""
+    size = float(other.double().norm())
+    difference = float((one.double() - other.double()).norm())
+    return difference / size if size else difference
+
+
+def _largest(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, as a part of the largest value where that is above 1."""
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    scale = max(1.0, float(other.double().abs().max()))
+    return float((one.double() - other.double()).abs().max()) / scale
+
+
+def _row(value: Tensor | Ragged, row: int) -> Tensor:
+    return value[row]
+
+
+def _equal(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
+    if isinstance(one, Ragged) and isinstance(other, Ragged):
+        return torch.equal(one.lengths, other.lengths) and torch.equal(one.values, other.values)
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)

@@ -1,0 +1,43 @@
+"""Measure the laws from the side of a task, in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distcore.errors import DistcoreError, StrategyError, nearest
+from distcore.launchers.failures import one_line
+from distcore.testing.cases import Case, Finding, Skip
+from distcore.testing.task_lab import TaskLab, task_lab
+from distcore.testing.task_laws import task_cases
+
+
+def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
+    """Measure the laws of a task in this process; one finding per case, in the order of the laws.
+
+    ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name, such as
+    ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a task that cannot be built or
+    prepared.
+    """
+    cases, wanted = task_cases(), set(only)
+    for unknown in wanted - cases.keys():
+        raise StrategyError(f"no case named {unknown!r}{nearest(unknown, cases)} (cases: {', '.join(cases)})")
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+        lab = task_lab(name, settings or {}, Path(folder))
+        exempt: Mapping[str, str] = getattr(lab.task, "exempt", {})
+        return [_finding(case, lab, exempt) for case in cases.values() if not wanted or case.name in wanted]
+
+
+def _finding(case: Case, lab: TaskLab, exempt: Mapping[str, str]) -> Finding:
+    if case.name in exempt:
+        return case.skipped(exempt[case.name])
+    try:
+        return case.found(case.measure(lab))
+    except Skip as reason:
+        return case.skipped(str(reason))
+    except DistcoreError as error:
+        return case.broken(one_line(str(error)))
+    except Exception as error:  # of the task's own code
+        return case.broken(one_line(f"{type(error).__name__}: {error}"))

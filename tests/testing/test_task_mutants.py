@@ -1,0 +1,202 @@
+"""Each case of the task's contract is broken by a task that breaks the promise which it measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distcore import Datasets, RunConfig
+from distcore.plugin import registry
+from distcore.testing.problem import Problem, Rows
+from distcore.testing.task_laws import task_cases
+from distcore.testing.task_runner import check_task
+
+MUTANTS: dict[str, type[Any]] = {}
+"""A broken task by the case that must find it."""
+
+
+def breaks(case: str) -> Any:
+    def register(cls: type[Any]) -> type[Any]:
+        MUTANTS[case] = dataclass(frozen=True, kw_only=True)(cls)
+        return cls
+
+    return register
+
+
+class Sound(Problem):
+    """Keeps every promise that can be measured."""
+
+    metrics: ClassVar = {"loss": "min", "accuracy": "max"}
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets:
+        none = Rows(1)
+        return Datasets(train=none, evaluation=none, test=none)
+
+
+class Changed:
+    """A data set of which some methods are replaced."""
+
+    def __init__(self, rows: Rows, **changes: Any) -> None:
+        self.rows = rows
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rows, name)
+
+
+def with_train(data: Datasets, **changes: Any) -> Datasets:
+    rows: Any = data.train
+    return dataclasses.replace(data, train=Changed(rows, **changes))
+
+
+@breaks("same-rows-again")
+class OtherRowsEachTime(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        return dataclasses.replace(super().prepare(config), train=Rows(50, seed=random.randrange(2**32)))
+
+
+@breaks("same-batch-again")
+class MasksAtRandom(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        data = super().prepare(config)
+
+        def batch(indices: np.ndarray) -> dict[str, Tensor]:
+            whole: dict[str, Tensor] = data.train.batch(indices)
+            return whole | {"tokens": whole["tokens"] * torch.bernoulli(torch.full(whole["tokens"].shape, 0.5)).long()}
+
+        return with_train(data, batch=batch)
+
+
+@breaks("items-count")
+class CountsBelowZero(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        data = super().prepare(config)
+        return with_train(data, items=np.where(np.arange(50) == 3, -1, 1))
+
+
+@breaks("loss-is-a-sum")
+class ReturnsTheMean(Sound):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) / len(batch["labels"])
+
+
+@breaks("loss-is-fp32")
+class LosesPrecision(Sound):
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch).bfloat16()
+
+
+@breaks("through-the-model")
+class GoesAround(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model = super().build_model(config, data)
+        KEPT.append(model)
+        return model
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) + 0 * super().loss(KEPT[-1], batch)
+
+
+KEPT: list[nn.Module] = []
+
+
+@breaks("rows-alone")
+class LooksAtItsNeighbours(Sound):
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = super().outputs(model, batch)
+        return outputs | {"loss": outputs["loss"] - outputs["loss"].mean()}
+
+
+@breaks("evaluation-changes-nothing")
+class EvaluatesInTrainingMode(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        return nn.Sequential(super().build_model(config, data), nn.BatchNorm1d(4))
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return super().outputs(model.train(), batch)
+
+
+@breaks("metrics-are-there")
+class ForgetsAMetric(Sound):
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        return {"loss": 0.5, "accuracy": "high"}
+
+
+@breaks("predictions-for-all-rows")
+class LeavesOutALine(Sound):
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Any:
+        return list(super().predictions(outputs, data))[1:]
+
+
+@breaks("same-weights-again")
+class SeedsItself(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        torch.manual_seed(random.randrange(2**32))
+        return super().build_model(config, data)
+
+
+@breaks("reopens-without-data")
+class BuildsFromItsRows(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model = super().build_model(config, data)
+        model.register_buffer("seen", torch.zeros(len(data.train)))
+        return model
+
+
+@breaks("rows-are-identified")
+class HasNoName(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        return with_train(super().prepare(config), content="")
+
+
+@breaks("options-survive")
+class ForgetsAnOption(Sound):
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.size + 1)
+
+
+@breaks("builds-without-storage")
+class BuildsOtherwiseOnMeta(Sound):
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        model = super().build_model(config, data)
+        if torch.get_default_device().type == "meta":
+            model.register_parameter("more", nn.Parameter(torch.zeros(1)))
+        return model
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    load = registry.load
+
+    def measure(task: type[Any], case: str) -> Any:
+        monkeypatch.setattr(registry, "load", lambda group, name: task if group == "tasks" else load(group, name))
+        (finding,) = check_task("mutant", only=[case])
+        return finding
+
+    return measure
+
+
+@pytest.mark.parametrize("case", task_cases())
+def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
+    assert measured(Sound, case).held, str(measured(Sound, case))
+
+
+@pytest.mark.parametrize("case", task_cases())
+def test_a_broken_task_is_found(case: str, measured: Any) -> None:
+    finding = measured(MUTANTS[case], case)
+    assert finding.held is False, str(finding)
+    assert finding.error is None or finding.error > 0
