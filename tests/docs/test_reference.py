@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import distcore
+import distcore.tasks
 import distcore.testing
 from distcore.config import RunConfig
 from distcore.plugin import registry
@@ -59,7 +60,11 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     )
 
 
-PUBLIC = [(name, getattr(package, name)) for package in (distcore, distcore.testing) for name in package.__all__]
+PUBLIC = [
+    (name, getattr(package, name))
+    for package in (distcore, distcore.tasks, distcore.testing)
+    for name in package.__all__
+]
 
 
 @pytest.mark.parametrize(("name", "value"), PUBLIC, ids=[name for name, _ in PUBLIC])
@@ -107,13 +112,13 @@ def plugins(group: str) -> Iterator[tuple[str, type]]:
             yield name, entry.load()
 
 
-@pytest.mark.parametrize(("name", "cls"), [*plugins("strategies"), *plugins("extensions")])
+@pytest.mark.parametrize(("name", "cls"), [*plugins("strategies"), *plugins("tasks"), *plugins("extensions")])
 def test_every_strategy_and_extension_says_what_it_and_each_option_is(name: str, cls: type) -> None:
     assert cls.__doc__
     assert not [option.name for option in options_of(cls) if not option.doc]
 
 
-@pytest.mark.parametrize("group", ["strategies", "extensions"])
+@pytest.mark.parametrize("group", ["strategies", "tasks", "extensions"])
 def test_every_option_is_on_the_page_of_the_options(group: str) -> None:
     pytest.importorskip("sphinx")
     page = load("docs/_ext/generated_reference.py").options_page(group)

@@ -113,7 +113,9 @@ def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
         Wrong().prepare(CONFIG)
 
 
-def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(tmp_path: Path) -> None:
+def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = train(RunConfig(max_steps=3, out=str(tmp_path / "run"), device="cpu"), Lines(slope=3.0))
     assert report["evaluation"]["evaluated"] == 7
     saved = json.loads(next((tmp_path / "run/checkpoints").glob("*/state.json")).read_text())["config"]
@@ -121,6 +123,9 @@ def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(tmp_pa
     assert saved["task_options"] == {"slope": 3.0}
     with pytest.raises(StrategyError, match=r"was given to train\(\) as an object.*--task file\.py:Class"):
         load_task(RunConfig.model_validate(saved))
+    assert main(["eval", str(tmp_path / "run")]) == 2
+    assert main(["eval", str(tmp_path / "run"), "--task", file, "--json"]) == 0
+    assert '"evaluated": 7' in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"task_options\.slope: train\(\) was given a task, which has its options"):
         train(RunConfig(task_options={"slope": 1.0}, out=str(tmp_path / "two")), Lines(slope=3.0))
 

@@ -16,15 +16,17 @@ DAMAGED = 2
 """Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
 
 
-def run(action: str, paths: list[Path], to: Path | None) -> int:
+def run(action: str, paths: list[Path], to: Path | None, task: str | None = None) -> int:
     """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError."""
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
+    if task is not None and to is None:
+        raise ConfigError(f"checkpoint {action}: --task belongs to export")
     if to is not None:
-        export(_checkpoint_at(paths[0]), to)
+        export(_checkpoint_at(paths[0]), to, task)
         print(f"exported to {to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": diff}

@@ -18,17 +18,18 @@ from distcore.engine.trainer import model_source
 from distcore.errors import CheckpointError
 
 
-def export(path: Path, to: Path) -> None:
+def export(path: Path, to: Path, task_name: str | None = None) -> None:
     """Write model, config and the task's files (such as a tokenizer) to the new folder ``to``; tied weights stay tied.
 
-    The training data is not needed: the run folder holds what the task has saved about it. Raises CheckpointError.
+    The training data is not needed: the run folder holds what the task has saved about it. ``task_name`` replaces the
+    task that the checkpoint names. Raises DistcoreError.
     """
     if to.exists() and any(to.iterdir()):
         raise CheckpointError(f"--to {to}: already exists and is not empty")
     checkpoint = Checkpoint(path)
     checkpoint.verify()
     config = saved_config(checkpoint.job_state(), path)
-    task = load_task(config)
+    task = load_task(config.model_copy(update={"task": task_name or config.task}))
     saved = task_calls.reopen(task, path.resolve().parent.parent, config)
     data = saved or task.prepare(config)  # nothing saved: the checkpoint was moved out of its run folder
     module = model_source(config, task, data).build()

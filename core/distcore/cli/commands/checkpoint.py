@@ -12,10 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
     parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
+    parser.add_argument(
+        "--task", metavar="NAME", help="export: name or file.py:Class of a task that train() got as an object"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action and return its exit code."""
     from distcore.cli import inspection
 
-    return inspection.run(arguments.action, arguments.paths, arguments.to)
+    return inspection.run(arguments.action, arguments.paths, arguments.to, arguments.task)

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy", metavar="NAME", default="single", help="strategy to evaluate with (default: single)"
     )
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)")
+    parser.add_argument("--task", metavar="NAME", help="name or file.py:Class of a task that train() got as an object")
     parser.add_argument("--data", metavar="FILE", help="rows to evaluate on (default: the test rows of the run)")
     parser.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.jobs import evaluate
 
     changes = {"strategy": arguments.strategy} | parse_settings(arguments.set)
+    if arguments.task:
+        changes["task"] = arguments.task
     if arguments.data:
         changes["test_data"] = arguments.data
     evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json)
