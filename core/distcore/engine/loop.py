@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distcore.data.loader import MicroBatches, one_step, to_device
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.precision import autocast_for
+from distcore.plugin.columns import common_value, read
 from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan, training_plan
@@ -33,7 +34,7 @@ def steps(
     batches = MicroBatches(dataset, hooks.build_sampler(run, plan), run.config)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = hooks.passes_or(partial(train_step, hooks))
-    uniform = bool((dataset.items == 1).all())  # then a step has as many items as rows, with nothing to add up
+    each = common_value(dataset.items)  # where rows count alike, a step needs only its number of rows
     guarded = progress.step + run.config.data_guard_steps  # up to here the rows are checked, which costs a gather
     run.model.train()
     while progress.step < run.total_steps:
@@ -41,13 +42,13 @@ def steps(
         for step in range(progress.step_in_epoch, plan.steps):
             if progress.step == run.total_steps:
                 return
-            rows = plan.rows(progress.epoch, step)
+            rows = plan.size(step)
             micros = one_step(stream)
             if progress.step < guarded:
-                check_rows(run, hooks, micros, rows)
+                check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
-            items = len(rows) if uniform else int(dataset.items[rows].sum())
+            items = each * rows if each is not None else int(read(dataset.items, plan.rows(progress.epoch, step)).sum())
             scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
             loss = passes(run, micros, scaled_loss(run, task, scale, autocast))
             result = hooks.step(run, run.config.clip)
@@ -55,7 +56,7 @@ def steps(
                 check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None:
                 run.scheduler.step()
-            progress = advance(progress, len(rows), plan)
+            progress = advance(progress, rows, plan)
             hooks.on_step_end(run, progress, result)
             yield progress, result, loss
 
