@@ -52,6 +52,8 @@ from distcore.plugin.sampling import rank_sampler
 
 PER_RANK, FEW, GROUP, MANY = 32, 2, 64, 16_384
 SECONDS, MEBIBYTES, RATIO, MORE = 5.0, 200.0, 1.05, 500.0
+Shape = tuple[int, int]
+"""A world: its ranks, and the rows of its global batch."""
 logging.disable(logging.WARNING)
 
 
@@ -176,15 +178,14 @@ def started(rows: int, counted: bool) -> tuple[float, float]:
     return seconds, mebibytes
 
 
-def costs(rows: int, worlds: list[tuple[int, int]], counted: bool, rounds: int) -> dict[tuple[int, int], float]:
-    """Return the CPU µs of a step by ranks and global batch: the best round, the worlds taking turns."""
+def costs(rows: int, worlds: list[Shape], counted: bool, rounds: int, steps: int) -> dict[Shape, float]:
+    """Return the CPU µs of a step in each world: the best of ``rounds`` of so many steps, the worlds taking turns."""
     best = dict.fromkeys(worlds, float("inf"))
     runs = {world: training(rows, *world, counted) for world in worlds}
     for run in runs.values():
         next(run)
     for number in range(rounds):
         for world in worlds if number % 2 == 0 else worlds[::-1]:
-            steps = 200 if world[1] < 10**5 else 5 if counted or world[0] == FEW else 200
             began = time.process_time()
             for _ in range(steps):
                 next(runs[world])
@@ -210,15 +211,19 @@ def main() -> int:
         held &= seconds < SECONDS and mebibytes < MEBIBYTES
         print(f"{items:<10} {seconds:>14.2f} {mebibytes:>8.0f}")
     whole = MANY * PER_RANK
-    worlds = [(FEW, FEW * PER_RANK), (GROUP, GROUP * PER_RANK), (FEW, whole), (MANY, whole)]
-    alike, counted = (costs(arguments.rows, worlds, kind, arguments.rounds) for kind in (False, True))
+    few, group, same, many = worlds = [
+        (FEW, FEW * PER_RANK), (GROUP, GROUP * PER_RANK), (FEW, whole), (MANY, whole)
+    ]  # fmt: skip
+    rounds = arguments.rounds
+    alike = costs(arguments.rows, [few, group, many], False, 20 * rounds, 20)  # short turns: the least disturbed counts
+    alike[same] = costs(arguments.rows, [same, many], False, rounds, 2)[same]
+    counted = costs(arguments.rows, worlds, True, rounds, 2) | costs(arguments.rows, [few, group], True, rounds, 20)
     print(f"\n{'ranks':>8} {'global batch':>14} {'alike, µs/step':>16} {'counted, µs/step':>18}")
     for ranks, batch in worlds:
         print(f"{ranks:>8,} {batch:>14,} {alike[ranks, batch]:>16.0f} {counted[ranks, batch]:>18.0f}")
-    few, group, many = worlds[0], worlds[1], worlds[-1]
     ratios = {
-        f"same global batch, alike, to {FEW} ranks": alike[many] / alike[FEW, whole],
-        f"same global batch, counted, to {FEW} ranks": counted[many] / counted[FEW, whole],
+        f"same global batch, alike, to {FEW} ranks": alike[many] / alike[same],
+        f"same global batch, counted, to {FEW} ranks": counted[many] / counted[same],
         f"same rows per rank, alike, to {GROUP} ranks": alike[many] / alike[group],
     }
     print(f"\n{MANY:,} ranks:")
