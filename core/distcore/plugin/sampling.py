@@ -69,8 +69,7 @@ class BatchPlan:
         start, size = step * self.global_batch, self.size(step)
         turns = -(-size // (self.micro_batch * shards))
         group = _group_of(shard, shards)
-        first, stop = (start + edge * size // shards for edge in (group.start, group.stop))
-        rows = _rows_at(self, epoch, first, stop)
+        rows = _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
         count = turns * len(group)
         if count == 1:
             return [MicroBatch(rows)]
@@ -79,9 +78,10 @@ class BatchPlan:
         for turn in range(turns):
             position = turn * len(group) + _turn_position(turn, shard - group.start, len(group))
             mine = rows[position * len(rows) // count : (position + 1) * len(rows) // count]
-            # A slice is empty where a step has fewer rows than slices: one row pads it.
-            padding = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
-            micros.append(MicroBatch(mine if len(mine) else padding, is_padding=not len(mine), last=turn == turns - 1))
+            is_padding = not len(mine)  # where a step has fewer rows than slices: one row pads it
+            if is_padding:
+                mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
+            micros.append(MicroBatch(mine, is_padding=is_padding, last=turn == turns - 1))
         return micros
 
     @cached_property
@@ -124,6 +124,8 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
 
 def _group_of(shard: int, shards: int) -> range:
     """Return the shards of the group to which ``shard`` belongs: of at most ``GROUP``, and as even as can be."""
+    if shards <= GROUP:
+        return range(shards)
     groups = -(-shards // GROUP)
     group = shard * groups // shards
     return range(-(-group * shards // groups), -(-(group + 1) * shards // groups))
