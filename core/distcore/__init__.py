@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from distcore.plugin import defaults as defaults
     from distcore.plugin.capabilities import SPEC_VERSION as SPEC_VERSION
     from distcore.plugin.capabilities import Capabilities as Capabilities
+    from distcore.plugin.columns import Column as Column
+    from distcore.plugin.columns import ConstantColumn as ConstantColumn
     from distcore.plugin.contract import Evaluation as Evaluation
     from distcore.plugin.contract import MicroBatch as MicroBatch
     from distcore.plugin.contract import ModelSource as ModelSource
@@ -69,6 +71,8 @@ _HOME = {
     "Box": "distcore.plugin.state",
     "Capabilities": "distcore.plugin.capabilities",
     "Clip": "distcore.config",
+    "Column": "distcore.plugin.columns",
+    "ConstantColumn": "distcore.plugin.columns",
     "Dataset": "distcore.plugin.task",
     "Datasets": "distcore.plugin.task",
     "MicroBatch": "distcore.plugin.contract",

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.config import RunConfig, canonical
-from distcore.errors import CheckpointError, nearest
+from distcore.errors import CheckpointError, TaskError, nearest
+from distcore.plugin.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.contract import Progress, Run
+from distcore.plugin.permutation import BLOCK, order_kind
 from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
@@ -39,13 +42,30 @@ def fingerprint(dataset: Dataset) -> str:
     """Return a SHA-256, in hexadecimal, that identifies the training rows independently of where their file is.
 
     It covers length and items of every row and, if the dataset has a digest of its content, that. Reads no row.
+    Columns of very many rows, or that are no arrays, are not read where the digest of the content stands for them.
+    Raises TaskError for columns that are no arrays of a dataset without such a digest.
     """
-    digest = hashlib.sha256()
-    for column in (dataset.lengths, dataset.items):  # in one byte order, so that all machines agree
-        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
-    if isinstance(dataset, Identified):
-        digest.update(dataset.content.encode())
+    columns, digest = (dataset.lengths, dataset.items), hashlib.sha256()
+    content = dataset.content if isinstance(dataset, Identified) else None
+    if content is None and not all(isinstance(column, np.ndarray | ConstantColumn) for column in columns):
+        raise TaskError(
+            "task: prepare() returned training data whose lengths or items are no numpy arrays: give the data set an "
+            "attribute 'content', a digest of its rows, so that a resume can tell them from others"
+        )
+    if content is None or not any(map(is_windowed, columns)):
+        for block in chain.from_iterable(map(_blocks, columns)):
+            digest.update(block)
+    else:
+        digest.update(f"{len(dataset)} rows: ".encode())
+    digest.update((content or "").encode())
     return digest.hexdigest()
+
+
+def _blocks(column: Column) -> Iterator[memoryview]:
+    """The values of a column, some at a time, in one byte order, so that all machines agree."""
+    for start in range(0, len(column), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(column)))
+        yield np.ascontiguousarray(column[rows], dtype="<i8").data
 
 
 def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
@@ -55,6 +75,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
         "scaler": run.loss_scale.state_dict() if run.loss_scale else {},
         "total_steps": run.total_steps,
+        "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
     }
 
@@ -100,6 +121,12 @@ def check_job(
                 f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "
                 f"the resumed run would differ from an uninterrupted one; {then}"
             )
+    order, now = job_state.get("order", "permutation"), order_kind(run.rows)  # the only one there was before the entry
+    if order != now:
+        raise CheckpointError(
+            f"resume = {str(path)!r}: the order of its rows was {order!r} and is {now!r}: the resumed run would see "
+            "other rows; resume with the version of distcore that saved it, or start a new run"
+        )
     other_rows = any(rules.get(key) == "other rows" for key in accepted)
     if data is not None and not other_rows and job_state.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from distcore.errors import TaskError
+from distcore.plugin.columns import is_windowed, whole
 from distcore.plugin.task import Dataset, Varying
 
 
@@ -29,10 +30,12 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
         raise TaskError(f"data set: at({epoch}) returned {type(rows).__name__}; expected a data set")
     if len(rows) != len(dataset):
         raise TaskError(f"data set: at({epoch}) has {len(rows)} rows, not {len(dataset)}; their number may not vary")
-    if rows.lengths is not dataset.lengths and (odd := np.flatnonzero(rows.lengths != dataset.lengths)).size:
+    if rows.lengths is dataset.lengths or is_windowed(dataset.lengths):
+        return rows
+    mine, others = whole(dataset.lengths), whole(rows.lengths)
+    if (odd := np.flatnonzero(mine != others)).size:
         row = int(odd[0])
         raise TaskError(
-            f"data set: at({epoch}) says that row {row} has length {rows.lengths[row]}, not {dataset.lengths[row]}; "
-            "lengths may not vary"
+            f"data set: at({epoch}) says that row {row} has length {others[row]}, not {mine[row]}; lengths may not vary"
         )
     return rows

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,6 @@ from distcore.errors import AgreementError, CheckpointError, DamagedError, Distc
 from distcore.plugin.contract import MicroBatch, RankInfo, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Batch
-
-if TYPE_CHECKING:
-    import numpy as np
 
 T = TypeVar("T")
 
@@ -71,14 +69,14 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
     if not run.world.speaks:
         mine = [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
-    seen, counts = torch.unique(rows, return_counts=True)
-    twice = seen[counts > 1].tolist()
-    missing = sorted(set(planned.tolist()) - set(seen.tolist()))
-    foreign = sorted(set(seen.tolist()) - set(planned.tolist()))
-    if twice or missing or foreign:
+    seen, counts = np.unique(rows.numpy(), return_counts=True)
+    twice = seen[counts > 1]
+    missing = np.setdiff1d(planned, seen, assume_unique=True)
+    foreign = np.setdiff1d(seen, planned, assume_unique=True)
+    if wrong := [*twice[:1], *missing[:1], *foreign[:1]]:
         raise AgreementError(
             f"strategy {hooks.name!r}: ranks do not share out the global batch: {len(twice)} rows on several ranks, "
-            f"{len(missing)} on none, {len(foreign)} not of this step (first: {(twice or missing or foreign)[0]})"
+            f"{len(missing)} on none, {len(foreign)} not of this step (first: {wrong[0]})"
         )
 
 

@@ -18,6 +18,7 @@ from distcore.data.varying import in_epoch
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import Loss, loss_of
+from distcore.plugin.columns import common_value, read
 from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import BatchPlan, training_plan
@@ -42,20 +43,20 @@ def steps(
     run.model.train()
     while progress.step < run.total_steps:
         varied = in_epoch(dataset, progress.epoch)
-        uniform = bool((varied.items == 1).all())  # then a step has as many items as rows, with nothing to add up
+        each = common_value(varied.items)  # where rows count alike, a step needs only its number of rows
         batches = MicroBatches(varied, sampler, run.config)
         stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
         for step in range(progress.step_in_epoch, plan.steps):
             if progress.step == run.total_steps:
                 return
-            rows = plan.rows(progress.epoch, step)
+            rows = plan.size(step)
             micros = one_step(stream)
             if progress.step < guarded:
-                check_rows(run, hooks, micros, rows)
+                check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
                 check_collation(varied, micros)
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
-            items = len(rows) if uniform else int(varied.items[rows].sum())
+            items = each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
             scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
             loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
             result = hooks.step(run, run.config.clip)
@@ -63,7 +64,7 @@ def steps(
                 check_weights(run, hooks, progress.step + 1)
             if run.scheduler is not None:
                 run.scheduler.step()
-            progress = advance(progress, len(rows), plan)
+            progress = advance(progress, rows, plan)
             hooks.on_step_end(run, progress, result)
             yield progress, result, loss
 

@@ -28,6 +28,7 @@ from distcore.plugin.abilities import (
     Saves,
     Sums,
 )
+from distcore.plugin.columns import read
 from distcore.plugin.contract import Run
 from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Batch, Dataset, Datasets, Reopens, Task
@@ -191,7 +192,7 @@ def _checked_losses(losses: Tensor) -> Tensor:
 
 def _mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
     """Return the mean over items, as in training; ``None`` where nothing counts."""
-    items = int(dataset.items.sum())
+    items = int(read(dataset.items, np.arange(len(dataset))).sum())
     loss = outputs.get("loss")
     return loss.double().sum().item() / items if isinstance(loss, Tensor) and items else None
 

@@ -122,6 +122,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         model=module,
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
+        rows=len(data.train),
         accumulation=max(1, micro_batches),
         scaler=scaler_for(config, hooks.capabilities, world),
     )

@@ -209,5 +209,7 @@ class Run:
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
     """Optimizer steps per epoch."""
+    rows: int = 0
+    """Rows of the training data."""
     accumulation: int = 1
     """Micro-batches that a rank runs in an optimizer step with a full global batch."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from distcore.config import RunConfig
+    from distcore.plugin.columns import Column
 
 
 Direction = Literal["min", "max"]
@@ -37,13 +38,13 @@ class Dataset(Protocol):
     """Rows that can be fetched a batch at a time."""
 
     @property
-    def lengths(self) -> np.ndarray:
-        """Length of each row in tokens, int, shape ``(rows,)``: rows of like length share a micro-batch."""
+    def lengths(self) -> Column:
+        """Length of each row in tokens: rows of like length share a micro-batch."""
         ...
 
     @property
-    def items(self) -> np.ndarray:
-        """What each row counts in the mean loss, int64, shape ``(rows,)``: 1 per sample, or its number of tokens."""
+    def items(self) -> Column:
+        """What each row counts in the mean loss: 1 per sample, or its number of tokens."""
         ...
 
     def __len__(self) -> int:
@@ -61,7 +62,10 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A data set that can tell its rows from all others without reading them; a resume compares that."""
+    """A data set that can tell its rows from all others without reading them; a resume compares that.
+
+    One whose columns are no arrays must: then length and items of each row are part of what it tells apart.
+    """
 
     @property
     def content(self) -> str:

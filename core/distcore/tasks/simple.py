@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from distcore.errors import TaskError
+from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import Batch, Datasets, Direction
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Rows:
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows`` has a length and can be indexed."""
         self.rows, self._task = rows, task
-        self.lengths = self.items = np.ones(len(rows), dtype=np.int64)
+        self.lengths = self.items = ConstantColumn(len(rows), 1)
 
     def __len__(self) -> int:
         """Return the number of rows."""

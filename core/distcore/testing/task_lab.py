@@ -19,6 +19,7 @@ from distcore.distributed.single import SingleStrategy
 from distcore.engine import task_calls
 from distcore.engine.outputs import Collected, Collector
 from distcore.engine.resolve import load_task, resolve
+from distcore.plugin.columns import read
 from distcore.plugin.contract import Run, World
 from distcore.plugin.task import Batch, Dataset, Datasets, Task
 
@@ -50,7 +51,7 @@ class TaskLab:
     def rows(self, dataset: Dataset) -> np.ndarray:
         """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
         first = np.arange(min(len(dataset), 1000))
-        order = first[np.argsort(dataset.lengths[first], kind="stable")]
+        order = first[np.argsort(read(dataset.lengths, first), kind="stable")]
         chosen: np.ndarray = order[np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))]
         return chosen
 

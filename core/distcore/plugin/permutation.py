@@ -1,0 +1,80 @@
+"""The shuffled order of an epoch: drawn and stored, or, of very many rows, computed for those that are asked for."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+STORED_ROWS = 2**22
+"""Most rows whose order is drawn and stored, 8 bytes per row. The order of more rows is a Feistel permutation."""
+ROUNDS = 6
+"""Rounds of the Feistel network; four make it pseudorandom, two more make up for a round function that is only fast."""
+BLOCK = 2**16
+"""Most positions computed at once, so that the intermediate arrays stay in the processor's cache."""
+
+
+def order_kind(rows: int) -> Literal["permutation", "feistel"]:
+    """Return what the order of so many rows is; checkpoints name it, because the two kinds are different orders."""
+    return "permutation" if rows <= STORED_ROWS else "feistel"
+
+
+class Feistel:
+    """A pseudorandom permutation of ``range(rows)`` that needs no memory, keyed by seed and epoch.
+
+    A position is split into two digits, in bases near the square root of ``rows``; in each round a hash of one digit
+    is added to the other, modulo its base. That is a permutation of slightly more numbers than ``rows``. Where it
+    leads out of the range it is applied again until it leads back, which makes it one of the range ("cycle walking").
+    After J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It shuffles, it hides nothing.
+    """
+
+    def __init__(self, rows: int, seed: int, epoch: int) -> None:
+        """``rows`` is at least 1; ``seed`` and ``epoch`` are not negative."""
+        self.rows = rows
+        self._base = math.isqrt(rows - 1) + 1
+        self._bases = np.array([self._base, -(-rows // self._base)], dtype=np.uint64)
+        self._keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS)
+
+    def rows_at(self, start: int, stop: int) -> np.ndarray:
+        """Return the rows at positions ``start`` to ``stop`` of the order, int64, shape ``(stop - start,)``."""
+        blocks = [self._walk(start, min(start + BLOCK, stop)) for start in range(start, stop, BLOCK)]
+        return blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.int64), *blocks])
+
+    def _walk(self, start: int, stop: int) -> np.ndarray:
+        rows = self._permute(np.arange(start, stop, dtype=np.uint64))
+        outside = np.flatnonzero(rows >= self.rows)
+        while len(outside):
+            rows[outside] = self._permute(rows[outside])
+            outside = outside[rows[outside] >= self.rows]
+        return rows.astype(np.int64)
+
+    def _permute(self, numbers: np.ndarray) -> np.ndarray:
+        """Apply the network once: a permutation of all numbers below the product of the two bases, uint64."""
+        high, low = np.divmod(numbers, self._bases[0])
+        digits = [low, high]
+        for number, key in enumerate(self._keys):
+            changed, base = digits[number % 2], self._bases[number % 2]
+            hashed = _mix(digits[1 - number % 2].astype(np.uint32) ^ key).astype(np.uint64)
+            changed += (hashed * base) >> np.uint64(32)  # 32 random bits, scaled to a number below the base
+            np.minimum(changed, changed - base, out=changed)  # modulo the base: below it the difference wraps round
+        high *= self._bases[0]
+        high += low
+        return high
+
+
+@lru_cache(maxsize=1)  # the loop counts the items of the rows that the sampler has just asked for
+def computed_rows(rows: int, seed: int, epoch: int, start: int, stop: int) -> np.ndarray:
+    """Return what ``Feistel(rows, seed, epoch).rows_at(start, stop)`` does; do not change it, it may be cached."""
+    return Feistel(rows, seed, epoch).rows_at(start, stop)
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """Scramble 32-bit numbers in place: the finalizer of MurmurHash3, in which every bit changes half of the others."""
+    numbers ^= numbers >> np.uint32(16)
+    numbers *= np.uint32(0x85EBCA6B)
+    numbers ^= numbers >> np.uint32(13)
+    numbers *= np.uint32(0xC2B2AE35)
+    numbers ^= numbers >> np.uint32(16)
+    return numbers
