@@ -52,7 +52,7 @@ def steps(
             micros = one_step(stream)
             if progress.step < guarded:
                 check_rows(run, hooks, micros, rows)
-                check_collation(varied, micros)
+                check_collation(varied, micros, run.config.loader.workers)
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
             items = len(rows) if uniform else int(varied.items[rows].sum())
