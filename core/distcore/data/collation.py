@@ -14,10 +14,15 @@ from distcore.plugin.contract import MicroBatch
 from distcore.plugin.task import Batch, Dataset
 
 
-def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]]) -> None:
-    """Collate these micro-batches a second time; raises TaskError, which names the place, where values differ."""
+def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], workers: int) -> None:
+    """Collate these micro-batches again; raises TaskError, which names the place, where values differ.
+
+    ``workers``: the number of loader processes that collated them; 0: it was this process.
+    """
     for micro, batch in batches:
-        if place := difference(batch, dataset.batch(micro.indices)):
+        # A loader process begins with a copy of the data set, and so of its generator: the first numbers are the same.
+        again = [dataset.batch(micro.indices) for _ in range(2 if workers else 1)]
+        if place := difference(batch, again[-1]):
             raise TaskError(
                 f"data set: batch() gives other values for the same rows each time (at {place}), so no resume could "
                 "repeat them; what is random belongs into at(epoch), with numbers of distcore.row_random"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,14 +40,16 @@ class MicroBatches:
             batch_size=None,
             num_workers=self.workers,
             pin_memory=pin,
-            collate_fn=_as_it_is,
         )
         return ((loaded.micro, loaded.batch) for loaded in loader)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A micro-batch from a loader process. A class of its own, because DataLoader would make lists of tuples."""
+    """A micro-batch from a loader process.
+
+    A class of its own, which DataLoader leaves alone: of a tuple it would make a list, of arrays tensors.
+    """
 
     micro: MicroBatch
     """The row numbers."""
@@ -91,8 +92,3 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
         values = (each_tensor(value, change) for value in batch)
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
-
-
-def _as_it_is(loaded: Any) -> Any:
-    """Leave alone what DataLoader's own conversion would change: arrays of numpy to tensors, tuples to lists."""
-    return loaded

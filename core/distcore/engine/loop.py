@@ -53,7 +53,7 @@ def steps(
             micros = one_step(stream)
             if progress.step < guarded:
                 check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
-                check_collation(varied, micros)
+                check_collation(varied, micros, run.config.loader.workers)
             seed_step(run, progress.step)
             # The only division of the loss: by the items of the whole global batch, which every rank can count.
             items = each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())

@@ -114,7 +114,7 @@ def prediction_lines(task: Predicts, outputs: dict[str, Tensor | Ragged], data: 
     for line in task.predictions(outputs, data):
         if not isinstance(line, dict):
             raise TaskError(f"task: predictions() gave {type(line).__name__} as a line; expected a dict")
-        yield _json("predictions", line) + "\n"
+        yield _json("predictions() gave a line that is not JSON", line) + "\n"
 
 
 def try_predictions(task: Task, outputs: dict[str, Tensor | Ragged], data: Datasets) -> None:
@@ -202,7 +202,7 @@ def _checked_metrics(method: str, metrics: object) -> dict[str, object]:
         raise TaskError(f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by name")
     plain = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
-        _json(f"{method}() as {name!r}", value)
+        _json(f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value)
     return plain
 
 
@@ -213,9 +213,8 @@ def _plain(value: object) -> object:
     return value
 
 
-def _json(source: str, value: object) -> str:
+def _json(complaint: str, value: object) -> str:
     try:
         return strict_json(value)
     except (TypeError, ValueError) as error:
-        kind = type(value).__name__
-        raise TaskError(f"task: {source} returned {kind}; expected a JSON value: {error}") from error
+        raise TaskError(f"task: {complaint}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +31,10 @@ class Ragged:
         """Return the entries of one row, shape ``(lengths[row], …)``; raises IndexError for a row that is not there."""
         end = self._ends[row]
         return self.values[end - int(self.lengths[row]) : end]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the entries of each row."""
+        return map(self.__getitem__, range(len(self)))
 
     def take(self, rows: Tensor) -> Ragged:
         """Return the rows ``rows``, int64, shape ``(m,)``, in this order; a row may come several times."""

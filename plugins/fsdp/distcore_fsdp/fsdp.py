@@ -14,7 +14,14 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.utils.checkpoint import checkpoint
 
 from distcore import (
@@ -138,6 +145,8 @@ class FSDPStrategy:
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
         for module in (*units.values(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._reshard_options())
+        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+            register_fsdp_forward_method(model, "generate")
         if weights is not None:
             materialise(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
