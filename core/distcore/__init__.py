@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
+    from distcore.errors import SkeletonError as SkeletonError
     from distcore.errors import StrategyError as StrategyError
     from distcore.errors import nearest as nearest
     from distcore.launchers import launch as launch
@@ -87,6 +88,7 @@ _HOME = {
     "device_of": "distcore.distributed.devices",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
+    "SkeletonError": "distcore.errors",
     "StrategyError": "distcore.errors",
     "nearest": "distcore.errors",
     "Evaluation": "distcore.plugin.contract",
