@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distcore.distributed import flat as flat
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
+    from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
     from distcore.distributed.process_group import join_process_group as join_process_group
@@ -93,6 +94,7 @@ _HOME = {
     "nearest": "distcore.errors",
     "Evaluation": "distcore.plugin.contract",
     "hookimpl": "distcore.plugin.hookspecs",
+    "check_gradients_averaged": "distcore.distributed.process_group",
     "gather_rows": "distcore.distributed.process_group",
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
