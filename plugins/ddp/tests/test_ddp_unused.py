@@ -35,7 +35,7 @@ class UsedOnce(Classifier):
         logits = super().forward(tokens)
         if self.training and not self.used:
             self.used = True
-            return logits + self.unused(self.embedding(tokens)).mean()
+            logits = logits + self.unused(self.embedding(tokens)).mean()
         return logits
 
 
