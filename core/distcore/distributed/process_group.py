@@ -6,12 +6,12 @@ import gc
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]  # not re-exported
-from torch.nn.parallel import DistributedDataParallel
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
@@ -93,14 +93,14 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     module.zero_grad()
 
 
-def check_gradients_averaged(wrapped: DistributedDataParallel, module: nn.Module, remedy: str) -> None:
+def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
     """Raise StrategyError if the backward pass that ends a step did not average all gradients over the ranks.
 
     ``wrapped`` is ``module`` in torch's data-parallel wrapper, which by itself complains in the next forward pass, when
     the ranks have stepped apart. ``remedy``: what the user can do, the end of the message.
     """
     try:
-        wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        wrapped._check_reducer_finalized()
     except RuntimeError as error:
         trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
         without = next((repr(name) for name, p in trained if p.grad is None), None)
