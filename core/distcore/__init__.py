@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distcore.distributed import flat as flat
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
+    from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
     from distcore.distributed.process_group import join_process_group as join_process_group
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
+    from distcore.errors import SkeletonError as SkeletonError
     from distcore.errors import StrategyError as StrategyError
     from distcore.errors import nearest as nearest
     from distcore.launchers import launch as launch
@@ -94,10 +96,12 @@ _HOME = {
     "device_of": "distcore.distributed.devices",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
+    "SkeletonError": "distcore.errors",
     "StrategyError": "distcore.errors",
     "nearest": "distcore.errors",
     "Evaluation": "distcore.plugin.contract",
     "hookimpl": "distcore.plugin.hookspecs",
+    "check_gradients_averaged": "distcore.distributed.process_group",
     "gather_rows": "distcore.distributed.process_group",
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",

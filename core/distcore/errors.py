@@ -25,6 +25,10 @@ class ModelError(DistcoreError):
     """A model or tokenizer that cannot be loaded or built."""
 
 
+class SkeletonError(ModelError):
+    """A model that cannot be built on the meta device, without storage, but can be built whole."""
+
+
 class TaskError(DistcoreError):
     """A task that breaks its contract; the message names the method and what it returned."""
 

@@ -157,7 +157,7 @@ class ByItems(Short):
 def test_the_mean_of_row_losses_is_over_items_as_in_training(tmp_path: Path) -> None:
     kept = tmp_path / "run"
     found = evaluation_of(kept, ByItems())
-    rows = ByItems().prepare(config(kept)).train
+    rows: Any = ByItems().prepare(config(kept)).train
     model = Classifier()
     saved = read_tensors(kept / "checkpoints/step-00000003")
     model.load_state_dict({name: torch.as_tensor(saved[f"model/{name}"]) for name in model.state_dict()})

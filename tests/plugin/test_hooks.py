@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import pytest
 import torch
 
-from distcore import Capabilities, RankInfo, RunConfig, World, hookimpl
+from distcore import Capabilities, PreparedModel, RankInfo, Run, RunConfig, World, hookimpl
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
 from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
@@ -137,3 +138,40 @@ def test_an_extension_may_be_called_like_the_strategy() -> None:
         def on_run_start(self, run: object) -> None: ...
 
     assert Hooks("minimal", Minimal(), {"minimal": Listens()}).setup(RunConfig(), RankInfo()).size == 1
+
+
+class OtherOptimizer:
+    """An extension that puts an optimizer of its own in the place of the strategy's."""
+
+    @hookimpl(wrapper=True, trylast=True)
+    def wrap_model(self) -> Generator[None, PreparedModel, PreparedModel]:
+        prepared = yield
+        return replace(prepared, optimizer=torch.optim.SGD(prepared.model.parameters(), lr=0.5))
+
+
+class Steps(Minimal):
+    """A strategy that may own its optimizer."""
+
+    @hookimpl
+    def wrap_model(self, model: torch.nn.Module) -> PreparedModel:
+        return PreparedModel(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+class StepsItsOwn(Steps):
+    capabilities: ClassVar = Capabilities(spec_version=2, owns=frozenset({"optimizer"}))
+
+
+def prepared(strategy: object, extensions: dict[str, object]) -> PreparedModel:
+    hooks, run, model = Hooks("mine", strategy, extensions), cast(Run, None), torch.nn.Linear(2, 2)
+    return hooks.wrap_model(run=run, model=model, make_optimizer=None)
+
+
+def test_an_extensions_optimizer_takes_the_place_of_the_strategys() -> None:
+    assert isinstance(prepared(Steps(), {"other": OtherOptimizer()}).optimizer, torch.optim.SGD)
+
+
+def test_an_extensions_optimizer_is_refused_where_the_strategy_would_not_step_it() -> None:
+    assert isinstance(prepared(StepsItsOwn(), {}).optimizer, torch.optim.AdamW)
+    message = r"^extension 'other': replaced the optimizer in wrap_model\(\), but strategy 'mine' steps its own;"
+    with pytest.raises(StrategyError, match=message):
+        prepared(StepsItsOwn(), {"other": OtherOptimizer()})

@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ig
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
+from distcore.errors import StrategyError
 from distcore.plugin.contract import LOOPBACK, RankInfo, World
 
 
@@ -89,6 +91,21 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
         if own is not None:
             module.forward = own
     module.zero_grad()
+
+
+def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
+    """Raise StrategyError if the backward pass that ends a step did not average all gradients over the ranks.
+
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper, which by itself complains in the next forward pass, when
+    the ranks have stepped apart. ``remedy``: what the user can do, the end of the message.
+    """
+    try:
+        wrapped._check_reducer_finalized()
+    except RuntimeError as error:
+        trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        without = next((repr(name) for name, p in trained if p.grad is None), None)
+        when = f"{without} got no gradient in this step" if without else "got no gradient in the last backward pass"
+        raise StrategyError(f"parameter {when}; {remedy}") from error
 
 
 def leave_process_group(world: World) -> bool:

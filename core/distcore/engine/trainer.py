@@ -23,6 +23,7 @@ from distcore.engine import task_calls
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
+from distcore.engine.model_source import model_source
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.precision import scaler_for
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
@@ -31,7 +32,7 @@ from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
 from distcore.plugin.abilities import Predicts
-from distcore.plugin.contract import Evaluation, ModelSource, Progress, RankInfo, Run, World
+from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Datasets, Direction, Task, declared_metrics, on_resume_of
@@ -136,20 +137,6 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
     return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
-
-
-def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
-    """Return how to build the task's model: whole, or as a skeleton on the meta device."""
-
-    def build() -> torch.nn.Module:
-        torch.manual_seed(config.seed)
-        return task.build_model(config, data)
-
-    def skeleton() -> torch.nn.Module:
-        with torch.device("meta"):
-            return task.build_model(config, data)
-
-    return ModelSource(build=build, skeleton=skeleton, folder=task_calls.weights_folder(task, config))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:

@@ -13,8 +13,8 @@ from torch import nn
 from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.reader import Checkpoint
 from distcore.engine import task_calls
+from distcore.engine.model_source import model_source
 from distcore.engine.resolve import load_task
-from distcore.engine.trainer import model_source
 from distcore.errors import CheckpointError
 
 

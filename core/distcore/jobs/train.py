@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, RankError
+from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import join, launch, run_as_rank
 from distcore.plugin.contract import RankInfo
@@ -93,10 +93,10 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 def preload(config: RunConfig, data: Datasets) -> None:
     """Import the code of model and schedule once, in this process: ranks, restarted ones too, are forked from it."""
+    from distcore.engine.model_source import model_source
     from distcore.engine.resolve import load_task
-    from distcore.engine.trainer import model_source
 
-    with contextlib.suppress(Exception):  # a task that cannot build on the meta device: ranks import for themselves
+    with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
         model_source(config, load_task(config), data).skeleton()
     import_module("transformers.optimization")
 

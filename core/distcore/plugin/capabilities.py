@@ -39,7 +39,10 @@ class Capabilities:
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
     owns: frozenset[str] = frozenset()
-    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``."""
+    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``.
+
+    ``optimizer``: it steps the one that its ``wrap_model`` returned; an extension that replaces that one is refused.
+    """
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
     limits: tuple[str, ...] = ()

@@ -178,7 +178,10 @@ class ModelSource:
     build: Callable[[], nn.Module]
     """Build the whole model on the CPU in fp32: random weights by the run's seed, or pretrained ones."""
     skeleton: Callable[[], nn.Module]
-    """Build the same modules on the meta device: names, shapes and dtypes, no storage."""
+    """Build the same modules on the meta device: names, shapes and dtypes, no storage.
+
+    Raises SkeletonError if the task's ``build_model`` cannot, say because it reads weights itself: call ``build`` then.
+    """
     folder: Path | None = None
     """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none."""
 

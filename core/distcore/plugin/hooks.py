@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import pluggy
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from distcore.config import Clip, RunConfig
 from distcore.errors import StrategyError, nearest
@@ -71,6 +72,9 @@ class Hooks:
                 self._manager.check_pending()
             except pluggy.PluginValidationError as error:
                 raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
+        self._wrappers = [label for label, instance in plugins.items() if hasattr(instance, "wrap_model")]
+        self._prepared = _Prepared()
+        self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
         self._call = self._manager.hook
         # Asked once: on_step_end is called in every step, and a call without listeners would still cost microseconds.
         self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
@@ -88,9 +92,15 @@ class Hooks:
         )
 
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Call the hook; raises StrategyError unless it returns a PreparedModel."""
+        """Call the hook; raises StrategyError unless it returns a PreparedModel whose optimizer will be stepped."""
         answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
-        return self._checked("wrap_model", PreparedModel, answer)
+        prepared = self._checked("wrap_model", PreparedModel, answer)
+        if "optimizer" in self.capabilities.owns and prepared.optimizer is not self._prepared.optimizer:
+            raise StrategyError(
+                f"{' or '.join(self._wrappers)}: replaced the optimizer in wrap_model(), but strategy {self.name!r} "
+                "steps its own; leave it, or take a strategy that does not own the optimizer (distcore strategies)"
+            )
+        return prepared
 
     def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
         """Call the hook; raises StrategyError unless it returns a callable."""
@@ -195,6 +205,18 @@ class Hooks:
     def _refuse(self, hook: str, expected: str, answer: object) -> NoReturn:
         got = repr(answer) if isinstance(answer, (tuple, list)) else type(answer).__name__
         raise StrategyError(f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}")
+
+
+class _Prepared:
+    """Notes the optimizer that the strategy itself returned; as the innermost wrapper, before an extension sees it."""
+
+    optimizer: Optimizer | None = None
+
+    @hookimpl(wrapper=True, trylast=True)
+    def wrap_model(self) -> Generator[None, Any, Any]:
+        answer = yield
+        self.optimizer = getattr(answer, "optimizer", None)
+        return answer
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:

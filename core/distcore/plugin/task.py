@@ -129,7 +129,8 @@ class Task(Protocol):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return the model in fp32 on torch's default device; the core has seeded the random state.
 
-        On the meta device no weights are read. Raises DistcoreError where it cannot be built.
+        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
+        build the model whole instead. Raises DistcoreError where it cannot be built.
 
         Example::
 

@@ -11,18 +11,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
     Capabilities,
+    Clip,
     OptimizerFactory,
     PreparedModel,
     Run,
     RunConfig,
+    StepResult,
     StrategyError,
     World,
+    check_gradients_averaged,
     has_state_in_buffers,
     rebuild_gradient_buckets,
 )
 from distcore_accelerate.backend import Backend
 
 _NOTHING = nullcontext()
+REMEDY = "freeze it, or --set strategy_options.find_unused=true"
+"""What to do about a parameter that gets no gradient."""
 
 
 class Replicated(Backend):
@@ -61,3 +66,9 @@ class Replicated(Backend):
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return DDP's ``no_sync`` for every micro-batch but the last."""
         return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()
+
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""
+        if not self.options.find_unused:
+            check_gradients_averaged(cast(DistributedDataParallel, run.model), run.module, REMEDY)
+        return super().step(run, clip)

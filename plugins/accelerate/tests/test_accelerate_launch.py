@@ -13,7 +13,8 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-from distcore import StrategyError, World
+from distcore import StrategyError, World, load_config, train
+from distcore.testing.problem import Problem
 from distcore_accelerate.accelerator import check_no_fallback, rank_environment, reset_state
 from distcore_accelerate.settings import Settings
 
@@ -75,6 +76,15 @@ def test_deepspeed_is_only_imported_where_it_is_the_backend(tmp_path: Path) -> N
     command = [sys.executable, "-c", ONE_STEP, str(tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr
+
+
+def test_a_parameter_without_a_gradient_is_named_before_a_step_is_taken(tmp_path: Path) -> None:
+    job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01, "global_batch_size": 4}
+    config = load_config(None, job | {"out": str(tmp_path / "run"), "extensions": {"progress": False}})
+    with pytest.raises(StrategyError, match=r"'unused.weight' got no gradient .* strategy_options.find_unused=true$"):
+        train(config, Problem(unused=True))
+    reset_state()
+    torch.distributed.destroy_process_group()
 
 
 def test_a_backend_that_fell_back_is_named() -> None:

@@ -55,6 +55,11 @@ def test_a_key_that_stands_twice_in_the_json_is_refused(tmp_path: Path) -> None:
         resolve(config(str(file)))
 
 
+def test_an_optimizer_that_the_engine_would_not_step_will_be_refused() -> None:
+    assert "optimizer" in AccelerateStrategy(backend="deepspeed").capabilities.owns
+    assert "optimizer" not in AccelerateStrategy(backend="ddp").capabilities.owns
+
+
 @pytest.mark.parametrize("capable", [False, True])
 def test_fp16_on_a_cpu_is_refused_only_where_deepspeed_has_none(capable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: capable)  # some CPUs multiply in it

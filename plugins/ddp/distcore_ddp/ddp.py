@@ -11,12 +11,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
     Capabilities,
+    Clip,
     OptimizerFactory,
     PreparedModel,
     RankInfo,
     Run,
     RunConfig,
+    StepResult,
     World,
+    check_gradients_averaged,
+    defaults,
     gather_rows,
     has_state_in_buffers,
     hookimpl,
@@ -28,6 +32,8 @@ from distcore import (
 from distcore_ddp.compression import compression_hook
 
 _NO_CONTEXT = nullcontext()
+REMEDY = "freeze it, or --set strategy_options.find_unused=true"
+"""What to do about a parameter that gets no gradient."""
 
 
 class _Replicated(DistributedDataParallel):
@@ -105,6 +111,13 @@ class DDPStrategy:
             replicated.has_run = True
             return _NO_CONTEXT
         return replicated.no_sync()
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient that no option allows."""
+        if not (self.static_graph or self.find_unused):
+            check_gradients_averaged(cast(_Replicated, run.model), run.module, REMEDY)
+        return defaults.step(run, clip)
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:

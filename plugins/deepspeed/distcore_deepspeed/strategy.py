@@ -54,7 +54,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=user.stage == 3,
-            owns=frozenset({"precision", *(("schedule",) if user.scheduler else ())}),
+            owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             limits=(
                 FP32_ONLY,
                 UNUSED,

@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 from distcore import RunConfig, launch, load_config, train
-from distcore.errors import RankError
+from distcore.errors import RankError, StrategyError
 from distcore.testing.problem import Problem
 
 pytestmark = pytest.mark.ranks
@@ -60,6 +60,28 @@ def test_deepspeeds_optimizer_at_a_constant_rate(tmp_path: Path, alone: list[dic
     changes = {"optimizer.name": "deepspeed-adamw", "schedule.name": "constant"}
     found = lines(tmp_path / "run", {"stage": 3}, **changes)
     assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+
+
+OTHER_OPTIMIZER = """
+from dataclasses import dataclass, replace
+import torch
+from distcore import hookimpl
+
+@dataclass
+class Other:
+    @hookimpl(wrapper=True)
+    def wrap_model(self):
+        prepared = yield
+        return replace(prepared, optimizer=torch.optim.SGD(prepared.model.parameters(), lr=0.5))
+"""
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_optimizer_that_the_engine_would_not_step_is_refused(tmp_path: Path, stage: int) -> None:
+    (tmp_path / "mine.py").write_text(OTHER_OPTIMIZER)
+    extensions = {"progress": False, f"{tmp_path / 'mine.py'}:Other": True}
+    with pytest.raises(StrategyError, match=r"mine.py:Other': replaced the optimizer .* 'deepspeed' steps its own"):
+        lines(tmp_path / "run", {"stage": stage}, extensions=extensions)
 
 
 def test_our_optimizer_and_deepspeeds_scheduler(tmp_path: Path) -> None:

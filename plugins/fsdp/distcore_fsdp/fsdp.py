@@ -34,6 +34,7 @@ from distcore import (
     Run,
     RunConfig,
     SavedState,
+    SkeletonError,
     State,
     World,
     dtensors,
@@ -128,10 +129,10 @@ class FSDPStrategy:
         """Return the model on the meta device if it can be loaded shard by shard, else a whole one."""
         if source.folder is None or not has_slices(source.folder):
             return source.build()
-        skeleton = source.skeleton()
         try:
+            skeleton = source.skeleton()
             weights = find_weights(skeleton, source.folder, config.seed)
-        except NotSliceable as reason:
+        except (SkeletonError, NotSliceable) as reason:
             log.info("fsdp: every rank builds the whole model: %s", reason)
             return source.build()
         return _attach(skeleton, weights)

@@ -7,6 +7,7 @@ be promised, ``find_weights`` raises NotSliceable with the reason, and every ran
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -68,7 +69,7 @@ def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
     index = _index(folder)
     found, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
     missing = [name for name in aliases if name not in found]
-    _check_missing(_prefix(skeleton), missing, index, {key for _, key in found.values()})
+    _check_unread(skeleton, missing, set(index) - {key for _, key in found.values()}, index)
     unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
     initialised = _initialise(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     skeleton.float()
@@ -142,12 +143,39 @@ def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
     return {aliases[0]: aliases for aliases in names.values()}
 
 
-def _check_missing(prefix: str, missing: list[str], index: Iterable[str], read: set[str]) -> None:
-    """Raise NotSliceable if the base model lacks weights while the files hold unread ones: they may be renamed."""
-    inside = [name for name in missing if name.startswith(prefix)]
-    bare = not any(key.startswith(prefix) for key in index)
-    if inside and any(key not in read and (bare or key.startswith(prefix)) for key in index):
-        raise NotSliceable(f"{inside[0]} is not in the files under that name and shape")
+def _check_unread(skeleton: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]) -> None:
+    """Raise NotSliceable for a key of the files that nothing reads, unless it is of an old head.
+
+    It may be a weight that the model lacks under another name. Or the model was changed after it was built, say to
+    every second layer, and its names mean other weights than the files' do.
+    """
+    prefix, buffers = _prefix(skeleton), _no_longer_saved(skeleton)
+    base, unread = _in_base(prefix, skeleton.state_dict()), unread & _in_base(prefix, index)
+    lacking = [name for name in missing if name in base]
+    if lacking and unread:
+        raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
+    parts = {_first(prefix, name) for name in base}
+    for key in sorted(unread):  # a part that the base model has not, such as a pooler, belonged to the old head
+        if _first(prefix, key) in parts and not buffers.search(key):
+            raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
+
+
+def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
+    """Return the names that belong to the base model, not to a head: those under ``prefix``; all if none has it.
+
+    None has it in a base model by itself, and in a wrapper that answers for the model inside, as PEFT's does.
+    """
+    return {name for name in names if name.startswith(prefix)} or set(names)
+
+
+def _first(prefix: str, name: str) -> str:
+    return name.removeprefix(prefix).partition(".")[0]
+
+
+def _no_longer_saved(skeleton: nn.Module) -> re.Pattern[str]:
+    """Return a pattern of the buffers in old files that transformers leaves unread."""
+    of_model: Iterable[str] = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return re.compile("|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]))
 
 
 def _initialise(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
 """A model filled shard by shard is, bit for bit, the model that a whole load gives."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
@@ -18,10 +20,14 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaModel,
 )
 from transformers.utils import logging
 
-from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch
+from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
+from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
 
@@ -72,7 +78,29 @@ def differences(folder, cases):
         model, whole = sharded(strategy, config, world, origin)
         found[name] = whole, differing(model, origin.build())
     strategy.teardown(world)
+    found["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutSkeleton(Problem):
+    """A task whose model has weights in files, and cannot be built on the meta device."""
+
+    folder: Path
+
+    def build_model(self, config, data):
+        return Classifier(dropout=torch.zeros(1).tolist()[0])
+
+    def weights_folder(self, config):
+        return self.folder
+
+
+def trained(folder, **changes):
+    """The loss of its test rows after three steps."""
+    out = folder / changes.get("strategy", "single")
+    given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu"} | changes
+    config = RunConfig.model_validate(given | {"extensions": {"progress": False}})
+    return train(config, WithoutSkeleton(folder=folder))["evaluation"]["loss"]
 
 
 def differing(model, expected):
@@ -92,6 +120,14 @@ def old_names(model):
     return {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in model.state_dict().items()}
 
 
+def roberta():
+    """As files of the hub have it: with a pooler that the classifier has not, and position numbers."""
+    model = RobertaForMaskedLM(RobertaConfig(**SMALL))
+    model.roberta.pooler = RobertaModel(RobertaConfig(**SMALL)).pooler
+    model.roberta.embeddings.register_buffer("position_ids", torch.arange(512)[None])
+    return model
+
+
 CASES = {
     "the same head": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 3),
     "a head for more classes": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 5),
@@ -101,6 +137,7 @@ CASES = {
     "several files": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 5),
     "old names": (lambda: BertForSequenceClassification(BERT), CLASSIFIER, 3),
     "tied weights": (lambda: BertForMaskedLM(BERT), AutoModelForMaskedLM, 2),
+    "a part without use, old buffers": (roberta, CLASSIFIER, 5),
     "rotary buffers": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)), CLASSIFIER, 2),
 }
 
@@ -115,13 +152,23 @@ def found(tmp_path_factory):
         model.save_pretrained(
             folder / name, state_dict=state, max_shard_size="20KB" if name == "several files" else "5GB"
         )
-    return launch(differences, folder, CASES, nproc=2)
+    (folder / "no skeleton").mkdir()
+    save_file(Classifier().state_dict(), folder / "no skeleton/model.safetensors")
+    ranks = launch(differences, folder, CASES, nproc=2)
+    return ranks, trained(folder / "no skeleton")
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", CASES)
 def test_shards_read_from_files_equal_a_whole_load(name, found):
-    assert [rank[name] for rank in found] == [(False, []), (False, [])]
+    ranks, _ = found
+    assert [rank[name] for rank in ranks] == [(False, []), (False, [])]
+
+
+@pytest.mark.ranks
+def test_a_model_that_cannot_be_built_without_storage_is_built_whole(found):
+    ranks, alone = found
+    assert [rank["no skeleton"] for rank in ranks] == pytest.approx([alone, alone], rel=1e-5)
 
 
 def saved(folder, model):
@@ -135,6 +182,59 @@ def test_other_names_in_the_file_are_not_taken_for_missing_weights(tmp_path):
     model.save_pretrained(tmp_path, state_dict=renamed)
     with pytest.raises(NotSliceable, match=r"query.weight is not in the files under that name and shape"):
         find_weights(source(tmp_path, CLASSIFIER, 3).skeleton(), tmp_path, SEED)
+
+
+class Adapter(nn.Module):
+    """A layer with a low-rank addition, named as PEFT names it."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base_layer.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base_layer.out_features, bias=False)})
+
+
+class Wrapper(nn.Module):
+    """Puts a model where PEFT puts it, and answers for it as PEFT does."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = nn.Module()
+        self.base_model.model = model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model.model, name)
+
+
+def adapted(model):
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.query = Adapter(layer.attention.self.query)
+    return Wrapper(model)
+
+
+def every_second_layer(model):
+    model.bert.encoder.layer = model.bert.encoder.layer[1::2]
+    return model
+
+
+@pytest.mark.parametrize("saved_as", [BertForSequenceClassification, BertModel])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (adapted, "base_model.model.bert.embeddings.word_embeddings.weight is not in the files"),
+        (Wrapper, "base_model.model.bert.embeddings.word_embeddings.weight is not in the files"),
+        (every_second_layer, r"encoder.layer.1.\S+ of the files is not in the model"),
+    ],
+)
+def test_a_model_changed_after_it_was_built_is_built_whole(tmp_path, saved_as, change, reason):
+    saved_as(BERT).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        skeleton = change(BertForSequenceClassification(BERT))
+    with pytest.raises(NotSliceable, match=reason):
+        find_weights(skeleton, tmp_path, SEED)
 
 
 def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path):

@@ -62,6 +62,7 @@ class HorovodStrategy:
         return Capabilities(
             spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
+            owns=frozenset({"optimizer"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
                 "compression=fp16 rounds gradients to half precision",

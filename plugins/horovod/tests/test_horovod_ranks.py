@@ -44,6 +44,10 @@ def test_rows_keep_their_dtype_and_number() -> None:
         assert all(kept and values == [[1, 1, 1]] * 2 for kept, values in rows.values())
 
 
+def test_an_optimizer_that_horovod_has_not_wrapped_will_be_refused() -> None:
+    assert "optimizer" in HorovodStrategy().capabilities.owns
+
+
 def main_ranks_tensors() -> tuple[float, float]:
     connect(rank_info_from_environment(), timeout=30)
     half, scalar = torch.full((3,), float(hvd.rank()), dtype=torch.bfloat16), torch.tensor(float(hvd.rank()))

@@ -28,8 +28,9 @@ from distcore.tasks.text_classification.models import (
     tokenizer_files,
 )
 from distcore.tasks.text_classification.options import TextOptions
+from distcore.tasks.text_classification.padding import check_padding, pads_left
 
-FORMAT = 3
+FORMAT = 4
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
@@ -57,6 +58,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     """
     if not from_scratch(options):
         check_length(options, model_folder(options.model))
+        check_padding(options)
     folder = cached_folder("tokens", _key(options, seed), lambda folder: _build(folder, options, seed))
     return _open(folder, options)
 
@@ -139,6 +141,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
     parts = _parts(rows, [str(label) for label in labels], options, seed)
     tokenizer = _tokenizer(options, parts["train"].texts)  # a vocabulary must not see the evaluation rows
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
+    _pad_as_trained(tokenizer, pads_left(options))
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
@@ -159,8 +162,19 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
 
 def _pad_token(tokenizer: Any) -> int:
     """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     return next(int(token) for token in candidates if token is not None)
+
+
+def _pad_as_trained(tokenizer: Any, left: bool) -> None:
+    """Have the tokenizer, which an export takes along, pad with the token and on the side that training does.
+
+    Without any special token it gets none to pad with: an ordinary one would be cut out of every text from then on.
+    """
+    if left:
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter has it saved
+    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_pad_token(tokenizer))
 
 
 def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> dict[str, _Part]:
@@ -204,7 +218,7 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
-    sets = {name: open_tokens(folder / name, pad) for name in entry["facts"]}
+    sets = {name: open_tokens(folder / name, pad, pad_left=pads_left(options)) for name in entry["facts"]}
     classes = tuple(str(label) for label in labels)
     return TextDatasets(
         train=sets["train"],

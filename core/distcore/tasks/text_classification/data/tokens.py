@@ -37,6 +37,8 @@ class TokenDataset:
     """Ones: each row is one sample of the mean loss."""
     pad: int
     """Token that fills up the shorter rows of a batch."""
+    pad_left: bool
+    """Whether it stands before the tokens of a row; otherwise behind them."""
     content: str
     """SHA-256 over tokens, lengths and labels, in hexadecimal."""
 
@@ -51,9 +53,10 @@ class TokenDataset:
         import torch
 
         lengths = self.lengths[indices]
-        columns = np.arange(lengths.max(initial=0))
-        mask = columns < lengths[:, None]
-        # Past the end of a shorter row this reads tokens of the rows behind it; the mask then replaces them by padding.
+        longest = lengths.max(initial=0)
+        columns = np.arange(longest) - ((longest - lengths)[:, None] if self.pad_left else 0)
+        mask = (columns >= 0) & (columns < lengths[:, None])
+        # Beside a shorter row this reads tokens of its neighbours; the mask then replaces them by padding.
         tokens = self.tokens.take(self.starts[indices][:, None] + columns, mode="clip")
         return {
             "input_ids": torch.from_numpy(np.where(mask, tokens, np.int64(self.pad))),
@@ -95,8 +98,8 @@ def write_tokens(
     (folder / CONTENT).write_text(_digest(tokens, lengths, labels), encoding="ascii")
 
 
-def open_tokens(folder: Path, pad: int) -> TokenDataset:
-    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token."""
+def open_tokens(folder: Path, pad: int, *, pad_left: bool = False) -> TokenDataset:
+    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token, ``pad_left`` its side."""
     offsets = _map(folder / "offsets.npy")
     lengths = np.diff(offsets)
     return TokenDataset(
@@ -107,6 +110,7 @@ def open_tokens(folder: Path, pad: int) -> TokenDataset:
         source_rows=_map(folder / "source_rows.npy"),
         items=np.ones(len(lengths), np.int64),
         pad=pad,
+        pad_left=pad_left,
         content=(folder / CONTENT).read_text(encoding="ascii"),
     )
 
@@ -115,7 +119,15 @@ def empty_dataset(pad: int) -> TokenDataset:
     """Return a data set without rows; ``pad`` is the padding token."""
     tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
     return TokenDataset(
-        tokens=tokens, starts=none, lengths=none, labels=none, source_rows=none, items=none, pad=pad, content=""
+        tokens=tokens,
+        starts=none,
+        lengths=none,
+        labels=none,
+        source_rows=none,
+        items=none,
+        pad=pad,
+        pad_left=False,
+        content="",
     )
 
 

@@ -1,0 +1,45 @@
+"""How to build the model of a run: whole, or as a skeleton on the meta device."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.engine import task_calls
+from distcore.errors import SkeletonError
+from distcore.launchers.failures import one_line
+from distcore.plugin.contract import ModelSource
+from distcore.plugin.task import Datasets, Task
+
+
+def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Return how to build the task's model: whole, or as a skeleton on the meta device."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(config.seed)
+        return task.build_model(config, data)
+
+    def skeleton() -> nn.Module:
+        try:
+            with torch.device("meta"):
+                module = task.build_model(config, data)
+        except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+            reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+            raise SkeletonError(f"build_model() fails on the meta device: {reason}") from error
+        _check_nothing_is_lost(module)
+        return module
+
+    return ModelSource(build=build, skeleton=skeleton, folder=task_calls.weights_folder(task, config))
+
+
+def _check_nothing_is_lost(skeleton: nn.Module) -> None:
+    """Raise SkeletonError if the skeleton has values, or tensors that nobody would give values later."""
+    for name, parameter in skeleton.named_parameters():
+        if not parameter.is_meta:
+            raise SkeletonError(f"build_model() gives {name} values, on the meta device too")
+    for path, module in skeleton.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                where = f"{path}.{name}" if path else name
+                raise SkeletonError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
