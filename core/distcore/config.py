@@ -71,6 +71,8 @@ class Checkpoints(_Tree):
 
 DEFAULT_TASK = "text-classification"
 """The task of a config that names none."""
+GIVEN = "object:"
+"""Begins the name of a task that was given to ``train`` as an object and has no other name."""
 
 
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}

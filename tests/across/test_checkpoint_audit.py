@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from resume_job import Slow
 from watch import watched
 
 from distcore import RunConfig, checkpoint, launch
@@ -21,7 +22,6 @@ from distcore.engine.trainer import build_run, set_up
 from distcore.launchers import join
 from distcore.plugin import registry
 from distcore.plugin.contract import RankInfo
-from distcore.testing.problem import Problem
 
 NOTHING_TO_NAME = pickle.dumps({"weights": [1, 2, 3]})
 NAMES = pickle.dumps(OrderedDict(a=1))
@@ -79,7 +79,8 @@ def loads(strategy: str, path: Path) -> list[str]:
         given
         | {"nproc": rank_info.size, "epochs": 3, "device": "cpu", "schedule": {"name": "linear", "warmup_steps": 2}}
     )
-    config, task = resolve(config, rank_info.size, rank_info.launcher), Problem()
+    task = Slow(dropout=0.1)
+    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
     hooks, world = set_up(config, rank_info)
     run = build_run(config, hooks, world, task, task.prepare(config))
     checkpoint.load(run, hooks, path)

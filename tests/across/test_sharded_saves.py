@@ -71,7 +71,8 @@ def saved(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
     export(rank_info)
     given: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4, "lr": 0.01, "device": "cpu", "timeout": 60}
     config = RunConfig(strategy=strategy, strategy_options=SHARDED[strategy], nproc=2, **given)
-    config, task = resolve(config, rank_info.size, rank_info.launcher), Wide()
+    task = Wide()
+    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
     hooks = Hooks(strategy, build_strategy(config), extensions)
     world = hooks.setup(config, rank_info)
     run = build_run(config, hooks, world, task, data := task.prepare(config))

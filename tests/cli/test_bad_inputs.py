@@ -239,7 +239,7 @@ EXTENSIONS = {
     "--set extensions.progress.bar_width=wide": r"extension 'progress': bar_width = 'wide': .*integer",
     "--set extensions.nan_guard=maybe": r"extensions.nan_guard = 'maybe'",
     "--set extensions.nowhere.py:Watch=true": r"extension 'nowhere.py:Watch': no file nowhere.py",
-    "--set extensions.plain.py:Wotch=true": r"extension 'plain.py:Wotch' does not import: .*no attribute 'Wotch'",
+    "--set extensions.plain.py:Wotch=true": r"'plain.py:Wotch': no class Wotch in plain.py .did you mean 'Watch'",
     "--set extensions.syntax.py:Watch=true": r"extension 'syntax.py:Watch' does not import: SyntaxError",
     "--set extensions.raises.py:Watch=true": r"extension 'raises.py:Watch' does not import: RuntimeError: not today",
     "--set extensions.plain.py:Watch=true": r"extension 'plain.py:Watch': on_log\(\) has no @hookimpl mark",

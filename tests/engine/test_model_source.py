@@ -32,7 +32,7 @@ def loads_weights(folder: Path) -> nn.Module:
 
 
 def needs_values() -> nn.Module:
-    return Classifier(dropout=torch.linspace(0, 0.5, 2).tolist()[0])
+    return Classifier(dropout=torch.zeros(1).tolist()[0])
 
 
 def has_values() -> nn.Module:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from distcore import RunConfig, launch, train
 from distcore.config import parse_settings
 from distcore.launchers import one_line_errors
+from distcore.plugin.task import OnResume
 from distcore.testing.problem import Problem
 
 SCRIPT = __file__
@@ -40,6 +41,7 @@ SETTINGS: dict[str, Any] = {
 class Slow(Problem):
     """The laws' problem with dropout, and ``seconds`` of sleep per micro-batch."""
 
+    on_resume: ClassVar[dict[str, OnResume]] = {"seconds": "free", "rows": "free", "tied": "free"}
     seconds: float = 0.0
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
-from distcore.config import RunConfig, canonical
+from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, TaskError, nearest
 from distcore.plugin.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.contract import Progress, Run
@@ -107,6 +107,8 @@ def check_job(
     saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
     mine = {key: value for key, value in job_values(run.config, run.total_steps).items() if rules.get(key) != "free"}
+    if run.config.task.startswith(GIVEN) and "task_options" not in job_state["config"]:
+        del mine["task"]  # an earlier version recorded the default task for every task that was given as an object
     accepted = {canonical(key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distcore.config import DEFAULT_TASK, RunConfig
+from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
 from distcore.engine.optim import check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
@@ -19,8 +19,6 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
-GIVEN = "object:"
-"""Begins the name of a task that was given to ``train`` as an object and has no other name."""
 LARGEST_AUTO_MICRO_BATCH = 32
 """Most rows per micro-batch that 'auto' chooses."""
 
@@ -127,7 +125,8 @@ def _name_of(task: Task, configured: str) -> str:
 
 
 def _as_given(task: Task) -> str:
-    return f"{GIVEN}{type(task).__module__}.{type(task).__qualname__}"
+    # Without the module: a class of a script stands in __main__, and elsewhere under the script's name.
+    return f"{GIVEN}{type(task).__qualname__}"
 
 
 def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:

@@ -78,11 +78,12 @@ def values_of(plugin: object) -> dict[str, Any]:
     if not dataclasses.is_dataclass(plugin):
         return {}
     from pydantic import TypeAdapter
+    from pydantic.errors import PydanticSchemaGenerationError
     from pydantic_core import PydanticSerializationError
 
     try:
         dumped: dict[str, Any] = TypeAdapter(type(plugin)).dump_python(plugin, mode="json", warnings="error")
-    except PydanticSerializationError as error:
+    except (PydanticSchemaGenerationError, PydanticSerializationError) as error:
         raise TypeError(str(error)) from None
     return {field.name: dumped[field.name] for field in _fields(type(plugin))}
 
