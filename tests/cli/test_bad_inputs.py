@@ -371,6 +371,7 @@ def test_allowing_no_plugins_blocks_the_strategy(
     assert "strategy 'ddp' is installed but blocked" in capsys.readouterr().err
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "command",
     [

@@ -56,6 +56,7 @@ def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(900)
 def test_a_strangers_strategy_is_installed_found_checked_and_trains(empty_environment: Path, tmp_path: Path) -> None:
@@ -73,3 +74,14 @@ def test_the_skeleton_of_a_strategy_passes_its_own_contract(empty_environment: P
     run("distcore new strategy my-own", empty_environment, tmp_path)
     run("pip install --quiet --no-build-isolation --no-deps ./distcore-my-own", empty_environment, tmp_path)
     run("python -m pytest -q distcore-my-own", empty_environment, tmp_path)
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(900)
+def test_the_skeleton_of_a_task_passes_its_own_contract(empty_environment: Path, tmp_path: Path) -> None:
+    run("distcore new task my-task", empty_environment, tmp_path)
+    run("pip install --quiet --no-build-isolation --no-deps ./distcore-my-task", empty_environment, tmp_path)
+    run("python -m pytest -q distcore-my-task", empty_environment, tmp_path)
+    assert "my-task" in run("distcore tasks", empty_environment, tmp_path)
+    job = "--task my-task --set task_options.points=500 --epochs 2 --out moons"
+    assert "accuracy" in run(f"distcore train {job}", empty_environment, tmp_path)

@@ -40,6 +40,7 @@ class TestStage3(StrategyContract):
     options: ClassVar = {"stage": 3}
 
 
+@pytest.mark.slow  # stage 2 above offloads, too
 class TestStage3Offload(StrategyContract):
     strategy = "deepspeed"
     options: ClassVar = {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}

@@ -62,6 +62,7 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(not HAS_TOOLS, reason=NO_TOOLS)
 def test_one_rank_compiles_while_the_other_waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +149,7 @@ def test_without_a_compiler_torchs_adam_is_used_and_a_line_says_so(
     assert resolved["optimizer"]["params"]["torch_adam"] is True
 
 
+@pytest.mark.programs
 def test_deepspeeds_own_adam_without_a_compiler_is_refused_before_launch(
     tmp_path: Path, without_compilers: dict[str, str]
 ) -> None:
@@ -161,6 +163,7 @@ def test_deepspeeds_own_adam_without_a_compiler_is_refused_before_launch(
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.programs
 def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, without_compilers: dict[str, str]) -> None:
     options = "--set strategy_options.stage=3 --set strategy_options.offload_param=nvme"
     ended = distcore(

@@ -1,5 +1,7 @@
 """Every option keeps the laws; on four ranks, in one launch."""
 
+from functools import cache
+
 import pytest
 
 from distcore import ConfigError, RunConfig, StrategyError
@@ -9,13 +11,12 @@ from distcore.testing.runner import measure
 from distcore_fsdp.fsdp import FSDPStrategy
 
 OPTIONS = {
-    "full": {},
-    "grad": {"sharding": "shard_grad_op"},
     "hybrid": {"sharding": "hybrid", "shard_size": 2},
-    "none": {"sharding": "NO_SHARD"},
     "recomputed": {"activation_checkpointing": True, "forward_prefetch": 1, "backward_prefetch": 2, "wrap": 100},
     "offloaded": {"cpu_offload": True, "wrap": ["Block", "Embedding"]},
 }
+PLAIN = {"full": {}, "grad": {"sharding": "shard_grad_op"}, "none": {"sharding": "NO_SHARD"}}
+"""What the contract measures on two ranks, too."""
 CASES = (
     "partitions",
     "ranks-without-rows",
@@ -28,19 +29,20 @@ CASES = (
 RANKS = 4
 
 
-@pytest.fixture(scope="module")
-def findings() -> dict[str, dict[str, Finding]]:
+@cache
+def findings(plain: bool) -> dict[str, dict[str, Finding]]:
+    options = PLAIN if plain else OPTIONS
     cases = tuple(case for name, case in all_cases().items() if name in CASES)
-    configs = [RunConfig(strategy="fsdp", strategy_options=options, nproc=RANKS) for options in OPTIONS.values()]
+    configs = [RunConfig(strategy="fsdp", strategy_options=some, nproc=RANKS) for some in options.values()]
     found = measure([Subject(config=config, cases=cases) for config in configs])
-    return {label: {f.case: f for f in of_one} for label, of_one in zip(OPTIONS, found, strict=True)}
+    return {label: {f.case: f for f in of_one} for label, of_one in zip(options, found, strict=True)}
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("label", OPTIONS)
-def test_law_holds_with_option(label, case, findings):
-    finding = findings[label][case]
+@pytest.mark.parametrize("label", [*OPTIONS, *(pytest.param(label, marks=pytest.mark.slow) for label in PLAIN)])
+def test_law_holds_with_option(label, case):
+    finding = findings(label in PLAIN)[label][case]
     assert finding.held, str(finding)
 
 

@@ -15,6 +15,7 @@ class TestTwoRanks(StrategyContract):
     strategy = "horovod"
 
 
+@pytest.mark.slow
 class TestThreeRanks(StrategyContract):
     strategy = "horovod"
     nproc = 3

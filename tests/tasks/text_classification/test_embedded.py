@@ -52,6 +52,7 @@ def test_code_examples_and_tests_are_left_out(tmp_path):
     assert embedded.collect(tmp_path) == []
 
 
+@pytest.mark.programs
 def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
     rows = embedded.stdlib_docs()
     expected = hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest()
