@@ -132,7 +132,9 @@ class RunConfig(_Tree):
         default_factory=dict,
         description="name, or file.py:Class, to true, false or its options",
     )
-    data_guard_steps: int = Field(2, ge=0, description="first steps in which ranks compare the rows they train on")
+    data_guard_steps: int = Field(
+        2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"
+    )
     timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level of messages of rank 0"

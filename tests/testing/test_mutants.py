@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable
@@ -252,6 +253,14 @@ class LoadsOnMainRankOnly(DDPStrategy):
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         return not run.world.is_main or defaults.load_checkpoint(run, state)
+
+
+@mutant("evaluation", "buffers-agree", "largest difference")
+class EvaluatesACopy(DDPStrategy):
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        prepared: PreparedModel = super().wrap_model(run, copy.deepcopy(model), make_optimizer)
+        return prepared
 
 
 @mutant("evaluation", "gather-unequal", "rows, order or dtype")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import Datasets, RunConfig
+from distcore import Datasets, Ragged, RunConfig
 from distcore.plugin import registry
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.task_laws import task_cases
@@ -90,6 +90,14 @@ class CountsBelowZero(Sound):
 class ReturnsTheMean(Sound):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return super().loss(model, batch) / len(batch["labels"])
+
+
+@breaks("loss-counts-items")
+class CountsRowsTwice(Sound):
+    def prepare(self, config: RunConfig) -> Datasets:
+        data = super().prepare(config)
+        rows: Any = data.evaluation
+        return dataclasses.replace(data, evaluation=Changed(rows, items=np.full(len(rows), 2)))
 
 
 @breaks("loss-is-fp32")
@@ -193,6 +201,25 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("case", task_cases())
 def test_a_sound_task_keeps_it(case: str, measured: Any) -> None:
     assert measured(Sound, case).held, str(measured(Sound, case))
+
+
+class GivesRagged(Sound):
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        kept = batch["tokens"] != 0
+        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][kept], kept.sum(1))}
+
+
+class PadsItsRaggedRows(Sound):
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        kept = torch.ones_like(batch["tokens"], dtype=torch.bool)
+        return super().outputs(model, batch) | {"tokens": Ragged(batch["tokens"][kept], kept.sum(1))}
+
+
+def test_rows_that_differ_in_size_are_compared_too(measured: Any) -> None:
+    assert measured(dataclass(frozen=True, kw_only=True)(GivesRagged), "rows-alone").held
+    broken = measured(dataclass(frozen=True, kw_only=True)(PadsItsRaggedRows), "rows-alone")
+    assert broken.held is False
+    assert "output 'tokens'" in broken.note
 
 
 @pytest.mark.parametrize("case", task_cases())

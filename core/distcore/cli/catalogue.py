@@ -13,7 +13,7 @@ from distcore.plugin import registry
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.options import build, options_of
 from distcore.plugin.shorthand import shorthand_of
-from distcore.tables import plain_table, stdout_console
+from distcore.tables import headed_table, stdout_console
 
 Description = dict[str, Any]
 """A strategy as JSON values."""
@@ -65,7 +65,7 @@ def show(found: list[Description]) -> None:
 
 def _overview(found: list[Description]) -> Table:
     headings = ("strategy", "distribution", "ranks", "devices", "precision", "shards", "gradients", "owns")
-    table = _table(*headings)
+    table = headed_table(*headings)
     for facts in found:
         declared = facts["declares"]
         cells = [declared["processes"], " ".join(declared["devices"]), " ".join(declared["precisions"])]
@@ -76,17 +76,10 @@ def _overview(found: list[Description]) -> Table:
 
 
 def _options(facts: Description) -> Table:
-    table = _table(f"{facts['name']}: option", "type", "default", "meaning")
+    table = headed_table(f"{facts['name']}: option", "type", "default", "meaning")
     for option in facts["options"]:
         short = f" Short form: {facts['name']}:VALUE." if option["name"] == facts["shorthand"] else ""
         table.add_row(option["name"], option["type"], option["default"] or "required", f"{option['doc']}{short}")
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
     return table
 
 

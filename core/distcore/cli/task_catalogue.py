@@ -15,7 +15,7 @@ from distcore.errors import DistcoreError
 from distcore.plugin import registry
 from distcore.plugin.options import Option, options_of
 from distcore.plugin.task import declared_metrics
-from distcore.tables import plain_table, stdout_console
+from distcore.tables import headed_table, stdout_console
 
 Description = dict[str, Any]
 """A task as JSON values."""
@@ -52,7 +52,7 @@ def describe(name: str, offered: Sequence[EntryPoint]) -> Description:
 def show(found: list[Description]) -> None:
     """Print a table of the tasks, then the options of each."""
     console = stdout_console(FILE_WIDTH)
-    table = _table("task", "distribution", "metrics", "about")
+    table = headed_table("task", "distribution", "metrics", "about")
     for facts in found:
         if facts["importable"]:
             table.add_row(facts["name"], facts["distribution"], _metrics(facts["metrics"]), facts["about"])
@@ -88,14 +88,7 @@ def _metrics(metrics: dict[str, Any]) -> str:
 
 
 def _options(name: str, options: Sequence[Option]) -> Table:
-    table = _table(f"{name}: option", "type", "default", "meaning")
+    table = headed_table(f"{name}: option", "type", "default", "meaning")
     for option in options:
         table.add_row(option.name, option.type, option.default or "required", option.doc)
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
     return table

@@ -9,7 +9,7 @@ from distcore.distributed.agreement import share_buffers
 from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import evaluation_of, metrics_of, try_predictions
-from distcore.errors import AgreementError
+from distcore.errors import AgreementError, TaskError
 from distcore.plugin.contract import Evaluation, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import evaluation_plan
@@ -50,7 +50,12 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     if rows:
         found = forward_all(run, hooks, task, data.evaluation, rehearsing=True)
         found = found.take(torch.arange(rows) % len(found.index))
-    metrics_of(task, found, data.evaluation, data)
+    metrics, best = metrics_of(task, found, data.evaluation, data), run.config.checkpoints.best
+    if best is not None and best not in metrics:
+        raise TaskError(
+            f"task: the report has no {best!r}, by which checkpoints.best chooses; it has {sorted(metrics)}: declare "
+            "them in `metrics`, or set checkpoints.best"
+        )
     try_predictions(task, found.outputs, data)
 
 

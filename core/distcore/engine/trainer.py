@@ -86,10 +86,11 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
-    progress, best = resume_or_start(run, hooks, task, data)
+    rows = fingerprint(data.train)
+    progress, best = resume_or_start(run, hooks, task, data, rows)
     rehearse(run, hooks, task, data)
     meter = Meter(progress)
-    progress, best, last = fit(run, hooks, task, data, progress, best, meter)
+    progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
     return finish(run, hooks, task, data, progress, best, last, meter)
 
 
@@ -144,10 +145,13 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
-def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Progress, Best | None]:
-    """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is."""
+def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets, rows: str) -> tuple[Progress, Best | None]:
+    """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is.
+
+    ``rows`` is the fingerprint of the training rows.
+    """
     progress, best = Progress(), None
-    if found := checkpoint.resume(run, hooks, fingerprint(data.train), on_resume_of(task)):
+    if found := checkpoint.resume(run, hooks, rows, on_resume_of(task)):
         path, progress, job_state = found
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
@@ -166,14 +170,20 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple
 
 
 def fit(
-    run: Run, hooks: Hooks, task: Task, data: Datasets, progress: Progress, best: Best | None, meter: Meter
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    data: Datasets,
+    saver: Saver,
+    progress: Progress,
+    best: Best | None,
+    meter: Meter,
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
     Raises StoppedError if SIGTERM ended training before, after committing a checkpoint.
     """
     config, last, stopping = run.config, None, False
-    saver = Saver(run, hooks, fingerprint(data.train))
     with on_sigterm() as stop:
         for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps

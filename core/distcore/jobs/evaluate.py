@@ -13,6 +13,7 @@ from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.engine.evaluation import evaluate
 from distcore.engine.resolve import load_task, resolve
+from distcore.engine.task_calls import prepare
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
 from distcore.files import strict_json
@@ -37,7 +38,7 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
     if rank_info is not None:
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
-    load_task(config).prepare(resolve(config, training=False))  # errors in config and data come before ranks start
+    prepare(load_task(config), resolve(config, training=False))  # errors in config and data come before ranks start
     if nproc == 1:
         rank()
     else:
@@ -76,7 +77,7 @@ def _evaluate_in(
     world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo, path: Path
 ) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
-    data = task.prepare(config)
+    data = prepare(task, config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
     checkpoint.load_weights(run, hooks, path)

@@ -139,6 +139,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     """
     from distcore import checkpoint
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+    from distcore.engine.task_calls import prepare
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks
 
@@ -148,7 +149,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    return config, load_task(config).prepare(config)
+    return config, prepare(load_task(config), config)
 
 
 def errors_of_job() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,10 @@ class TaskLab:
         chosen: np.ndarray = order[np.unique(np.linspace(0, len(order) - 1, min(ROWS, len(order))).astype(int))]
         return chosen
 
+    def few(self) -> Datasets:
+        """Return the data sets with the first rows of the evaluation data only."""
+        return replace(self.data, evaluation=FirstRows(self.data.evaluation, 32))
+
     @torch.no_grad()
     def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
         """Return what the task's evaluation gives for a batch of ``rows`` rows, in evaluation mode."""
@@ -69,6 +73,22 @@ class TaskLab:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
         return task_calls.loss_of(self.task)(model, batch)
+
+
+class FirstRows:
+    """The first rows of a data set, at most ``count``; implements ``distcore.Dataset``."""
+
+    def __init__(self, dataset: Dataset, count: int) -> None:
+        self._dataset, self._rows = dataset, np.arange(min(len(dataset), count))
+        self.lengths, self.items = read(dataset.lengths, self._rows), read(dataset.items, self._rows)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Collate the rows ``indices``, int64, shape ``(n,)``."""
+        return self._dataset.batch(self._rows[indices])
 
 
 def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
@@ -101,18 +121,3 @@ def other_random_state(seed: int) -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
-
-
-def leaves(batch: Any) -> list[Any]:
-    """Return what a batch holds, in order: arrays for tensors, other values as they are."""
-    from torch.utils._pytree import tree_leaves
-
-    return [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
-
-
-def count_differing(one: Any, other: Any) -> int:
-    """Return how many leaves of two batches differ."""
-    mine, others = leaves(one), leaves(other)
-    if len(mine) != len(others):
-        return max(len(mine), len(others))
-    return sum(not np.array_equal(a, b) for a, b in zip(mine, others, strict=True))

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from distcore.checkpoint.job_state import fingerprint
 from distcore.engine import task_calls
 from distcore.engine.outputs import Collected
 from distcore.engine.resolve import load_task
 from distcore.plugin.abilities import Predicts
+from distcore.plugin.columns import read
 from distcore.plugin.options import values_of
-from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Identified, Reopens, Varying, declared_metrics
 from distcore.testing.cases import EXACT, FP32, LAWS, Case, Measured, Skip
-from distcore.testing.task_lab import TaskLab, count_differing, other_random_state
+from distcore.testing.task_comparison import Front, count_differing, gradient, largest, relative, row_of, same
+from distcore.testing.task_lab import TaskLab, other_random_state
 
 _CASES: dict[str, Case] = {}
 MOST_ROWS = 100_000
@@ -89,10 +88,27 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
         part = lab.loss(parts, lab.data.train.batch(row[None]))
         part.backward()  # type: ignore[no-untyped-call]
         alone = alone + part.detach()
-    of_loss = _relative(together.detach(), alone)
-    of_gradient = _relative(_gradient(whole), _gradient(parts))
+    of_loss = relative(together.detach(), alone)
+    of_gradient = relative(gradient(whole), gradient(parts))
     note = f"loss {of_loss:.1e}, gradient {of_gradient:.1e} off for {len(rows)} rows"
     return Measured(error=max(of_loss, of_gradient), bound=FP32, note=note)
+
+
+@_law("gradient")
+def loss_counts_items(lab: TaskLab) -> Measured:
+    """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
+    few = lab.few()
+    model = lab.build()
+    found = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
+    reported = task_calls.metrics_of(lab.task, found, few.evaluation, few).get("loss")
+    if not isinstance(reported, int | float):
+        raise Skip("the task reports no loss")
+    with torch.no_grad():
+        total = lab.loss(model, few.evaluation.batch(np.arange(len(few.evaluation))))
+    items = int(read(few.evaluation.items, np.arange(len(few.evaluation))).sum())
+    expected = float(total) / items if items else 0.0
+    error = abs(reported - expected) / max(abs(expected), 1e-12)
+    return Measured(error=error, bound=FP32, note=f"reported {reported:.6g}, {expected:.6g} from loss() and items")
 
 
 @_law("gradient")
@@ -111,7 +127,7 @@ def through_the_model(lab: TaskLab) -> Measured:
     """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
     model = lab.build()
     batch = lab.data.train.batch(lab.rows(lab.data.train))
-    front = _Front(model)
+    front = Front(model)
     try:
         loss = lab.loss(front, batch)
     except AttributeError as error:
@@ -130,10 +146,10 @@ def rows_alone(lab: TaskLab) -> Measured:
     alone = [lab.evaluated(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
     worst, where = 0.0, "no outputs"
     for name, value in together.outputs.items():
-        found = max(_largest(_row(value, i), _row(one.outputs[name], 0)) for i, one in enumerate(alone))
+        found = max(largest(row_of(value, i), row_of(one.outputs[name], 0)) for i, one in enumerate(alone))
         worst, where = max((worst, where), (found, f"output {name!r}"))
     for name, total in together.sums.items():
-        found = _relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
+        found = relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
         worst, where = max((worst, where), (found, f"sum {name!r}"))
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 
@@ -151,7 +167,7 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     with other_random_state(2):
         second = lab.evaluated(model, batch, len(rows))
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
-    differing = [name for name in first.outputs if not _equal(first.outputs[name], second.outputs[name])]
+    differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]
     differing += [name for name in first.sums if not torch.equal(first.sums[name], second.sums[name])]
     note = f"changed: {', '.join(changed[:3]) or 'none'}; differ between two calls: {', '.join(differing) or 'none'}"
     return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
@@ -160,14 +176,14 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
 @_law("evaluation")
 def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
-    model, dataset = lab.build(), lab.data.evaluation
-    rows = np.arange(min(len(dataset), 32))
-    found = lab.evaluated(model, dataset.batch(rows), len(rows))
-    metrics = task_calls.metrics_of(lab.task, found, dataset, lab.data)
+    few = lab.few()
+    rows = np.arange(len(few.evaluation))
+    found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    metrics = task_calls.metrics_of(lab.task, found, few.evaluation, few)
     declared = declared_metrics(lab.task)
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
     missing += [
-        name for name in declared if name not in task_calls.metrics_of(lab.task, Collected(), dataset, lab.data)
+        name for name in declared if name not in task_calls.metrics_of(lab.task, Collected(), few.evaluation, few)
     ]
     return Measured(error=len(missing), bound=EXACT, note=f"not there or no number: {', '.join(missing) or 'none'}")
 
@@ -177,10 +193,10 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
     if not isinstance(lab.task, Predicts):
         raise Skip("the task has no predictions()")
-    model, dataset = lab.build(), lab.data.evaluation
-    rows = np.arange(min(len(dataset), 32))
-    found = lab.evaluated(model, dataset.batch(rows), len(rows))
-    lines = list(task_calls.prediction_lines(lab.task, found.outputs, lab.data))
+    few = lab.few()
+    rows = np.arange(len(few.evaluation))
+    found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    lines = list(task_calls.prediction_lines(lab.task, found.outputs, few))
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 
 
@@ -247,54 +263,3 @@ def builds_without_storage(lab: TaskLab) -> Measured:
     return Measured(
         error=len(differing), bound=EXACT, note=f"tensors that differ: {', '.join(differing[:3]) or 'none'}"
     )
-
-
-class _Front(nn.Module):
-    """A model of which only calls are seen: they compute with copies of the parameters, so that any other way shows."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.calls = 0
-        self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
-        copies = {name: value.detach().clone() for name, value in inner.state_dict(keep_vars=True).items()}
-        self._copies = {name: _with_gradient(value) for name, value in copies.items()}
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
-
-
-def _with_gradient(value: Tensor) -> Tensor:
-    return value.requires_grad_() if value.is_floating_point() else value
-
-
-def _gradient(model: nn.Module) -> Tensor:
-    parts = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None]
-    return torch.cat(parts) if parts else torch.zeros(1)
-
-
-def _relative(one: Tensor, other: Tensor) -> float:
-    """Return the L2 norm of the difference as a part of the norm of ``other``; 0 if both are 0."""
-    size = float(other.double().norm())
-    difference = float((one.double() - other.double()).norm())
-    return difference / size if size else difference
-
-
-def _largest(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors, as a part of the largest value where that is above 1."""
-    if one.shape != other.shape:
-        return float("inf")
-    if not one.numel():
-        return 0.0
-    scale = max(1.0, float(other.double().abs().max()))
-    return float((one.double() - other.double()).abs().max()) / scale
-
-
-def _row(value: Tensor | Ragged, row: int) -> Tensor:
-    return value[row]
-
-
-def _equal(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
-    if isinstance(one, Ragged) and isinstance(other, Ragged):
-        return torch.equal(one.lengths, other.lengths) and torch.equal(one.values, other.values)
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 
 from distcore import (
     Capabilities,
@@ -109,6 +109,8 @@ class Sharded(Backend):
         sharded, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
         if not isinstance(sharded, FSDPModule):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
+        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+            register_fsdp_forward_method(model, "generate")
         return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:

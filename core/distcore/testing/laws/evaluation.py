@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distcore import checkpoint
 from distcore.errors import AgreementError
+from distcore.plugin.contract import Progress
 from distcore.testing.cases import EXACT, FORWARD, Measured, law
 from distcore.testing.lab import Job, Lab
 from distcore.testing.problem import Problem, Rows
@@ -39,6 +41,23 @@ def without_optimizer(lab: Lab) -> Measured:
         return Measured(error=1, bound=EXACT, note="wrap_model() returned an optimizer without being given a factory")
     run = replace(job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None)
     return Measured(error=_error(replace(job, run=run), 2 * lab.world.size + 1), bound=FORWARD, note="")
+
+
+@law("evaluation")
+def buffers_agree(lab: Lab) -> Measured:
+    """Running statistics, which each rank collects of its own rows, mean the same to all ranks and to a checkpoint."""
+    job = lab.job(Problem(evaluation_rows=4 * lab.world.size))
+    with torch.no_grad():
+        job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)  # stands for what a rank has collected
+    found = job.evaluate()
+    saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
+    plain = untrained(job.task, job.run.config, job.data).eval()
+    with torch.no_grad():
+        plain.get_buffer("scale").copy_(saved)
+        rows = np.arange(len(job.data.evaluation))
+        expected = job.task.outputs(plain, job.data.evaluation.batch(rows))["loss"]
+    error = float((found.outputs["loss"] - expected).abs().max())
+    return Measured(error=error, bound=FORWARD, note=f"largest difference of a row's loss; saved {float(saved):g}")
 
 
 @law("evaluation")

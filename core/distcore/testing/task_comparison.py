@@ -1,0 +1,81 @@
+"""What the cases of a task compare with: batches, outputs and gradients, and a model of which only calls are seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distcore.plugin.ragged import Ragged
+
+
+class Front(nn.Module):
+    """A model of which only calls are seen: they compute with copies of the parameters, so that any other way shows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.calls = 0
+        self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
+        copies = {name: value.detach().clone() for name, value in inner.state_dict(keep_vars=True).items()}
+        self._copies = {name: _with_gradient(value) for name, value in copies.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the model would."""
+        self.calls += 1
+        return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
+
+
+def _with_gradient(value: Tensor) -> Tensor:
+    return value.requires_grad_() if value.is_floating_point() else value
+
+
+def gradient(model: nn.Module) -> Tensor:
+    """Return the gradients of all parameters that have one, in one row."""
+    parts = [parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.grad is not None]
+    return torch.cat(parts) if parts else torch.zeros(1)
+
+
+def relative(one: Tensor, other: Tensor) -> float:
+    """Return the L2 norm of the difference as a part of the norm of ``other``; 0 if both are 0."""
+    size = float(other.double().norm())
+    difference = float((one.double() - other.double()).norm())
+    return difference / size if size else difference
+
+
+def largest(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, as a part of the largest value where that is above 1."""
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    scale = max(1.0, float(other.double().abs().max()))
+    return float((one.double() - other.double()).abs().max()) / scale
+
+
+def row_of(value: Tensor | Ragged, row: int) -> Tensor:
+    """Return one row of an output."""
+    return value[row]
+
+
+def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
+    """Return True if two outputs are equal bit for bit."""
+    if isinstance(one, Ragged) and isinstance(other, Ragged):
+        return torch.equal(one.lengths, other.lengths) and torch.equal(one.values, other.values)
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return what a batch holds, in order: arrays for tensors, other values as they are."""
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]
+
+
+def count_differing(one: Any, other: Any) -> int:
+    """Return how many leaves of two batches differ."""
+    mine, others = leaves(one), leaves(other)
+    if len(mine) != len(others):
+        return max(len(mine), len(others))
+    return sum(not np.array_equal(a, b) for a, b in zip(mine, others, strict=True))
