@@ -22,6 +22,7 @@ from distcore.config import RunConfig
 from distcore.plugin import registry
 from distcore.plugin.options import field_docs, options_of
 from distcore.testing.cases import all_cases
+from distcore.testing.task_laws import task_cases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -170,3 +171,12 @@ def test_the_summary_of_any_to_any_is_that_of_all_pairs() -> None:
     worst = max(value for row in pairs.values() for value in row.values())
     assert worst <= benchmark.PUBLISHED
     assert f"the largest distance is {worst:.1e}" in " ".join(page.split())
+
+
+def test_the_page_of_the_laws_has_every_case_of_a_task_under_its_law() -> None:
+    section = (DOCS / "laws.md").read_text().partition("## From the side of a task")[2]
+    rows = {law: names.split(", ") for law, names in re.findall(r"^\| \d (\w+) \| ([\w, -]+) \|", section, re.M)}
+    wanted: dict[str, list[str]] = {}
+    for name, case in task_cases().items():
+        wanted.setdefault(case.law, []).append(name)
+    assert {law: sorted(names) for law, names in rows.items()} == {law: sorted(names) for law, names in wanted.items()}
