@@ -135,7 +135,7 @@ class Task(Protocol):
         Example::
 
             def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-                return Classifier(dropout=0.1)
+                return Classifier(dropout=0.0)
         """
         ...
 
