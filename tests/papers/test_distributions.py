@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def strategies(environment: Path, folder: Path) -> dict[str, str]:
     return {strategy["name"]: strategy["distribution"] for strategy in shown}
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.timeout(900)
 def test_distcore_with_an_extra_installs_from_wheels_and_finds_its_strategies(
@@ -68,20 +70,33 @@ def test_a_strangers_strategy_is_installed_found_checked_and_trains(empty_enviro
     assert "evaluated" in run(f"distcore train --strategy localsgd --nproc 2 {apart}", empty_environment, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment of its own, in which all that this one has can be imported, too."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return folder / "bin"
+
+
+def write_and_install(kind: str, environment: Path, folder: Path) -> None:
+    """Write the package ``my-own`` of a strategy or task, install it, and run its own tests."""
+    run(f"python -m distcore new {kind} my-own", environment, folder)
+    run("python -m pip install --quiet --no-build-isolation --no-deps ./distcore-my-own", environment, folder)
+    run("python -m pytest -q distcore-my-own", environment, folder)
+
+
 @pytest.mark.ranks
-@pytest.mark.timeout(900)
-def test_the_skeleton_of_a_strategy_passes_its_own_contract(empty_environment: Path, tmp_path: Path) -> None:
-    run("distcore new strategy my-own", empty_environment, tmp_path)
-    run("pip install --quiet --no-build-isolation --no-deps ./distcore-my-own", empty_environment, tmp_path)
-    run("python -m pytest -q distcore-my-own", empty_environment, tmp_path)
+@pytest.mark.timeout(300)
+def test_the_skeleton_of_a_strategy_passes_its_own_contract(environment: Path, tmp_path: Path) -> None:
+    write_and_install("strategy", environment, tmp_path)
 
 
 @pytest.mark.programs
-@pytest.mark.timeout(900)
-def test_the_skeleton_of_a_task_passes_its_own_contract(empty_environment: Path, tmp_path: Path) -> None:
-    run("distcore new task my-task", empty_environment, tmp_path)
-    run("pip install --quiet --no-build-isolation --no-deps ./distcore-my-task", empty_environment, tmp_path)
-    run("python -m pytest -q distcore-my-task", empty_environment, tmp_path)
-    assert "my-task" in run("distcore tasks", empty_environment, tmp_path)
-    job = "--task my-task --set task_options.points=500 --epochs 2 --out moons"
-    assert "accuracy" in run(f"distcore train {job}", empty_environment, tmp_path)
+@pytest.mark.timeout(300)
+def test_the_skeleton_of_a_task_passes_its_own_contract_and_trains(environment: Path, tmp_path: Path) -> None:
+    write_and_install("task", environment, tmp_path)
+    assert "my-own" in run("python -m distcore tasks", environment, tmp_path)
+    job = "--task my-own --set task_options.points=500 --epochs 2 --out moons"
+    assert "accuracy" in run(f"python -m distcore train {job}", environment, tmp_path)
