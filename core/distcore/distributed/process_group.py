@@ -5,13 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]  # not re-exported
+from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    rendezvous,
+)
 
 from distcore.config import RunConfig
 from distcore.distributed.devices import device_of
@@ -41,7 +49,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
 
 
 def open_store(rank_info: RankInfo) -> Store:
-    """Return the key-value store of the ranks: the launcher's, or one that rank 0 hosts as long as it keeps the result.
+    """Return the key-value store of the ranks: the launcher's, or one that rank 0 hosts.
 
     For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
@@ -68,6 +76,21 @@ def _store(rank_info: RankInfo) -> Store | None:
     if os.environ.get("MASTER_ADDR") != LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
         return None
     port = int(os.environ["MASTER_PORT"])
+    if port not in _STORES:
+        _STORES[port] = _open(port, rank_info), count()
+    store, numbers = _STORES[port]
+    return PrefixStore(f"group-{next(numbers)}", store)
+
+
+_STORES: dict[int, tuple[TCPStore, Iterator[int]]] = {}
+"""By port: the store of this process, and the numbers of the groups that meet in it.
+
+A store is kept for the next group. Were there one per group, a rank that is ahead could still reach the last one, in
+which nobody answers any more, and wait there for ever.
+"""
+
+
+def _open(port: int, rank_info: RankInfo) -> TCPStore:
     if rank_info.rank:
         return TCPStore(LOOPBACK, port, rank_info.size, is_master=False)
     listener = socket.create_server((LOOPBACK, port))
