@@ -5,6 +5,8 @@ A test compares their names, defaults and choices with the fields of RunConfig.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from typing import NamedTuple
 
 
@@ -83,3 +85,40 @@ GROUPS: dict[str, list[Flag]] = {
 }
 
 FLAGS = [flag for group in GROUPS.values() for flag in group]
+
+WORDS_OF_OTHERS = {
+    "--learning-rate": "--lr",
+    "--batch-size": "--global-batch-size",
+    "--train-batch-size": "--global-batch-size",
+    "--per-device-train-batch-size": "--micro-batch-size",
+    "--gradient-accumulation-steps": "--micro-batch-size, which with --global-batch-size says how many",
+    "--num-train-epochs": "--epochs",
+    "--num-epochs": "--epochs",
+    "--model-name-or-path": "--model",
+    "--train-file": "--data",
+    "--validation-file": "--eval-data",
+    "--test-file": "--test-data",
+    "--max-seq-length": "--max-seq-len",
+    "--output-dir": "--out",
+    "--logging-steps": "--log-every",
+    "--save-steps": "--save-every",
+    "--eval-steps": "--eval-every",
+    "--resume-from-checkpoint": "--resume",
+    "--num-processes": "--nproc",
+    "--nproc-per-node": "--nproc",
+    "--fp16": "--precision fp16",
+    "--bf16": "--precision bf16",
+    "--weight-decay": "--set optimizer.weight_decay=VALUE",
+    "--warmup-steps": "--set schedule.warmup_steps=STEPS",
+    "--warmup-ratio": "--set schedule.warmup_ratio=PART",
+    "--lr-scheduler-type": "--set schedule.name=NAME",
+    "--max-grad-norm": "--set clip.norm=VALUE",
+    "--gradient-checkpointing": "--set gradient_checkpointing=true",
+}
+"""Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
+
+
+def flag_of_others(flag: str, known: Container[str]) -> str:
+    """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
+    here = WORDS_OF_OTHERS.get(flag.replace("_", "-"))
+    return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
