@@ -5,6 +5,7 @@ A test compares their names, defaults and choices with the fields of RunConfig.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Container
 from typing import NamedTuple
@@ -77,6 +78,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--resume", "auto|PATH", "a fresh run", "continue from the newest checkpoint in --out, or from this one"),
         Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,total_steps"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
+        Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
         Flag("--log-level", LEVELS, "info", "log level of rank 0"),
@@ -102,6 +104,7 @@ WORDS_OF_OTHERS = {
     "--output-dir": "--out",
     "--logging-steps": "--log-every",
     "--save-steps": "--save-every",
+    "--save-total-limit": "--keep-last",
     "--eval-steps": "--eval-every",
     "--resume-from-checkpoint": "--resume",
     "--num-processes": "--nproc",
@@ -122,3 +125,10 @@ def flag_of_others(flag: str, known: Container[str]) -> str:
     """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
     here = WORDS_OF_OTHERS.get(flag.replace("_", "-"))
     return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
+
+
+def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+    """Add ``--best`` and ``--step``, which choose a checkpoint of a run folder; ``prefix`` begins their help."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help=f"{prefix}the best checkpoint (default: the newest)")
+    which.add_argument("--step", type=int, metavar="N", help=f"{prefix}the checkpoint of this step")
