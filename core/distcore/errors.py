@@ -73,7 +73,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``, or an empty string."""
     names = list(known)
     close = difflib.get_close_matches(word, names, n=max(1, len(names)), cutoff=0.6)
-    # difflib takes 'dpp' for 'dp': to it a letter that is missing is less than one that is wrong.
+    # To difflib alone a letter that is missing is less than one that is wrong.
     match = next((name for name in close if _is_slip(word, name)), close[0] if close else None)
     return f" (did you mean {match!r}?)" if match else ""
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import resource
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
-from distcore.config import RunConfig, dump_config
+from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
 from distcore.engine.evaluation import evaluate, rehearse
@@ -208,8 +209,18 @@ def fit(
                 break
         saver.wait()
     if stopping:
-        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
+        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")
     return progress, best, last
+
+
+def how_to_go_on(config: RunConfig) -> str:
+    """Return what continues this run: a command line, unless its task cannot be named in one."""
+    if config.task.startswith(GIVEN):
+        return "go on with --resume auto"
+    launcher = (join(os.environ) or RankInfo()).launcher
+    again = "" if launcher == "local" else f", under {launcher} again,"
+    file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
+    return f"go on{again} with: distcore train {file} --out {out} --resume auto"
 
 
 def is_due(step: int, every: int) -> bool:
