@@ -58,7 +58,7 @@ class TrainingError(DistcoreError):
 
 
 class StoppedError(DistcoreError):
-    """SIGTERM ended the run: all ranks stopped at the same step and committed a checkpoint."""
+    """SIGTERM or Ctrl-C ended the run: all ranks stopped at the same step and committed a checkpoint."""
 
     exit_code = 143
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+from resume_job import wait_for
 
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import how_to_go_on
+from distcore.launchers.contexts import stop_signals
 
 STOP = """
 import os, signal
@@ -22,6 +30,18 @@ class Stop:
         if progress.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 """
+SLOW = """
+import time
+from pathlib import Path
+from distcore import hookimpl
+
+class Slow:
+    @hookimpl
+    def on_step_end(self, progress):
+        if progress.step == 2:
+            Path("begun").touch()
+        time.sleep(0.2)
+"""
 JOB = (
     "train --data rows.json --model bert-tiny --lr 0.003 --global-batch-size 8 --max-steps 5 --log-every 1 "
     "--set device=cpu"
@@ -30,6 +50,50 @@ JOB = (
 
 def checkpoints(out: str) -> list[str]:
     return sorted(path.name for path in Path(out, "checkpoints").iterdir())
+
+
+def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    asked: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals(lambda: asked.append(1)):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert asked == [1]
+    assert capfd.readouterr().err == "\nstopping; Ctrl-C again ends at once\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None:
+    (work_folder / "slow.py").write_text(SLOW)
+    arguments = [*JOB.split(), "--max-steps", "100", *world.split(), "--out", "run", "--log-every", "10"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distcore", *arguments, "--set", "extensions.slow.py:Slow=true"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    )
+    wait_for(Path("begun").exists, process)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    _, told = process.communicate(timeout=60)
+    assert "stopping; Ctrl-C again ends at once\n" in told
+    if times == 2:
+        assert (process.returncode, told.splitlines()[-1]) == (130, "interrupted")
+        assert not list(Path("run").glob("checkpoints/step-*"))
+    else:
+        assert process.returncode == 143, told
+        last = told.splitlines()[-1]
+        assert (
+            last == "stopped after step 10 of 100; go on with: distcore train run/config.yaml --out run --resume auto"
+        )
+        assert checkpoints("run") == ["step-00000010"]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from distcore.engine.model_source import model_source
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.precision import scaler_for
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
-from distcore.engine.stopping import on_sigterm
+from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
@@ -182,10 +182,10 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    Raises StoppedError if SIGTERM ended training before, after committing a checkpoint.
+    Raises StoppedError if SIGTERM or Ctrl-C ended training before, after committing a checkpoint.
     """
     config, last, stopping = run.config, None, False
-    with on_sigterm() as stop:
+    with on_stop_signal() as stop:
         for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
