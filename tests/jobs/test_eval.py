@@ -45,7 +45,7 @@ def test_the_checkpoint_is_chosen_and_named(
     out, err = capfd.readouterr()
     assert said in err
     loss = json.loads((run_folder / "report.json").read_text())["evaluation"]["loss"]
-    assert (json.loads(out)["evaluation"]["loss"] == pytest.approx(loss, rel=1e-5)) is as_reported
+    assert (json.loads(out.splitlines()[-1])["evaluation"]["loss"] == pytest.approx(loss, rel=1e-5)) is as_reported
 
 
 def test_other_rows_can_be_evaluated(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import how_to_go_on
 from distcore.launchers.contexts import stop_signals
+from distcore.launchers.environment import LAUNCHER_VARIABLE
 
 STOP = """
 import os, signal
@@ -89,10 +90,8 @@ def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None
         assert not list(Path("run").glob("checkpoints/step-*"))
     else:
         assert process.returncode == 143, told
-        last = told.splitlines()[-1]
-        assert (
-            last == "stopped after step 10 of 100; go on with: distcore train run/config.yaml --out run --resume auto"
-        )
+        line = "distcore train run/config.yaml --out run --resume auto"
+        assert told.splitlines()[-1] == f"stopped after step 10 of 100; go on with: {line}"
         assert checkpoints("run") == ["step-00000010"]
 
 
@@ -150,8 +149,9 @@ def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_command(
-    monkeypatch: pytest.MonkeyPatch,
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
     config = RunConfig(out="runs/x")
     assert how_to_go_on(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
     assert how_to_go_on(config.model_copy(update={"task": "object:Mine"})) == "go on with --resume auto"
