@@ -58,7 +58,7 @@ class TrainingError(DistcoreError):
 
 
 class StoppedError(DistcoreError):
-    """SIGTERM ended the run: all ranks stopped at the same step and committed a checkpoint."""
+    """SIGTERM or Ctrl-C ended the run: all ranks stopped at the same step and committed a checkpoint."""
 
     exit_code = 143
 
@@ -71,5 +71,17 @@ class RankError(DistcoreError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` for the known word closest to ``word``, or an empty string."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {match[0]!r}?)" if match else ""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=max(1, len(names)), cutoff=0.6)
+    # To difflib alone a letter that is missing is less than one that is wrong.
+    match = next((name for name in close if _is_slip(word, name)), close[0] if close else None)
+    return f" (did you mean {match!r}?)" if match else ""
+
+
+def _is_slip(word: str, name: str) -> bool:
+    """Return True if ``word`` is ``name`` but for one wrong letter, or two neighbours that have changed places."""
+    wrong = [at for at, (typed, meant) in enumerate(zip(word, name, strict=False)) if typed != meant]
+    if len(word) != len(name) or not wrong or len(wrong) > 2:
+        return False
+    first, last = wrong[0], wrong[-1]
+    return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])

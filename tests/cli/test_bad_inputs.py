@@ -33,6 +33,7 @@ TEXT_FILES = {
     "empty.json": "",
     "three.json": json.dumps([*GOOD, ["a", 1, 2]]),
     "number.json": json.dumps([*GOOD, [7, 1]]),
+    "blank_label.json": json.dumps([["a", "yes"], ["b", " "]]),
     "blank.json": json.dumps([*GOOD, ["  ", 1]]),
     "float_label.json": json.dumps([*GOOD, ["a", 0.5]]),
     "null_label.json": json.dumps([*GOOD, ["a", None]]),
@@ -59,6 +60,8 @@ TEXT_FILES = {
     "scalar_tree.yaml": "optimizer: adamw\n",
     "extensions.yaml": "extensions: [progress]\n",
     "taken/config.yaml": "lr: 0.1\n",
+    "finished/config.yaml": "lr: 0.1\n",
+    "finished/checkpoints/step-00000001/manifest.json": "{}",
     "no_config/weights.txt": "",
     "bad_config/config.json": "{",
     "no_type/config.json": "{}",
@@ -88,6 +91,11 @@ COMMAND_LINE = {
     "strategies --jsom": r"unknown flag '--jsom' \(did you mean '--json'\?\)",
     f"{JOB} --global-batch-sise 8": r"unknown flag '--global-batch-sise' \(did you mean '--global-batch-size'\?\)",
     f"{JOB} --global-batch 8": r"unknown flag '--global-batch'",
+    f"{JOB} --learning-rate 1": r"unknown flag '--learning-rate' \(here it is --lr\);",
+    f"{JOB} --batch-size=8": r"unknown flag '--batch-size' \(here it is --global-batch-size\);",
+    f"{JOB} --per_device_train_batch_size 8": r"\(here it is --micro-batch-size\);",
+    f"{JOB} --warmup-ratio 0.1": r"\(here it is --set schedule.warmup_ratio=PART\);",
+    "eval run --batch-size 8": r"unknown flag '--batch-size'; distcore eval --help",
     f"{JOB} --epochs": r"--epochs: expected one argument \(distcore train --help",
     f"{JOB} a.yaml b.yaml": r"unexpected argument 'b.yaml'",
 }
@@ -106,9 +114,13 @@ VALUES = {
     "--micro-batch-size 5": r"global_batch_size = 32: .* 5 \* 1 = 5; nearest possible: 30, 35",
     "--micro-batch-size 64": r"global_batch_size = 32: .* 64 \* 1 = 64; nearest possible: 64",
     "--strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4": (
-        r"global_batch_size = 30: .*4 \* 2 = 8; nearest possible: 24, 32"
+        r"global_batch_size = 30: .*4 \* 2 = 8; nearest possible: 24, 32$"
     ),
-    "--strategy ddp --nproc 3": r"global_batch_size = 32: must be .* auto \* 3 = 3; nearest possible: 30, 33",
+    "--strategy ddp --nproc 3": (
+        r"global_batch_size = 32: must be .* auto \* 3 = 3; nearest possible: 30, 33; 32 goes with 2 or 4 rank"
+    ),
+    "--strategy ddp --nproc 64 --set device=cpu": r"auto \* 64 = 64; nearest possible: 64; 32 goes with 32 rank",
+    "--strategy ddp --nproc 16 --micro-batch-size 4": r"4 \* 16 = 64; nearest possible: 64; 32 goes with 8 rank",
     "--lr 0": r"lr = 0.0: must be greater than 0",
     "--lr -1": r"lr = -1.0: must be greater than 0",
     "--lr fast": r"lr = 'fast': .*number",
@@ -188,6 +200,7 @@ DATA = {
     "--data three.json": r"three.json, row 7: expected \[text, label\].*list of 3",
     "--data number.json": r"number.json, row 7: text is an integer \(7\), expected a string",
     "--data blank.json": r"blank.json, row 7: text is empty: fill it in or remove the row",
+    "--data blank_label.json": r"blank_label.json, row 2: label is empty: fill it in or remove the row",
     "--data float_label.json": r"float_label.json, row 7: label is a float \(0.5\)",
     "--data null_label.json": r"null_label.json, row 7: label is missing",
     "--data mixed.json": r"mixed.json, row 7: label is a string .* row 1 has an integer",
@@ -197,9 +210,9 @@ DATA = {
     "--data broken.jsonl": r"broken.jsonl, line 2, column \d+: not valid JSON",
     "--data no_label.jsonl": r"no_label.jsonl, row 2: no column 'label' \(did you mean 'lable'\?\)",
     "--data scalar.jsonl": r"scalar.jsonl, row 2: expected",
-    "--data columns.csv": r"columns.csv: no column 'text' \(?.*found: review, label",
+    "--data columns.csv": r"columns.csv: no column 'text' \(?.*found: review, label.*--text-column NAME",
     "--data columns.csv --text-column reviews": r"no column 'reviews' \(did you mean 'review'\?\)",
-    "--data good.csv --label-column topic": r"good.csv: no column 'topic'",
+    "--data good.csv --label-column topic": r"good.csv: no column 'topic' .*--label-column NAME or --set col",
     "--data ragged.csv": r"ragged.csv, row 2: expected 2 values as in the header, found 1",
     "--data quote.csv": r"quote.csv, line \d: not valid CSV",
     "--data latin.csv": r"latin.csv: not UTF-8 text \(byte 0xe9",
@@ -215,6 +228,7 @@ MODELS = {
     "--model ./nowhere": r"model ./nowhere: no such folder",
     "--model good.json": r"model good.json: is a file, expected a folder",
     "--model no_config": r"model no_config: the folder has no config.json",
+    "--model finished": r"model finished: is a run folder; .* distcore checkpoint export finished --to DIR",
     "--model bad_config": r"model bad_config: config.json cannot be read",
     "--model no_type": r"model no_type: config.json has no 'model_type'",
     "--model no_weights": r"model no_weights: the folder has no weights",
@@ -250,6 +264,7 @@ EXTENSIONS = {
 
 STRATEGIES = {
     "--strategy singel": r"no strategy named 'singel' \(installed: .*\) \(did you mean 'single'\?\)",
+    "--strategy dpp": r"no strategy named 'dpp' .*\(did you mean 'ddp'\?\)",
     "--strategy galaxy": r"no strategy named 'galaxy' .*Install it with: pip install 'distcore\[galaxy\]'",
     "--strategy ddp -p no:ddp": r"strategy 'ddp' is installed but blocked \(by -p no:ddp",
     "--strategy ddp -p no:distcore-ddp": r"strategy 'ddp' is installed but blocked",

@@ -71,6 +71,18 @@ def test_an_export_loads_in_transformers_and_computes_the_same(run_folder: Path,
     assert not list((tmp_path / "hf").glob("*/"))  # nothing else of the run folder came along
 
 
+def test_an_export_of_a_step_has_its_weights(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    assert main(["checkpoint", "export", str(run_folder), "--step", "2", "--to", str(tmp_path / "hf")]) == 0
+    assert "exporting step-00000002; the best by loss is step-00000003: --best\n" in capsys.readouterr().err
+    saved = Checkpoint(run_folder / "checkpoints/step-00000002")
+    found = load_file(tmp_path / "hf/model.safetensors")
+    assert torch.equal(found["classifier.weight"], saved["model/classifier.weight"])
+
+
 def test_an_export_needs_the_data_where_there_is_no_run_folder(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +112,12 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
         ("verify nowhere", "nowhere: no checkpoints there"),
         ("diff nowhere", "checkpoint diff: expected 2 path(s), found 1"),
         ("export nowhere", "export needs --to DIR, and no other action takes it"),
-        ("export nowhere --to x", "nowhere: no checkpoint there"),
+        ("export nowhere --to x", "nowhere: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN"),
+        ("export run --to x --step 1", "run: no checkpoint of step 1 (there are: 2, 3)"),
+        ("export run --to x --step 2 --best", "--best: not allowed with argument --step"),
+        ("export run/checkpoints/step-00000002 --to x --best", "is a checkpoint; --best and --step choose one of a"),
+        ("ls run --step 2", "checkpoint ls: --step belongs to export"),
+        ("verify run --best", "checkpoint verify: --best belongs to export"),
         ("export run --to .", "--to .: already exists and is not empty"),
     ],
 )

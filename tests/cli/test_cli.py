@@ -16,9 +16,11 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from distcore.cli.commands.train import config_of
-from distcore.cli.flags import FLAGS, Flag
+from distcore.cli.flags import FLAGS, WORDS_OF_OTHERS, Flag
 from distcore.cli.main import COMMANDS, main
 from distcore.config import RunConfig, load_config
+from distcore.data.files import COLUMN_FLAGS
+from distcore.errors import nearest
 from distcore.tasks.text_classification.options import TextOptions
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
@@ -101,6 +103,28 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
         assert flag.default == str(default)
     if "|" in flag.takes and flag.name != "--resume":
         assert flag.takes.split("|") == list(get_args(annotation))
+
+
+def test_a_column_that_is_missing_is_named_by_a_flag_that_exists() -> None:
+    flags = {flag.key.removeprefix("task_options."): flag.name for flag in FLAGS if "columns." in flag.key}
+    assert flags == COLUMN_FLAGS
+
+
+@pytest.mark.parametrize(("theirs", "here"), WORDS_OF_OTHERS.items(), ids=list(WORDS_OF_OTHERS))
+def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str, here: str) -> None:
+    names = {flag.name for flag in FLAGS}
+    assert theirs not in names
+    assert set(re.findall(r"--[\w-]+", here)) <= {*names, "--set"}
+    for key, value in re.findall(r"--set (\S+)=(\S+)", here):
+        load_config(None, {key: {"VALUE": 0.1, "STEPS": 1, "PART": 0.1, "NAME": "cosine", "true": True}[value]})
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("dpp", "ddp"), ("dpd", "ddp"), ("dp2", "dp"), ("fsdp2", "fsdp"), ("deepspeeed", "deepspeed")],
+)
+def test_a_slip_of_the_keys_is_the_name_of_that_length(word: str, meant: str) -> None:
+    assert nearest(word, ["dp", "ddp", "fsdp", "single", "deepspeed"]) == f" (did you mean {meant!r}?)"
 
 
 def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:

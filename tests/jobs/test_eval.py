@@ -15,8 +15,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eval")
     rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = f"train --data {folder}/rows.jsonl --model bert-tiny --max-steps 6 --out {folder}/run"
-    assert main(command.split()) == 0
+    flags = "--model bert-tiny --max-steps 6 --save-every 4 --keep-last 3"
+    assert main(f"train --data {folder}/rows.jsonl {flags} --out {folder}/run".split()) == 0
     return folder / "run"
 
 
@@ -28,6 +28,24 @@ def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capf
     reported = json.loads((run_folder / "report.json").read_text())["evaluation"]
     assert found["loss"] == pytest.approx(reported["loss"], rel=1e-5)
     assert found | {"loss": 0} == reported | {"loss": 0}
+
+
+@pytest.mark.parametrize(
+    ("choice", "said", "as_reported"),
+    [
+        ("--step 4", "evaluating step-00000004; the best by loss is step-00000006: --best\n", False),
+        ("--best", "evaluating step-00000006, the best by loss: ", True),
+        ("", "evaluating step-00000006, the newest, the best by loss\n", True),
+    ],
+)
+def test_the_checkpoint_is_chosen_and_named(
+    run_folder: Path, capfd: pytest.CaptureFixture[str], choice: str, said: str, as_reported: bool
+) -> None:
+    assert main(["eval", str(run_folder), "--json", *choice.split()]) == 0
+    out, err = capfd.readouterr()
+    assert said in err
+    loss = json.loads((run_folder / "report.json").read_text())["evaluation"]["loss"]
+    assert (json.loads(out.splitlines()[-1])["evaluation"]["loss"] == pytest.approx(loss, rel=1e-5)) is as_reported
 
 
 def test_other_rows_can_be_evaluated(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,14 +21,21 @@ def state(value: float) -> State:
     return {"model/weight": torch.full((40,), value), "optimizer/weight/exp_avg": torch.full((40,), -value)}
 
 
-def write(folder: Path, states: list[State], step: int = 1, files: Files | None = None, limit: int = 2**30) -> Path:
-    """Commit what these ranks hold."""
+def write(
+    folder: Path,
+    states: list[State],
+    step: int = 1,
+    files: Files | None = None,
+    limit: int = 2**30,
+    best: dict[str, Any] | None = None,
+) -> Path:
+    """Commit what these ranks hold; ``best`` is the best evaluation so far."""
     files, final = files or Unsynced(), folder / f"step-{step:08d}"
     begin(files, final)
     for rank, held in enumerate(states):
         blocks = blocks_to_write(held, rank, len(states), limit)
         publish_rank_manifest(files, final, rank, write_rank_files(files, staging_of(final), blocks, rank, limit))
-    commit(files, final, len(states), {"progress": {}})
+    commit(files, final, len(states), {"progress": {}, "best": best})
     return final
 
 

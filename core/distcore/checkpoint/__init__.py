@@ -109,6 +109,8 @@ def resume(
     found = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
     path = broadcast_from_main(run, hooks, str(found or ""))
     if not path:
+        if asked and run.world.is_main:
+            log.info("no checkpoint in %s: starting at step 0", out)
         return None
     newest = Path(path)
     earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []

@@ -5,6 +5,9 @@ A test compares their names, defaults and choices with the fields of RunConfig.
 
 from __future__ import annotations
 
+import argparse
+import re
+from collections.abc import Container
 from typing import NamedTuple
 
 
@@ -75,6 +78,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--resume", "auto|PATH", "a fresh run", "continue from the newest checkpoint in --out, or from this one"),
         Flag("--resume-changed", "KEYS", "none", "resume although these keys have changed, such as lr,total_steps"),
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
+        Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
         Flag("--log-level", LEVELS, "info", "log level of rank 0"),
@@ -83,3 +87,48 @@ GROUPS: dict[str, list[Flag]] = {
 }
 
 FLAGS = [flag for group in GROUPS.values() for flag in group]
+
+WORDS_OF_OTHERS = {
+    "--learning-rate": "--lr",
+    "--batch-size": "--global-batch-size",
+    "--train-batch-size": "--global-batch-size",
+    "--per-device-train-batch-size": "--micro-batch-size",
+    "--gradient-accumulation-steps": "--micro-batch-size, which with --global-batch-size says how many",
+    "--num-train-epochs": "--epochs",
+    "--num-epochs": "--epochs",
+    "--model-name-or-path": "--model",
+    "--train-file": "--data",
+    "--validation-file": "--eval-data",
+    "--test-file": "--test-data",
+    "--max-seq-length": "--max-seq-len",
+    "--output-dir": "--out",
+    "--logging-steps": "--log-every",
+    "--save-steps": "--save-every",
+    "--save-total-limit": "--keep-last",
+    "--eval-steps": "--eval-every",
+    "--resume-from-checkpoint": "--resume",
+    "--num-processes": "--nproc",
+    "--nproc-per-node": "--nproc",
+    "--fp16": "--precision fp16",
+    "--bf16": "--precision bf16",
+    "--weight-decay": "--set optimizer.weight_decay=VALUE",
+    "--warmup-steps": "--set schedule.warmup_steps=STEPS",
+    "--warmup-ratio": "--set schedule.warmup_ratio=PART",
+    "--lr-scheduler-type": "--set schedule.name=NAME",
+    "--max-grad-norm": "--set clip.norm=VALUE",
+    "--gradient-checkpointing": "--set gradient_checkpointing=true",
+}
+"""Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
+
+
+def flag_of_others(flag: str, known: Container[str]) -> str:
+    """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
+    here = WORDS_OF_OTHERS.get(flag.replace("_", "-"))
+    return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
+
+
+def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+    """Add ``--best`` and ``--step``, which choose a checkpoint of a run folder; ``prefix`` begins their help."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help=f"{prefix}the best checkpoint (default: the newest)")
+    which.add_argument("--step", type=int, metavar="N", help=f"{prefix}the checkpoint of this step")

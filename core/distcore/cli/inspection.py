@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from distcore.checkpoint.choice import choose
 from distcore.checkpoint.distance import differing
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
@@ -16,17 +18,30 @@ DAMAGED = 2
 """Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
 
 
-def run(action: str, paths: list[Path], to: Path | None, task: str | None = None) -> int:
-    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError."""
+def run(
+    action: str,
+    paths: list[Path],
+    to: Path | None,
+    task: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+) -> int:
+    """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError.
+
+    ``to``, ``task``, ``step`` and ``best`` belong to ``export``.
+    """
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
-    if task is not None and to is None:
-        raise ConfigError(f"checkpoint {action}: --task belongs to export")
+    for flag, given in {"--task": task is not None, "--step": step is not None, "--best": best}.items():
+        if given and to is None:
+            raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
     if to is not None:
-        export(_checkpoint_at(paths[0]), to, task)
+        path, chosen = choose(paths[0], step, best)
+        print(f"exporting {chosen}", file=sys.stderr)
+        export(path, to, task)
         print(f"exported to {to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": diff}
@@ -61,7 +76,7 @@ def verify(path: Path) -> int:
 
 def diff(first: Path, second: Path) -> int:
     """Print the tensors in which two checkpoints differ, the largest difference first."""
-    one, other = Checkpoint(_checkpoint_at(first)), Checkpoint(_checkpoint_at(second))
+    one, other = (Checkpoint(choose(target)[0]) for target in (first, second))
     lines = sorted(differing(one, other), reverse=True)
     for _, line in lines:
         print(line)
@@ -79,13 +94,3 @@ def _line(checkpoint: Checkpoint) -> str:
         f"{checkpoint.path.name}  epoch {progress.get('epoch')}  samples {progress.get('samples')}  "
         f"{len(checkpoint.manifest.tensors)} tensors  {size:.1f} MiB{mark}"
     )
-
-
-def _checkpoint_at(path: Path) -> Path:
-    """Return ``path`` if it is a checkpoint, else the newest checkpoint of the run folder."""
-    if (path / MANIFEST).is_file():
-        return path
-    found = checkpoints_in(path / "checkpoints")
-    if not found:
-        raise CheckpointError(f"{path}: no checkpoint there")
-    return found[0]

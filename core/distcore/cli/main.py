@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from distcore.cli.flags import flag_of_others
 from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 
 COMMANDS = {
@@ -84,7 +85,8 @@ class Parser(argparse.ArgumentParser):
             return namespace
         flag = unknown[0].partition("=")[0]
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"
-        hint = nearest(flag, self._option_string_actions)
+        known = self._option_string_actions
+        hint = flag_of_others(flag, known) or nearest(flag, known)
         raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")
 
     def format_help(self) -> str:

@@ -153,7 +153,7 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
     if whole % unit:
         raise ConfigError(
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
-            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}"
+            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
         )
     if micro != "auto":
         return micro
@@ -180,6 +180,15 @@ def check_out(config: RunConfig) -> None:
 def _nearest_multiples(value: int, unit: int) -> str:
     below = value // unit * unit
     return ", ".join(str(size) for size in (below, below + unit) if size)
+
+
+def _ranks_that_go(config: RunConfig, shards: int) -> str:
+    """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
+    whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    each = max(1, int(config.nproc) // shards)  # ranks of one data shard
+    possible = [] if whole % micro else [size for size in range(1, whole // micro + 1) if whole // micro % size == 0]
+    sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
+    return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
 
 
 def _world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:

@@ -1,36 +1,34 @@
-"""Stopping on SIGTERM, which may reach only one rank: at the next log line all ranks agree to stop."""
+"""Stopping on SIGTERM, which may reach only one rank, or Ctrl-C: at the next log line all ranks agree to stop."""
 
 from __future__ import annotations
 
-import signal
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+
+from distcore.launchers import join
+from distcore.launchers.contexts import stop_signals
+from distcore.plugin.contract import RankInfo
 
 
 class StopRequest:
-    """Whether this process has received SIGTERM."""
+    """Whether this process was asked to stop."""
 
     requested = False
 
+    def ask(self) -> None:
+        """Ask it to stop."""
+        self.requested = True
+
 
 @contextmanager
-def on_sigterm() -> Iterator[StopRequest]:
+def on_stop_signal() -> Iterator[StopRequest]:
     """Yield a request that SIGTERM sets, without ending the process; restore the handler afterwards.
 
-    Outside the main thread, where no handler can be set, it stays unset.
+    The first Ctrl-C sets it too, but not in ranks, whose launcher gets it as well: ours then sends SIGTERM, another
+    may do otherwise. Outside the main thread, where no handler can be set, the request stays unset.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
+    launcher = (join(os.environ) or RankInfo()).launcher
+    with stop_signals(request.ask, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
         yield request
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        request.requested = True
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield request
-    finally:
-        signal.signal(signal.SIGTERM, before)

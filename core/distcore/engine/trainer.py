@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import resource
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
-from distcore.config import RunConfig, dump_config
+from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
 from distcore.engine.evaluation import evaluate, rehearse
@@ -27,7 +28,7 @@ from distcore.engine.model_source import model_source
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.precision import scaler_for
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
-from distcore.engine.stopping import on_sigterm
+from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
@@ -181,10 +182,10 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    Raises StoppedError if SIGTERM ended training before, after committing a checkpoint.
+    Raises StoppedError if SIGTERM or Ctrl-C ended training before, after committing a checkpoint.
     """
     config, last, stopping = run.config, None, False
-    with on_sigterm() as stop:
+    with on_stop_signal() as stop:
         for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
@@ -208,8 +209,18 @@ def fit(
                 break
         saver.wait()
     if stopping:
-        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; go on with --resume auto")
+        raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")
     return progress, best, last
+
+
+def how_to_go_on(config: RunConfig) -> str:
+    """Return what continues this run: a command line, unless its task cannot be named in one."""
+    if config.task.startswith(GIVEN):
+        return "go on with --resume auto"
+    launcher = (join(os.environ) or RankInfo()).launcher
+    again = "" if launcher == "local" else f", under {launcher} again,"
+    file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
+    return f"go on{again} with: distcore train {file} --out {out} --resume auto"
 
 
 def is_due(step: int, every: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distcore import checkpoint
+from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
@@ -15,7 +17,6 @@ from distcore.engine.evaluation import evaluate
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
 from distcore.engine.trainer import build_run, set_up
-from distcore.errors import CheckpointError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, show_evaluation
@@ -25,16 +26,19 @@ from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Task
 
 
-def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> None:
+def run(
+    target: Path, changes: dict[str, Any], nproc: int, as_json: bool, step: int | None = None, best: bool = False
+) -> None:
     """Evaluate as one of the ranks that a launcher started, or start ``nproc`` ranks; print the result.
 
     ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
-    training run. ``as_json``: print JSON instead of a report. Raises DistcoreError.
+    training run. ``as_json``: print JSON instead of a report. ``step`` or ``best`` choose a checkpoint of a run
+    folder, by default the newest. Raises DistcoreError.
     """
     rank_info = join(os.environ)
-    path = find(target)
+    path, chosen = choose(target, step, best)
     config = config_for(path, rank_info.size if rank_info else nproc, changes)
-    rank = partial(evaluate_rank, config, path, as_json)
+    rank = partial(evaluate_rank, config, path, chosen, as_json)
     if rank_info is not None:
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
@@ -45,10 +49,12 @@ def run(target: Path, changes: dict[str, Any], nproc: int, as_json: bool) -> Non
         launch(rank, nproc=nproc)
 
 
-def evaluate_rank(config: RunConfig, path: Path, as_json: bool) -> None:
-    """Evaluate the checkpoint ``path`` in one rank; the main rank prints the report."""
+def evaluate_rank(config: RunConfig, path: Path, chosen: str, as_json: bool) -> None:
+    """Evaluate the checkpoint ``path`` in one rank; the main rank prints which was ``chosen``, and the report."""
     rank = (join(os.environ) or RankInfo()).rank
     set_up_logging(config, rank)
+    if rank == 0:
+        print(f"evaluating {chosen}", file=sys.stderr)
     report = evaluate_checkpoint(config, path)
     if rank:
         return
@@ -88,14 +94,6 @@ def _evaluate_in(
         "world_size": world.size,
         "evaluation": evaluation.summary(),
     }
-
-
-def find(target: Path) -> Path:
-    """Return ``target`` if it is a checkpoint, else the newest checkpoint of the run folder; raises CheckpointError."""
-    path = target if (target / checkpoint.MANIFEST).is_file() else checkpoint.find("auto", target)
-    if path is None:
-        raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
-    return path
 
 
 def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:

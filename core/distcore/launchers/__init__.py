@@ -36,8 +36,8 @@ def launch(
     the traceback in the folder ``errors`` (default: a temporary one).
 
     ``timeout`` limits the whole job, in seconds. Ctrl-C ends all ranks and raises KeyboardInterrupt; SIGTERM ends them
-    and raises SystemExit(143). With a ``grace_period`` SIGTERM is first forwarded to the ranks, which get this many
-    seconds to end by themselves.
+    and raises SystemExit(143). With a ``grace_period`` SIGTERM and the first Ctrl-C are passed on to the ranks, as
+    SIGTERM, and they get this many seconds to end by themselves.
     """
     from distcore.launchers.local import run_ranks  # here, because it imports torch
 

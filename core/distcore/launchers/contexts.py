@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,16 +64,33 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_sets(event: threading.Event) -> Iterator[None]:
-    """Have SIGTERM set ``event`` and do nothing else; restore the program's own handler afterwards."""
+def stop_signals(ask: Callable[[], object], ctrl_c: bool = True) -> Iterator[None]:
+    """Have SIGTERM and, with ``ctrl_c``, the first Ctrl-C call ``ask`` and do nothing else; restore both afterwards.
+
+    A second Ctrl-C raises KeyboardInterrupt. A program that ignores Ctrl-C, or has a handler of its own, keeps that.
+    Outside the main thread, where no handler can be set, ``ask`` is never called.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    process = os.getpid()
+
+    def on_signal(number: int, frame: object) -> None:
+        ask()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if os.getpid() == process:  # processes that load data have inherited this handler
+                os.write(2, b"\nstopping; Ctrl-C again ends at once\n")  # print() must not be called here
+
+    signals = [signal.SIGTERM]
+    if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signals.append(signal.SIGINT)
+    before = {number: signal.signal(number, on_signal) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from distcore.launchers.contexts import (
     rank_environment,
     shared_environment,
     sigterm_raises,
-    sigterm_sets,
+    stop_signals,
     without_torchelastic_logs,
 )
 from distcore.launchers.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
@@ -68,7 +68,7 @@ class _Job:
     stop: threading.Event
     """Set when the caller no longer waits, for example after Ctrl-C."""
     sigterm_received: threading.Event
-    """Set when SIGTERM is to be forwarded to the ranks."""
+    """Set, by SIGTERM or the first Ctrl-C, when SIGTERM is to be sent to the ranks."""
     grace_period: float
     """Seconds that ranks get to end after SIGTERM."""
 
@@ -95,7 +95,7 @@ def run_ranks(
             sigterm_received=threading.Event(),
             grace_period=grace_period,
         )
-        stack.enter_context(sigterm_sets(job.sigterm_received) if grace_period else sigterm_raises())
+        stack.enter_context(stop_signals(job.sigterm_received.set) if grace_period else sigterm_raises())
         return _in_thread(partial(_supervise, job), job.stop)
 
 

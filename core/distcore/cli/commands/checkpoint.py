@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from distcore.cli.flags import add_choice
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
@@ -12,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
     parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
+    add_choice(parser, "export: ")
     parser.add_argument(
         "--task", metavar="NAME", help="export: name or file.py:Class of a task that train() got as an object"
     )
@@ -21,4 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action and return its exit code."""
     from distcore.cli import inspection
 
-    return inspection.run(arguments.action, arguments.paths, arguments.to, arguments.task)
+    given = arguments
+    return inspection.run(given.action, given.paths, given.to, given.task, given.step, given.best)

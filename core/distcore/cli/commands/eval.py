@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from distcore.cli.flags import add_choice
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
@@ -12,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
     )
+    add_choice(parser)
     parser.add_argument(
         "--strategy", metavar="NAME", default="single", help="strategy to evaluate with (default: single)"
     )
@@ -35,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
         changes["task"] = arguments.task
     if arguments.data:
         changes["test_data"] = arguments.data
-    evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json)
+    evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json, arguments.step, arguments.best)
     return 0

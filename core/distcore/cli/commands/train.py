@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container
+import os
+from collections.abc import Container, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
@@ -65,10 +67,37 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def config_of(arguments: argparse.Namespace) -> RunConfig:
-    """Build the config: flags override the file, and ``--set`` overrides flags. Raises ConfigError."""
+    """Build the config: flags override the file, and ``--set`` overrides flags. Raises ConfigError.
+
+    Where no file is given, ``--resume auto`` takes the config.yaml of the run folder.
+    """
     from distcore.config import load_config
 
-    return load_config(arguments.config, changes_of(arguments))
+    changes = changes_of(arguments)
+    file = Path(str(changes.get("out")), "config.yaml")
+    if arguments.config is None and "out" in changes and changes.get("resume") == "auto" and file.is_file():
+        return load_config(str(file), _reset_by(changes) | changes)
+    return load_config(arguments.config, changes)
+
+
+def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, by dotted key, what a run that goes on must not take from its own config.yaml, given ``changes``.
+
+    Every value is written out there, also those that followed from a value that now is another one.
+    """
+    from distcore.launchers import join
+
+    joined = join(os.environ) is not None
+    reset: dict[str, Any] = {}
+    if "strategy" in changes:
+        reset["strategy_options"] = {}
+    if "epochs" in changes:
+        reset["max_steps"] = None
+    if joined:
+        reset["nproc"] = "auto"  # the launcher has chosen
+    if joined or changes.keys() & {"strategy", "nproc"}:
+        reset["micro_batch_size"] = "auto"
+    return reset
 
 
 def run(arguments: argparse.Namespace) -> int:

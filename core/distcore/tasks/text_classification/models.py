@@ -177,6 +177,9 @@ def _set_dropout(shape: Any, dropout: float | None) -> None:
 
 
 def _check_folder(name: str, folder: Path) -> None:
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        export = f"distcore checkpoint export {name} --to DIR"
+        raise ModelError(f"model {name}: is a run folder; make a model folder of it: {export}, and then --model DIR")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     read_config(name, folder)

@@ -80,5 +80,5 @@ def _label_problem(label: object) -> str | None:
     if type(label) is int:  # not isinstance: a boolean is an int too
         return f"label {label} is out of range: integer labels count from 0" if label < 0 else None
     if isinstance(label, str):
-        return None if label.strip() else "label is empty"
+        return None if label.strip() else "label is empty: fill it in or remove the row"
     return f"label is {describe_value(label)}, expected an integer or a string"

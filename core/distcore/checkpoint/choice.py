@@ -1,0 +1,63 @@
+"""Which checkpoint of a run a command takes: the newest, the best, or that of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distcore.checkpoint.manifest import MANIFEST
+from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
+from distcore.errors import CheckpointError
+
+
+def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[Path, str]:
+    """Return a checkpoint and what a user should know of the choice, in words.
+
+    ``target`` is a checkpoint, or a run folder, of which it is the newest whole checkpoint, that of ``step``, or the
+    ``best``. Raises CheckpointError, one line, if it is not there.
+    """
+    if (target / MANIFEST).is_file():
+        if best or step is not None:
+            raise CheckpointError(f"{target}: is a checkpoint; --best and --step choose one of a run folder")
+        return target, target.name
+    every = checkpoints_in(target / "checkpoints")
+    if not every:
+        raise CheckpointError(f"{target}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN")
+    newest = next(complete_checkpoints(target / "checkpoints"), None)
+    if newest is None:
+        raise CheckpointError(f"{target}: none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
+    judged = Checkpoint(newest).job_state().get("best")
+    if best:
+        return _best(target, every, judged)
+    path = newest if step is None else _of_step(target, every, step)
+    newest_is = ", the newest" if newest == every[0] else ", the newest whole one"
+    return path, f"{path.name}{newest_is if path == newest else ''}{_beside_the_best(path, every, judged)}"
+
+
+def _of_step(target: Path, every: list[Path], step: int) -> Path:
+    found = next((path for path in every if path.name == _name(step)), None)
+    if found is None:
+        there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in reversed(every))
+        raise CheckpointError(f"{target}: no checkpoint of step {step} (there are: {there})")
+    return found
+
+
+def _best(target: Path, every: list[Path], judged: dict[str, Any] | None) -> tuple[Path, str]:
+    if judged is None:
+        raise CheckpointError(f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)")
+    path = _of_step(target, every, judged["step"])
+    return path, f"{path.name}, the best by {judged['metric']}: {judged['value']:.4f}"
+
+
+def _beside_the_best(path: Path, every: list[Path], judged: dict[str, Any] | None) -> str:
+    """Say that ``path`` is the best checkpoint, or which one is; nothing if none is there."""
+    if judged is None or _name(judged["step"]) not in {other.name for other in every}:
+        return ""
+    if path.name == _name(judged["step"]):
+        return f", the best by {judged['metric']}"
+    return f"; the best by {judged['metric']} is {_name(judged['step'])}: --best"
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"

@@ -1,0 +1,160 @@
+"""A run that is stopped names the line that goes on; ``--resume auto`` without a config file takes the run's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from resume_job import wait_for
+
+from distcore import RunConfig, checkpoint
+from distcore.cli.main import main
+from distcore.engine.trainer import how_to_go_on
+from distcore.launchers.contexts import stop_signals
+from distcore.launchers.environment import LAUNCHER_VARIABLE
+
+STOP = """
+import os, signal
+from distcore import hookimpl
+
+class Stop:
+    @hookimpl
+    def on_step_end(self, progress):
+        if progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+SLOW = """
+import time
+from pathlib import Path
+from distcore import hookimpl
+
+class Slow:
+    @hookimpl
+    def on_step_end(self, progress):
+        if progress.step == 2:
+            Path("begun").touch()
+        time.sleep(0.2)
+"""
+JOB = (
+    "train --data rows.json --model bert-tiny --lr 0.003 --global-batch-size 8 --max-steps 5 --log-every 1 "
+    "--set device=cpu"
+)
+
+
+def checkpoints(out: str) -> list[str]:
+    return sorted(path.name for path in Path(out, "checkpoints").iterdir())
+
+
+def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    asked: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals(lambda: asked.append(1)):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert asked == [1]
+    assert capfd.readouterr().err == "\nstopping; Ctrl-C again ends at once\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None:
+    (work_folder / "slow.py").write_text(SLOW)
+    arguments = [*JOB.split(), "--max-steps", "100", *world.split(), "--out", "run", "--log-every", "10"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distcore", *arguments, "--set", "extensions.slow.py:Slow=true"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    )
+    wait_for(Path("begun").exists, process)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    _, told = process.communicate(timeout=60)
+    assert "stopping; Ctrl-C again ends at once\n" in told
+    if times == 2:
+        assert (process.returncode, told.splitlines()[-1]) == (130, "interrupted")
+        assert not list(Path("run").glob("checkpoints/step-*"))
+    else:
+        assert process.returncode == 143, told
+        line = "distcore train run/config.yaml --out run --resume auto"
+        assert told.splitlines()[-1] == f"stopped after step 10 of 100; go on with: {line}"
+        assert checkpoints("run") == ["step-00000010"]
+
+
+@pytest.fixture
+def stopped(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of a run in the folder ``a run`` that got SIGTERM in its second step."""
+    (work_folder / "stop.py").write_text(STOP)
+    assert main([*JOB.split(), "--out", "a run", "--set", "extensions.stop.py:Stop=true"]) == 143
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_line_that_a_stopped_run_ends_with_goes_on(stopped: str) -> None:
+    text, _, line = stopped.partition("; go on with: ")
+    assert text == "stopped after step 2 of 5"
+    assert checkpoints("a run") == ["step-00000002"]
+    program, *arguments = shlex.split(line)
+    assert program == "distcore"
+    assert main(arguments) == 0
+    assert checkpoints("a run")[-1] == "step-00000005"
+
+
+def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(stopped: str) -> None:
+    again = ["train", "--out", "a run", "--resume", "auto"]
+    assert main([*again, "--keep-last", "7", "--save-every", "1"]) == 0
+    assert checkpoints("a run") == [f"step-0000000{step}" for step in (2, 3, 4, 5)]
+    config = yaml.safe_load(Path("a run/config.yaml").read_text())
+    assert (config["lr"], config["checkpoints"]["keep_last"]) == (0.003, 7)
+
+
+def test_another_strategy_does_not_get_the_options_of_the_run_s(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--strategy ddp --set strategy_options.bucket_mb=5"
+    assert main([*JOB.split(), *options.split(), "--out", "run"]) == 0
+    again = ["train", "--out", "run", "--resume", "auto", "--dry-run"]
+    capsys.readouterr()
+    assert main(again) == 0
+    assert "bucket_mb: 5" in capsys.readouterr().out
+    assert main([*again, "--strategy", "single"]) == 0
+    assert "strategy_options: {}" in capsys.readouterr().out
+
+
+def test_a_config_file_that_is_given_counts_alone(stopped: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.yaml").write_text("lr: 0.25\nmodel: bert-tiny\ndata: rows.json\n")
+    assert main(["train", "other.yaml", "--out", "a run", "--resume", "auto", "--dry-run"]) == 0
+    assert "lr: 0.25" in capsys.readouterr().out
+
+
+def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0
+    assert "I rank 0: no checkpoint in rnus: starting at step 0\n" in capsys.readouterr().err
+    assert checkpoint.read_job_state(Path("rnus/checkpoints/step-00000005"))["progress"]["step"] == 5
+    assert main([*JOB.split(), "--out", "fresh"]) == 0
+    assert "no checkpoint in" not in capsys.readouterr().err
+
+
+def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_command(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
+    config = RunConfig(out="runs/x")
+    assert how_to_go_on(config) == "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto"
+    assert how_to_go_on(config.model_copy(update={"task": "object:Mine"})) == "go on with --resume auto"
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    assert how_to_go_on(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")
