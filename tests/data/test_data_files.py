@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,24 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, suffix):
     assert list(read_records(path, COLUMNS)) == [("x", "a"), ("y", "b")]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", ["text{}label", '"text"{}"label"', "\r\ntext{}label"])
+def test_a_csv_file_may_be_separated_by_semicolons_or_tabs(tmp_path, delimiter, header):
+    rows = ['"good, better; best"{}a', '"b\tad"{}b']
+    (tmp_path / "a.csv").write_text("\n".join(line.format(delimiter) for line in (header, *rows)))
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("good, better; best", "a"), ("b\tad", "b")]
+
+
+def test_a_delimiter_among_the_words_of_a_header_separates_nothing(tmp_path):
+    (tmp_path / "a.csv").write_text("a;b;c;d,text,label\n1,x,a\n")
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("x", "a")]
+
+
+def test_lines_of_a_csv_file_may_end_as_on_windows_and_values_may_hold_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbftext,label\r\n"one\r\ntwo",a\r\n"three ""3""\nfour",b\r\n')
+    assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("one\r\ntwo", "a"), ('three "3"\nfour', "b")]
+
+
 BAD = {
     "empty file": ("a.json", "", "is empty"),
     "unknown extension": ("a.txt", "x", r"unknown extension '.txt' \(known: .json, .jsonl, .csv, .parquet\)"),
@@ -59,6 +78,7 @@ BAD = {
         "texts,label\nx,1\n",
         r"no column 'text' \(did you mean 'texts'\?\) .*columns.text=NAME",
     ),
+    "missing column, semicolons": ("a.csv", "review;stars\nx;1\n", r"no column 'text' \(found: review, stars\)"),
     "short csv row": ("a.csv", "text,label\nx,1\ny\n", "row 2: expected 2 values as in the header, found 1"),
     "open quote": ("a.csv", 'text,label\n"x,1\n', "not valid CSV"),
     "not parquet": ("a.parquet", "not parquet at all", "not a readable Parquet file"),
@@ -80,9 +100,39 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         read_records(tmp_path, COLUMNS)
 
 
-def test_text_in_another_encoding_is_refused_with_its_place(tmp_path):
-    (tmp_path / "a.csv").write_bytes("text,label\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(DataError, match="not UTF-8 text \\(byte 0xe9 at offset 14\\)"):
+ENCODINGS = {
+    "western": ("text,label\ncafé – “good”,1\n".encode("cp1252"), "it looks like cp1252; convert it: iconv -f cp1252"),
+    "utf-16": ("text,label\ncafé,1\n".encode("utf-16"), "it looks like utf-16; convert it: iconv -f utf-16"),
+    "chinese": (
+        "text,label\n银色的高跟鞋很好,1\n".encode("gb18030"),
+        "with its encoding for ENCODING: iconv -f ENCODING",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_text_in_another_encoding_is_refused_with_what_it_looks_like(tmp_path, content, message):
+    (tmp_path / "my rows.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 0x\w\w at offset \d+\); ") as caught:
+        list(read_records(tmp_path / "my rows.csv", COLUMNS))
+    old, new = tmp_path / "my rows.csv", tmp_path / "my rows-utf8.csv"
+    assert str(caught.value).endswith(f"{message} -t utf-8 '{old}' > '{new}'")
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="iconv is not installed")
+@pytest.mark.parametrize("name", ["western", "utf-16"])
+def test_the_command_that_the_message_names_converts_the_file(tmp_path, name):
+    (tmp_path / "a.csv").write_bytes(ENCODINGS[name][0])
+    with pytest.raises(DataError) as caught:
+        list(read_records(tmp_path / "a.csv", COLUMNS))
+    subprocess.run(["sh", "-c", str(caught.value).partition("convert it: ")[2]], check=True)
+    ((text, label),) = read_records(tmp_path / "a-utf8.csv", COLUMNS)
+    assert (text[:4], label) == ("café", "1")
+
+
+def test_a_damaged_place_in_utf8_is_no_other_encoding(tmp_path):
+    (tmp_path / "a.csv").write_bytes("text,label\ncafé,1\n".encode() + b"caf\xe9,2\n")
+    with pytest.raises(DataError, match=r"\(byte 0xe9 at offset 22\); it is UTF-8 up to there: correct that place$"):
         list(read_records(tmp_path / "a.csv", COLUMNS))
 
 

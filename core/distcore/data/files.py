@@ -6,15 +6,19 @@ business.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import io
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from distcore.errors import DataError, nearest
 
+DELIMITERS = ",;\t"
+"""What may stand between the values of a CSV file; the first goes before the others where several fit."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
@@ -27,8 +31,9 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     """Yield the values of ``columns`` in each row of the file, in file order.
 
     A row of a JSON file is an object with these columns, or a list with one value per column. CSV has no types, so its
-    values are all strings. Raises DataError for an unusable file, some of it only while the records are read; the
-    message names the file and, where there is one, the row, counted from 1 without a header.
+    values are all strings; they are separated by the one of ``DELIMITERS`` that finds the columns in the header.
+    Raises DataError for an unusable file, some of it only while the records are read; the message names the file and,
+    where there is one, the row, counted from 1 without a header.
     """
     check_file(path)
     return READERS[path.suffix.lower()](path, columns)
@@ -82,12 +87,41 @@ def describe_value(value: object) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise _unreadable(path, error) from None
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise DataError(f"data file {path}: not UTF-8 text (byte 0x{byte:02x} at offset {error.start})") from None
+        where = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        problem = f"not UTF-8 text ({where}); {_conversion(path, content, error.start)}"
+        raise DataError(f"data file {path}: {problem}") from None
+
+
+def _conversion(path: Path, content: bytes, start: int) -> str:
+    """Say which encoding ``content`` looks like, which is no UTF-8 from byte ``start`` on, and what to do."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif not content[:start].isascii():
+        return "it is UTF-8 up to there: correct that place"
+    elif _is_western(content):
+        encoding = "cp1252"
+    else:
+        return f"convert it, with its encoding for ENCODING: {_iconv(path, 'ENCODING')}"
+    return f"it looks like {encoding}; convert it: {_iconv(path, encoding)}"
+
+
+def _is_western(content: bytes) -> bool:
+    """Whether these are mostly ASCII, the rest cp1252: the letters of other scripts are all outside of ASCII."""
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        return False
+    return sum(map(str.isascii, text)) > 0.8 * len(text)
+
+
+def _iconv(path: Path, encoding: str) -> str:
+    new = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
@@ -149,7 +183,9 @@ def _missing(setting: str, names: Iterable[str], columns: Columns) -> str:
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Record]:
-    lines = list(_csv_lines(path))
+    csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
+    text = _read_text(path)
+    lines = list(_csv_lines(path, text, _delimiter(text, columns)))
     if not lines:
         raise DataError(f"data file {path}: holds no rows")
     header = lines[0]
@@ -161,9 +197,19 @@ def _csv(path: Path, columns: Columns) -> Iterator[Record]:
     return (tuple(line[position] for position in positions) for line in lines[1:])
 
 
-def _csv_lines(path: Path) -> Iterator[list[str]]:
-    csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
-    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+def _delimiter(text: str, columns: Columns) -> str:
+    """Return the delimiter with which the header has all columns or, if there is none, the most columns of any name."""
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        header = next(filter(None, lines), [])
+        return set(columns.values()) <= set(header), len(header)
+
+    return max(DELIMITERS, key=fit)
+
+
+def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[list[str]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         yield from (line for line in reader if line)
     except csv.Error as error:

@@ -82,6 +82,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. After it no reference to the run is left."""
     data = task_calls.prepare(task, config)
+    for warning in data.warnings if world.is_main else ():
+        log.warning("%s", warning)
     run = build_run(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.

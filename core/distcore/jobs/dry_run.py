@@ -22,6 +22,7 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
+    yield from (f"warning: {warning}" for warning in data.warnings)
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"

@@ -99,6 +99,8 @@ class Datasets:
     """What the final weights are tested on; may be the same object as ``evaluation``, and is then evaluated once."""
     facts: dict[str, object] = field(default_factory=dict)
     """What the report should say of the data (classes, majority share, …), as JSON values."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of the rows before training, one line each; the main rank logs them."""
 
 
 class Task(Protocol):

@@ -59,9 +59,14 @@ def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
 
 def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
     """CSV has no types: its labels become integers if every one of them is written as an integer."""
-    if all(re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) for _, label in records):
+    if all(is_integer(label) for _, label in records):
         return [(text, int(str(label))) for text, label in records]
     return records
+
+
+def is_integer(label: object) -> bool:
+    """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
+    return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
 
 
 def _text_problem(text: object) -> str | None:

@@ -16,6 +16,7 @@ from distcore.data.files import digest
 from distcore.errors import DataError, ModelError, nearest
 from distcore.plugin.task import Datasets
 from distcore.tasks.text_classification.data import embedded
+from distcore.tasks.text_classification.data.checks import check_lengths, check_parts
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, tokenize, write_tokens
@@ -30,7 +31,7 @@ from distcore.tasks.text_classification.models import (
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import check_padding, pads_left
 
-FORMAT = 4
+FORMAT = 5
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
@@ -118,6 +119,11 @@ def _tokenizer_digest(options: TextOptions) -> list[Any]:
     return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
 
 
+def _name(source: str) -> str:
+    """Return what messages call the rows of a file or an embedded data set."""
+    return f"data set {source}" if source in embedded.EMBEDDED else f"data file {_file(source)}"
+
+
 def _rows(source: str, options: TextOptions) -> Rows:
     reader = embedded.EMBEDDED.get(source)
     return reader() if reader else read_rows(_file(source), options.columns)
@@ -138,18 +144,25 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
     """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
     rows = _rows(options.data, options)
     labels = distinct_labels(rows)
-    parts = _parts(rows, [str(label) for label in labels], options, seed)
+    classes = [str(label) for label in labels]
+    parts = _parts(rows, classes, options, seed)
     tokenizer = _tokenizer(options, parts["train"].texts)  # a vocabulary must not see the evaluation rows
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
     _pad_as_trained(tokenizer, pads_left(options))
     tokenizer.save_pretrained(folder / "tokenizer")
-    entry = {"labels": labels, "vocab_size": len(tokenizer), "pad_token": _pad_token(tokenizer), "facts": facts}
+    entry = {
+        "labels": labels,
+        "vocab_size": len(tokenizer),
+        "pad_token": _pad_token(tokenizer),
+        "facts": facts,
+        "warnings": list(check_parts(rows, parts["evaluation"].labels, classes, options)),
+    }
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
-    tokens, lengths = tokenize(tokenizer, part.texts, options.max_seq_len)
+    tokens, lengths, cut = tokenize(tokenizer, part.texts, options.max_seq_len)
     _check_vocabulary(options, tokens)
     write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
     return {
@@ -157,6 +170,7 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
         "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
         "mean_tokens": round(float(lengths.mean()), 1),
         "rows_at_max_seq_len": int((lengths == options.max_seq_len).sum()),
+        "rows_cut": cut,
     }
 
 
@@ -220,11 +234,16 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
     sets = {name: open_tokens(folder / name, pad, pad_left=pads_left(options)) for name in entry["facts"]}
     classes = tuple(str(label) for label in labels)
+    parts = entry["facts"].values()
+    cut = check_lengths(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
+    # The entry names the option and not the file: the next run's file may be another one, of the same content.
+    warnings = [f"{_name(getattr(options, source))}: {line}" for source, line in entry["warnings"]]
     return TextDatasets(
         train=sets["train"],
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={"data": options.data, "classes": list(classes), **entry["facts"]},
+        warnings=(*warnings, *cut),
         classes=classes,
         labels=labels,
         vocab_size=entry["vocab_size"],
