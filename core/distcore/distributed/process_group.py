@@ -66,35 +66,37 @@ def has_state_in_buffers(model: nn.Module) -> bool:
 
 
 def _store(rank_info: RankInfo) -> Store | None:
-    """Return a store, or ``None`` if torch should find or open one by MASTER_ADDR and MASTER_PORT.
+    """Return a store for the next group, or ``None`` if torch should find or open one by MASTER_ADDR and MASTER_PORT.
 
     torch's own server listens on all network interfaces. On one machine rank 0 therefore opens the store itself, on
     a loopback socket, unless the launcher already hosts one.
     """
     if rank_info.size == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
-    if os.environ.get("MASTER_ADDR") != LOOPBACK or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+    hosted = "TORCHELASTIC_USE_AGENT_STORE" in os.environ
+    if os.environ.get("MASTER_ADDR") != LOOPBACK and not hosted:
         return None
-    port = int(os.environ["MASTER_PORT"])
-    if port not in _STORES:
-        _STORES[port] = _open(port, rank_info), count()
-    store, numbers = _STORES[port]
-    return PrefixStore(f"group-{next(numbers)}", store)
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if where not in _STORES:
+        _STORES[where] = _open(*where, rank_info, hosted), count()
+    store, numbers = _STORES[where]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt-{attempt}/group-{next(numbers)}", store)
 
 
-_STORES: dict[int, tuple[TCPStore, Iterator[int]]] = {}
-"""By port: the store of this process, and the numbers of the groups that meet in it.
+_STORES: dict[tuple[str, int], tuple[TCPStore, Iterator[int]]] = {}
+"""By address and port: the store of this process, and the numbers of the groups that meet in it.
 
-A store is kept for the next group. Were there one per group, a rank that is ahead could still reach the last one, in
-which nobody answers any more, and wait there for ever.
+Each group has keys of its own: under torch's names for them, which are always the same, a rank that is ahead would read
+where its peers were in the last group, or before a restart, and wait for them there.
 """
 
 
-def _open(port: int, rank_info: RankInfo) -> TCPStore:
-    if rank_info.rank:
-        return TCPStore(LOOPBACK, port, rank_info.size, is_master=False)
-    listener = socket.create_server((LOOPBACK, port))
-    return TCPStore(LOOPBACK, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
+def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStore:
+    if rank_info.rank or hosted:
+        return TCPStore(address, port, rank_info.size, is_master=False)
+    listener = socket.create_server((address, port))
+    return TCPStore(address, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
 
 
 def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
