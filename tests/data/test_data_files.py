@@ -127,6 +127,7 @@ def test_the_command_that_the_message_names_converts_the_file(tmp_path, name):
         list(read_records(tmp_path / "a.csv", COLUMNS))
     subprocess.run(["sh", "-c", str(caught.value).partition("convert it: ")[2]], check=True)
     ((text, label),) = read_records(tmp_path / "a-utf8.csv", COLUMNS)
+    assert isinstance(text, str)
     assert (text[:4], label) == ("café", "1")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from distcore.tasks.text_classification.data.text import prepare_text
 from distcore.tasks.text_classification.options import TextOptions
 
 
-def options(path: Path, labels: list[str | int], **others: object) -> TextOptions:
+def options(path: Path, labels: Sequence[object], **others: object) -> TextOptions:
     """Options for a file with a short text for each of these labels."""
     if path.suffix == ".csv":
         path.write_text("text,label\n" + "".join(f"row {row},{label}\n" for row, label in enumerate(labels)))
