@@ -42,6 +42,7 @@ def is_any_to_any(table: dict[str, dict[str, float]], sizes: int) -> None:
         assert max(row.values()) <= PUBLISHED
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_any_to_any_on_one_and_two_ranks(tmp_path: Path) -> None:
     is_any_to_any(measured("1,2", tmp_path, 600), sizes=2)

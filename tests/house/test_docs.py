@@ -150,6 +150,7 @@ def test_python_examples_run(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_task_of_the_page_ends_alike_on_one_rank_and_on_two(tmp_path: Path) -> None:
     assert not run_page(TASKS, tmp_path / "page")

@@ -115,6 +115,8 @@ class LocalSGD:
 def average(tensors: Iterable[Tensor]) -> None:
     """Average each tensor over ranks, in place, with one collective for all."""
     parts = list(tensors)
+    if not parts:  # moments before the first step
+        return
     flat = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()

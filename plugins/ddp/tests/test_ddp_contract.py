@@ -11,6 +11,7 @@ class TestDDP(StrategyContract):
     strategy = "ddp"
 
 
+@pytest.mark.slow
 class TestThreeRanks(StrategyContract):
     strategy = "ddp"
     nproc = 3

@@ -19,6 +19,7 @@ class TestStage0(StrategyContract):
     options: ClassVar = {"stage": 0}
 
 
+@pytest.mark.slow  # stage 2 shards the optimizer, too
 class TestStage1(StrategyContract):
     strategy = "deepspeed"
     options: ClassVar = {"stage": 1}

@@ -88,7 +88,7 @@ def test_rows_that_are_cut_are_counted_and_rows_that_just_fit_are_not(tmp_path):
 
 
 def test_a_run_from_the_cache_says_the_same_under_the_name_of_its_own_file(tmp_path):
-    labels: list[str | int] = ["a", "b", "c"] + ["a", "b"] * 20
+    labels = ["a", "b", "c"] + ["a", "b"] * 20
     first, second = (said(options(tmp_path / name, labels)) for name in ("first.json", "second.json"))
     assert second == [line.replace("first.json", "second.json") for line in first] != []
 
