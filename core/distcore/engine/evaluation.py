@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from distcore.data.loader import MicroBatches, to_device
@@ -9,11 +11,13 @@ from distcore.distributed.agreement import share_buffers
 from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import evaluation_of, metrics_of, try_predictions
-from distcore.errors import AgreementError, TaskError
+from distcore.errors import AgreementError
 from distcore.plugin.contract import Evaluation, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import evaluation_plan
 from distcore.plugin.task import Dataset, Datasets, Task
+
+log = logging.getLogger("distcore")
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
@@ -51,11 +55,8 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
         found = forward_all(run, hooks, task, data.evaluation, rehearsing=True)
         found = found.take(torch.arange(rows) % len(found.index))
     metrics, best = metrics_of(task, found, data.evaluation, data), run.config.checkpoints.best
-    if best is not None and best not in metrics:
-        raise TaskError(
-            f"task: the report has no {best!r}, by which checkpoints.best chooses; it has {sorted(metrics)}: declare "
-            "them in `metrics`, or set checkpoints.best"
-        )
+    if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
+        log.warning("the report has no %r, so no best checkpoint is kept; `metrics` of the task says what it has", best)
     try_predictions(task, found.outputs, data)
 
 
