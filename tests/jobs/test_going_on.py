@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -53,16 +54,24 @@ def checkpoints(out: str) -> list[str]:
     return sorted(path.name for path in Path(out, "checkpoints").iterdir())
 
 
+@pytest.fixture
+def ctrl_c_heard() -> Iterator[None]:
+    """As in a shell; a job in the background ignores Ctrl-C, and so do the tests in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_heard")
 def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     asked: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
     with stop_signals(lambda: asked.append(1)):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert asked == [1]
     assert capfd.readouterr().err == "\nstopping; Ctrl-C again ends at once\n"
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.ranks
