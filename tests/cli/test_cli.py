@@ -196,7 +196,7 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
     job = "train --data rows.json --model bert-tiny --out run --set extensions.mine.py:Bad=true"
     assert main(job.split()) == 3
     err = capsys.readouterr().err
-    assert err.startswith("error: ValueError: two lines (traceback: ")
+    assert err.splitlines()[-1].startswith("error: ValueError: two lines (traceback: ")
     file = Path(err.rpartition("traceback: ")[2].removesuffix(")\n"))
     assert "on_run_start" in file.read_text()
 
