@@ -162,7 +162,7 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such stage": ({"config": {"zero_optimization": {"stage": "two"}}}, r"stage = 'two': expected 0, 1, 2 or 3"),
     "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
     "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
-    "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'Adam'"),
+    "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'AdamW'"),
     "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
     "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),
 }
