@@ -21,8 +21,7 @@ import distcore.testing
 from distcore.config import RunConfig
 from distcore.plugin import registry
 from distcore.plugin.options import field_docs, options_of
-from distcore.testing.cases import all_cases
-from distcore.testing.task_laws import task_cases
+from distcore.testing.cases import all_cases, task_cases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from distcore import Datasets, Ragged, RunConfig
 from distcore.plugin import registry
+from distcore.testing.cases import task_cases
 from distcore.testing.problem import Problem, Rows
-from distcore.testing.task_laws import task_cases
 from distcore.testing.task_runner import check_task
 
 MUTANTS: dict[str, type[Any]] = {}

@@ -108,7 +108,8 @@ def check_job(
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
     mine = {key: value for key, value in job_values(run.config, run.total_steps).items() if rules.get(key) != "free"}
     if run.config.task.startswith(GIVEN) and "task_options" not in job_state["config"]:
-        del mine["task"]  # an earlier version recorded the default task for every task that was given as an object
+        # An earlier version recorded the default task for every task that was given as an object.
+        mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
     accepted = {canonical(key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import resource
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
+from distcore.engine.best import Best, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -36,22 +36,10 @@ from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets, Direction, Task, declared_metrics, on_resume_of
+from distcore.plugin.task import Datasets, Task, declared_metrics, on_resume_of
 
 log = logging.getLogger("distcore")
 Report = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
-    """The best evaluation so far."""
-
-    step: int
-    """Optimizer step after which it was done."""
-    metric: str
-    """Name of the metric that is compared."""
-    value: float
-    """Its value."""
 
 
 def train(config: RunConfig, task: Task | None = None) -> Report:
@@ -228,31 +216,6 @@ def how_to_go_on(config: RunConfig) -> str:
 def is_due(step: int, every: int) -> bool:
     """Return True if ``step`` is a multiple of ``every``; ``every=0`` means never."""
     return every > 0 and step % every == 0
-
-
-def update_best(
-    run: Run, progress: Progress, best: Best | None, found: Evaluation, metrics: Mapping[str, Direction]
-) -> tuple[Best | None, bool]:
-    """Return the best evaluation so far, ``found`` included, and whether it is ``found``.
-
-    ``metrics`` says of each metric whether less or more of it is better.
-    """
-    metric = run.config.checkpoints.best
-    value = found.metrics.get(metric) if metric else None
-    if metric is None or not isinstance(value, float | int) or not math.isfinite(value):
-        return best, False
-    sign = -1 if metrics[metric] == "min" else 1
-    if best is not None and sign * value <= sign * best.value:
-        return best, False
-    return Best(step=progress.step, metric=metric, value=float(value)), True
-
-
-def saved_best(saved: object, metric: str | None) -> Best | None:
-    """Return the best evaluation that state.json has as ``saved``; ``None`` if another metric was compared."""
-    if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
-        return None
-    step, value = saved.get("step"), saved.get("value")
-    return Best(step=step, metric=metric, value=value) if isinstance(step, int) and isinstance(value, float) else None
 
 
 def finish(

@@ -12,8 +12,12 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from distcore.errors import DistcoreError
+from distcore.launchers.failures import one_line
+
 if TYPE_CHECKING:
     from distcore.testing.lab import JobLab, Lab
+    from distcore.testing.task_lab import TaskLab
 
 LAWS = {
     "order": 1,
@@ -94,6 +98,17 @@ class Case:
     measure: Callable[[Any], Measured]
     """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
 
+    def measured_in(self, lab: Any) -> Finding:
+        """Measure the case in ``lab`` and return its result, whatever is raised."""
+        try:
+            return self.found(self.measure(lab))
+        except Skip as reason:
+            return self.skipped(str(reason))
+        except DistcoreError as error:
+            return self.broken(one_line(str(error)))
+        except Exception as error:  # of the strategy or the task under test
+            return self.broken(one_line(f"{type(error).__name__}: {error}"))
+
     def skipped(self, reason: str) -> Finding:
         """Return the result of a case that was not measured, for this reason."""
         return Finding(law=self.law, case=self.name, held=None, note=reason)
@@ -118,6 +133,8 @@ RANK_CASES: dict[str, Case] = {}
 """Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
 JOB_CASES: dict[str, Case] = {}
 """Cases that start processes of their own, by name; complete once ``all_cases`` was called."""
+TASK_CASES: dict[str, Case] = {}
+"""Cases of a task, which run in one process, by name; complete once ``task_cases`` was called."""
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
 
@@ -135,6 +152,11 @@ def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[Job
     return lambda function: _register(JOB_CASES, name, function)
 
 
+def task_law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
+    """Return a decorator like that of ``law``, for a function of a ``TaskLab``, which measures a task."""
+    return lambda function: _register(TASK_CASES, name, function)
+
+
 def _register(cases: dict[str, Case], name: str, function: Callable[..., Measured]) -> Callable[..., Measured]:
     case = function.__name__.replace("_", "-")
     cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
@@ -145,7 +167,16 @@ def all_cases() -> Mapping[str, Case]:
     """Return every case by name, in the order of the laws."""
     for module in MODULES:
         import_module(f"distcore.testing.laws.{module}")
-    cases = RANK_CASES | JOB_CASES
+    return _in_order(RANK_CASES | JOB_CASES)
+
+
+def task_cases() -> Mapping[str, Case]:
+    """Return every case of a task by name, in the order of the laws."""
+    import_module("distcore.testing.task_laws")
+    return _in_order(TASK_CASES)
+
+
+def _in_order(cases: Mapping[str, Case]) -> Mapping[str, Case]:
     return dict(sorted(cases.items(), key=lambda item: LAWS[item[1].law]))
 
 

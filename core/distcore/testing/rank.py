@@ -16,15 +16,13 @@ from typing import Any
 from distcore.config import RunConfig
 from distcore.distributed.devices import resolve_device
 from distcore.engine.resolve import build_strategy
-from distcore.errors import DistcoreError
 from distcore.files import write_atomically
 from distcore.launchers.environment import join
-from distcore.launchers.failures import one_line
 from distcore.plugin import registry
 from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.options import build
-from distcore.testing.cases import Case, Finding, Skip
+from distcore.testing.cases import Case, Finding
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.store import store_for
 from distcore.testing.trace import Trace
@@ -140,15 +138,8 @@ def _serve_case(
 
 
 def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, world: World, scratch: Path) -> Finding:
-    try:
-        hooks, config = _hooks(subject, trace), _on_device(subject.config)
-        return case.found(case.measure(Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch)))
-    except Skip as reason:
-        return case.skipped(str(reason))
-    except DistcoreError as error:
-        return case.broken(one_line(str(error)))
-    except Exception as error:  # whatever a strategy raises is a finding, and the other cases go on
-        return case.broken(one_line(f"{type(error).__name__}: {error}"))
+    hooks, config = _hooks(subject, trace), _on_device(subject.config)
+    return case.measured_in(Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch))
 
 
 def _await_others(folder: Path, name: str, world: World) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
-from distcore.launchers.failures import one_line
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
-from distcore.testing.cases import JOB_CASES, Case, Finding, Skip, all_cases, merged
+from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve, setup_of, teardown_of
@@ -138,12 +137,7 @@ class _Work:
 
     def _measure_here(self, number: int, case: Case) -> Finding:
         lab = JobLab(subject=self.subjects[number], foreign_modules=lambda: self._foreign[number])
-        try:
-            return case.found(case.measure(lab))
-        except Skip as reason:
-            return case.skipped(str(reason))
-        except DistcoreError as error:
-            return case.broken(one_line(str(error)))
+        return case.measured_in(lab)
 
     @cached_property
     def _foreign(self) -> list[list[str] | str]:

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from distcore.testing.cases import Finding
-from distcore.testing.task_laws import task_cases
+from distcore.testing.cases import Finding, task_cases
 from distcore.testing.task_runner import check_task
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -16,30 +15,15 @@ from distcore.plugin.abilities import Predicts
 from distcore.plugin.columns import read
 from distcore.plugin.options import values_of
 from distcore.plugin.task import Identified, Reopens, Varying, declared_metrics
-from distcore.testing.cases import EXACT, FP32, LAWS, Case, Measured, Skip
+from distcore.testing.cases import EXACT, FP32, Measured, Skip, task_law
 from distcore.testing.task_comparison import Front, count_differing, gradient, largest, relative, row_of, same
 from distcore.testing.task_lab import TaskLab, other_random_state
 
-_CASES: dict[str, Case] = {}
 MOST_ROWS = 100_000
 """Rows of which the items are looked at."""
 
 
-def task_cases() -> Mapping[str, Case]:
-    """Return the cases of a task by name, in the order of the laws."""
-    return dict(sorted(_CASES.items(), key=lambda item: LAWS[item[1].law]))
-
-
-def _law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
-    def register(function: Callable[[TaskLab], Measured]) -> Callable[[TaskLab], Measured]:
-        case = function.__name__.replace("_", "-")
-        _CASES[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
-        return function
-
-    return register
-
-
-@_law("order")
+@task_law("order")
 def same_rows_again(lab: TaskLab) -> Measured:
     """``prepare`` gives the same rows in the same order each time, as it must on every rank."""
     again = task_calls.prepare(lab.task, lab.config)
@@ -52,7 +36,7 @@ def same_rows_again(lab: TaskLab) -> Measured:
     return Measured(error=len(differing), bound=EXACT, note=f"data sets that differ: {', '.join(differing) or 'none'}")
 
 
-@_law("order")
+@task_law("order")
 def same_batch_again(lab: TaskLab) -> Measured:
     """The same rows give the same batch whatever the random state, or a resumed run would see others."""
     differing = 0
@@ -66,7 +50,7 @@ def same_batch_again(lab: TaskLab) -> Measured:
     return Measured(error=differing, bound=EXACT, note="leaves of a batch that differ; random numbers belong into at()")
 
 
-@_law("gradient")
+@task_law("gradient")
 def items_count(lab: TaskLab) -> Measured:
     """``items`` has a whole number of at least 0 for each row, and not 0 for all of them."""
     rows = min(len(lab.data.train), MOST_ROWS)
@@ -76,7 +60,7 @@ def items_count(lab: TaskLab) -> Measured:
     return Measured(error=wrong, bound=EXACT, note=f"items of shape {items.shape} and {items.dtype} for {rows} rows")
 
 
-@_law("gradient")
+@task_law("gradient")
 def loss_is_a_sum(lab: TaskLab) -> Measured:
     """Loss and gradient of a batch are the sums over its rows, each computed alone, with dropout off."""
     rows = lab.rows(lab.data.train)
@@ -94,7 +78,7 @@ def loss_is_a_sum(lab: TaskLab) -> Measured:
     return Measured(error=max(of_loss, of_gradient), bound=FP32, note=note)
 
 
-@_law("gradient")
+@task_law("gradient")
 def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
     few = lab.few()
@@ -111,7 +95,7 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     return Measured(error=error, bound=FP32, note=f"reported {reported:.6g}, {expected:.6g} from loss() and items")
 
 
-@_law("gradient")
+@task_law("gradient")
 def loss_is_fp32(lab: TaskLab) -> Measured:
     """The loss is a scalar in fp32, also under autocast to bf16."""
     model, batch = lab.build(), lab.data.train.batch(lab.rows(lab.data.train))
@@ -122,7 +106,7 @@ def loss_is_fp32(lab: TaskLab) -> Measured:
     return Measured(error=wrong, bound=EXACT, note=found)
 
 
-@_law("gradient")
+@task_law("gradient")
 def through_the_model(lab: TaskLab) -> Measured:
     """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
     model = lab.build()
@@ -138,7 +122,7 @@ def through_the_model(lab: TaskLab) -> Measured:
     return Measured(error=len(around) + int(front.calls == 0), bound=EXACT, note=note)
 
 
-@_law("evaluation")
+@task_law("evaluation")
 def rows_alone(lab: TaskLab) -> Measured:
     """A row's outputs do not depend on the rows beside it; sums are sums over rows."""
     model, rows = lab.build(), lab.rows(lab.data.evaluation)
@@ -154,7 +138,7 @@ def rows_alone(lab: TaskLab) -> Measured:
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 
 
-@_law("evaluation")
+@task_law("evaluation")
 def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     """An evaluation gives the same twice and leaves parameters and buffers as they were."""
     torch.manual_seed(lab.config.seed)
@@ -173,7 +157,7 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     return Measured(error=len(changed) + len(differing), bound=EXACT, note=note)
 
 
-@_law("evaluation")
+@task_law("evaluation")
 def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
     few = lab.few()
@@ -188,7 +172,7 @@ def metrics_are_there(lab: TaskLab) -> Measured:
     return Measured(error=len(missing), bound=EXACT, note=f"not there or no number: {', '.join(missing) or 'none'}")
 
 
-@_law("evaluation")
+@task_law("evaluation")
 def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
     if not isinstance(lab.task, Predicts):
@@ -200,7 +184,7 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 
 
-@_law("checkpoint")
+@task_law("checkpoint")
 def same_weights_again(lab: TaskLab) -> Measured:
     """The same seed builds the same model, as it must on every rank."""
     one, other = lab.build().state_dict(), lab.build().state_dict()
@@ -210,7 +194,7 @@ def same_weights_again(lab: TaskLab) -> Measured:
     )
 
 
-@_law("checkpoint")
+@task_law("checkpoint")
 def reopens_without_data(lab: TaskLab) -> Measured:
     """What ``save`` wrote is enough to build the same model again."""
     if not isinstance(lab.task, Reopens):
@@ -229,7 +213,7 @@ def reopens_without_data(lab: TaskLab) -> Measured:
     )
 
 
-@_law("resume")
+@task_law("resume")
 def rows_are_identified(lab: TaskLab) -> Measured:
     """The training rows have a digest of their content, so that a resume on others is refused."""
     if not isinstance(lab.data.train, Identified):
@@ -240,7 +224,7 @@ def rows_are_identified(lab: TaskLab) -> Measured:
     )
 
 
-@_law("resume")
+@task_law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
     again = values_of(load_task(lab.config))
@@ -248,7 +232,7 @@ def options_survive(lab: TaskLab) -> Measured:
     return Measured(error=len(differing), bound=EXACT, note=f"options that differ: {', '.join(differing) or 'none'}")
 
 
-@_law("surprise")
+@task_law("surprise")
 def builds_without_storage(lab: TaskLab) -> Measured:
     """The model can be built on the meta device, so that a strategy that shards never holds it whole."""
     try:

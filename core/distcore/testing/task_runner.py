@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.errors import DistcoreError, StrategyError, nearest
-from distcore.launchers.failures import one_line
-from distcore.testing.cases import Case, Finding, Skip
+from distcore.errors import StrategyError, nearest
+from distcore.testing.cases import Case, Finding, task_cases
 from distcore.testing.task_lab import TaskLab, task_lab
-from distcore.testing.task_laws import task_cases
 
 
 def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
@@ -31,13 +29,4 @@ def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Itera
 
 
 def _finding(case: Case, lab: TaskLab, exempt: Mapping[str, str]) -> Finding:
-    if case.name in exempt:
-        return case.skipped(exempt[case.name])
-    try:
-        return case.found(case.measure(lab))
-    except Skip as reason:
-        return case.skipped(str(reason))
-    except DistcoreError as error:
-        return case.broken(one_line(str(error)))
-    except Exception as error:  # of the task's own code
-        return case.broken(one_line(f"{type(error).__name__}: {error}"))
+    return case.skipped(exempt[case.name]) if case.name in exempt else case.measured_in(lab)
