@@ -18,6 +18,7 @@ from distcore import RunConfig, train
 from distcore.cli.main import main
 from distcore.engine.resolve import load_task
 from distcore.errors import ConfigError, StrategyError, TaskError
+from distcore.jobs.evaluate import config_for, evaluate_checkpoint
 from distcore.tasks import Simple
 
 
@@ -126,6 +127,9 @@ def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert main(["eval", str(tmp_path / "run"), "--task", file, "--json"]) == 0
     assert '"evaluated": 7' in capsys.readouterr().out
+    path = tmp_path / "run/checkpoints/step-00000003"
+    again = evaluate_checkpoint(config_for(path, 1, {}), path, Lines(slope=3.0))
+    assert again["evaluation"] == report["evaluation"]
     with pytest.raises(ConfigError, match=r"task_options\.slope: train\(\) was given a task, which has its options"):
         train(RunConfig(task_options={"slope": 1.0}, out=str(tmp_path / "two")), Lines(slope=3.0))
 

@@ -71,7 +71,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     DistcoreError, one line.
     """
     rank_info = join(os.environ) or RankInfo()
-    config = resolve(config, rank_info.size, rank_info.launcher, training=False)
+    config = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
     task = task or load_task(config)
     hooks, world = set_up(config, rank_info)
     report = _evaluate_in(world, config, hooks, task, rank_info, path)
