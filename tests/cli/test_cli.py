@@ -19,7 +19,6 @@ from distcore.cli.commands.train import config_of
 from distcore.cli.flags import FLAGS, WORDS_OF_OTHERS, Flag
 from distcore.cli.main import COMMANDS, main
 from distcore.config import RunConfig, load_config
-from distcore.data.files import COLUMN_FLAGS
 from distcore.errors import nearest
 from distcore.tasks.text_classification.options import TextOptions
 
@@ -103,11 +102,6 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
         assert flag.default == str(default)
     if "|" in flag.takes and flag.name != "--resume":
         assert flag.takes.split("|") == list(get_args(annotation))
-
-
-def test_a_column_that_is_missing_is_named_by_a_flag_that_exists() -> None:
-    flags = {flag.key.removeprefix("task_options."): flag.name for flag in FLAGS if "columns." in flag.key}
-    assert flags == COLUMN_FLAGS
 
 
 @pytest.mark.parametrize(("theirs", "here"), WORDS_OF_OTHERS.items(), ids=list(WORDS_OF_OTHERS))

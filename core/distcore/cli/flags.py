@@ -127,6 +127,13 @@ def flag_of_others(flag: str, known: Container[str]) -> str:
     return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
 
 
+def with_flags(message: str) -> str:
+    """Return an error message with the flag in place of ``--set KEY=NAME``, where there is one for that key."""
+    for flag in FLAGS:
+        message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")
+    return message
+
+
 def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """Add ``--best`` and ``--step``, which choose a checkpoint of a run folder; ``prefix`` begins their help."""
     which = parser.add_mutually_exclusive_group()

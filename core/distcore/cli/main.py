@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from distcore.cli.flags import flag_of_others
+from distcore.cli.flags import flag_of_others, with_flags
 from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 
 COMMANDS = {
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except DistcoreError as error:
-        return _fail(" ".join(str(error).split()), error.exit_code)
+        return _fail(with_flags(" ".join(str(error).split())), error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

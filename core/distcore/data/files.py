@@ -23,9 +23,6 @@ Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
 
-COLUMN_FLAGS = {"columns.text": "--text-column", "columns.label": "--label-column"}
-"""Config keys of columns for which ``distcore train`` has a flag; a test compares them with its flags."""
-
 
 def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     """Yield the values of ``columns`` in each row of the file, in file order.
@@ -178,8 +175,7 @@ def _missing(setting: str, names: Iterable[str], columns: Columns) -> str:
     names = list(names)
     found = ", ".join(map(str, names)) or "none"
     column = columns[setting]
-    flag = f"{COLUMN_FLAGS[setting]} NAME or " if setting in COLUMN_FLAGS else ""
-    return f"no column {column!r}{nearest(column, names)} (found: {found}); name it with {flag}--set {setting}=NAME"
+    return f"no column {column!r}{nearest(column, names)} (found: {found}); name it with --set {setting}=NAME"
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Record]:
