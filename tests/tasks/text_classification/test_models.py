@@ -6,13 +6,12 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from distcore.errors import ConfigError, ModelError
+from distcore.tasks.pretrained import check_length, load_tokenizer
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.models import (
     BUILT_IN_MODELS,
     build_classifier,
-    check_length,
     from_scratch,
-    load_tokenizer,
     model_folder,
     suggested_lr,
 )
@@ -145,7 +144,7 @@ def test_a_damaged_tokenizer_is_one_line(folder):
 
 def test_rows_longer_than_the_model_are_refused_before_any_work(folder):
     with pytest.raises(ConfigError, match=r"max_seq_len = 64: .* positions for 24 tokens; use --max-seq-len 24"):
-        check_length(TextOptions(model=str(folder), max_seq_len=64), folder)
+        check_length(str(folder), folder, 64)
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):

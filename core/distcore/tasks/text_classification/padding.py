@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from distcore.errors import ModelError
-from distcore.tasks.text_classification.models import from_scratch, model_folder, read_config
+from distcore.tasks.pretrained import read_config
+from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 
 LAST_PLACE = ("xlnet",)

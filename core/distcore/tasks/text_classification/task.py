@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
+from distcore.tasks.pretrained import tokenizer_files
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.models import (
     build_classifier,
     from_scratch,
     model_folder,
     suggested_lr,
-    tokenizer_files,
 )
 from distcore.tasks.text_classification.options import TextOptions
 

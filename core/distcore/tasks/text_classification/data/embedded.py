@@ -20,15 +20,14 @@ evaluation row is a duplicate of a training row. Paragraphs of one module may st
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import re
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distcore.data.cache import cached_folder
+from distcore.tasks import stdlib
 from distcore.tasks.text_classification.data.labelled import Rows, check_rows
 
 FORMAT = 2
@@ -55,7 +54,6 @@ SUBJECTS = {
 }
 """Subject to the names of the top-level modules and packages that belong to it, separated by spaces."""
 
-_SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 _LENGTHS = range(40, 1001)
 """Characters of a paragraph that is kept."""
 
@@ -72,8 +70,7 @@ EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs}
 
 def fingerprint(name: str) -> str:
     """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    facts = [name, FORMAT, sys.version, sysconfig.get_path("stdlib"), SUBJECTS]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return stdlib.fingerprint(name, FORMAT, SUBJECTS)
 
 
 def collect(library: Path) -> list[tuple[str, str]]:
@@ -81,7 +78,7 @@ def collect(library: Path) -> list[tuple[str, str]]:
     subjects: dict[str, set[str]] = {}
     rows: dict[str, tuple[str, str]] = {}
     for subject, modules in SUBJECTS.items():
-        for path in _sources(library, modules.split()):
+        for path in stdlib.source_files(library, modules.split()):
             for text in _paragraphs(path):
                 letters = "".join(filter(str.isalpha, text.lower()))  # duplicates have the same letters
                 subjects.setdefault(letters, set()).add(subject)
@@ -92,15 +89,6 @@ def collect(library: Path) -> list[tuple[str, str]]:
 def _write(folder: Path) -> None:
     rows = collect(Path(sysconfig.get_path("stdlib")))
     (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-
-
-def _sources(library: Path, modules: list[str]) -> Iterator[Path]:
-    """Yield the source files of the modules, tests and bundled wheels left out."""
-    for module in modules:
-        paths = [library / f"{module}.py", *sorted((library / module).rglob("*.py"))]
-        for path in paths:
-            if path.is_file() and not _SKIPPED.intersection(path.relative_to(library).parts):
-                yield path
 
 
 def _paragraphs(path: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from distcore.data.files import describe_value, read_records, row_error
 from distcore.errors import DataError
+from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
 
 
@@ -44,7 +45,7 @@ def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
     texts: list[str] = []
     labels: list[Any] = []
     for number, (text, label) in enumerate(records, 1):
-        problem = _text_problem(text) or _label_problem(label)
+        problem = text_problem(text) or _label_problem(label)
         if problem is None and labels and type(label) is not type(labels[0]):
             kind, first = describe_value(label), describe_value(labels[0])
             problem = f"label is {kind}, but row 1 has {first}: use one type throughout"
@@ -67,18 +68,6 @@ def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object
 def is_integer(label: object) -> bool:
     """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
     return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
-
-
-def _text_problem(text: object) -> str | None:
-    if not isinstance(text, str):
-        return f"text is {describe_value(text)}, expected a string"
-    if not text or text.isspace():
-        return "text is empty: fill it in or remove the row"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"text is not valid Unicode: lone surrogate at character {error.start + 1}"
-    return None
 
 
 def _label_problem(label: object) -> str | None:

@@ -13,21 +13,15 @@ import numpy as np
 
 from distcore.data.cache import cached_folder
 from distcore.data.files import digest
-from distcore.errors import DataError, ModelError, nearest
 from distcore.plugin.task import Datasets
+from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_files
+from distcore.tasks.sources import source_file, source_name
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.checks import check_lengths, check_parts
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, tokenize, write_tokens
-from distcore.tasks.text_classification.models import (
-    check_length,
-    from_scratch,
-    load_tokenizer,
-    model_folder,
-    read_config,
-    tokenizer_files,
-)
+from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import check_padding, pads_left
 
@@ -58,7 +52,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     their digest only, and neither parsed nor tokenised. Raises DataError, ModelError or ConfigError.
     """
     if not from_scratch(options):
-        check_length(options, model_folder(options.model))
+        check_length(options.model, model_folder(options.model), options.max_seq_len)
         check_padding(options)
     folder = cached_folder("tokens", _key(options, seed), lambda folder: _build(folder, options, seed))
     return _open(folder, options)
@@ -67,7 +61,7 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
 def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
     """Return data sets with classes and a tokenizer but no rows: enough to build a model and to predict with it."""
     loaded = load_tokenizer(str(tokenizer), tokenizer)
-    pad = _pad_token(loaded)
+    pad = pad_token(loaded)
     rows = empty_dataset(pad)
     return TextDatasets(
         train=rows,
@@ -98,17 +92,9 @@ def _key(options: TextOptions, seed: int) -> str:
 def _source_digest(source: str | None) -> str | None:
     if source is None:
         return None
-    return embedded.fingerprint(source) if source in embedded.EMBEDDED else digest(_file(source))
-
-
-def _file(source: str) -> Path:
-    """Return the path of a data file; raises DataError for a bare word that is neither a file nor an embedded set."""
-    path = Path(source).expanduser()
-    if not path.exists() and not path.suffix and path.name == source:
-        known = ", ".join(embedded.EMBEDDED)
-        hint = nearest(source, embedded.EMBEDDED)
-        raise DataError(f"data {source!r}: neither a file nor an embedded data set{hint} (embedded: {known})")
-    return path
+    return (
+        embedded.fingerprint(source) if source in embedded.EMBEDDED else digest(source_file(source, embedded.EMBEDDED))
+    )
 
 
 def _tokenizer_digest(options: TextOptions) -> list[Any]:
@@ -119,14 +105,9 @@ def _tokenizer_digest(options: TextOptions) -> list[Any]:
     return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
 
 
-def _name(source: str) -> str:
-    """Return what messages call the rows of a file or an embedded data set."""
-    return f"data set {source}" if source in embedded.EMBEDDED else f"data file {_file(source)}"
-
-
 def _rows(source: str, options: TextOptions) -> Rows:
     reader = embedded.EMBEDDED.get(source)
-    return reader() if reader else read_rows(_file(source), options.columns)
+    return reader() if reader else read_rows(source_file(source, embedded.EMBEDDED), options.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +134,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
     entry = {
         "labels": labels,
         "vocab_size": len(tokenizer),
-        "pad_token": _pad_token(tokenizer),
+        "pad_token": pad_token(tokenizer),
         "facts": facts,
         "warnings": list(check_parts(rows, parts["evaluation"].labels, classes, options)),
     }
@@ -163,7 +144,8 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
     tokens, lengths, cut = tokenize(tokenizer, part.texts, options.max_seq_len)
-    _check_vocabulary(options, tokens)
+    if not from_scratch(options):
+        check_vocabulary(options.model, model_folder(options.model), int(tokens.max(initial=0)))
     write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
     return {
         "rows": len(lengths),
@@ -174,12 +156,6 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
     }
 
 
-def _pad_token(tokenizer: Any) -> int:
-    """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
-    return next(int(token) for token in candidates if token is not None)
-
-
 def _pad_as_trained(tokenizer: Any, left: bool) -> None:
     """Have the tokenizer, which an export takes along, pad with the token and on the side that training does.
 
@@ -188,7 +164,7 @@ def _pad_as_trained(tokenizer: Any, left: bool) -> None:
     if left:
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter has it saved
     if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_pad_token(tokenizer))
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
 
 
 def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> dict[str, _Part]:
@@ -218,16 +194,6 @@ def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 
-def _check_vocabulary(options: TextOptions, tokens: np.ndarray) -> None:
-    """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
-    if from_scratch(options):
-        return
-    size = read_config(options.model, model_folder(options.model)).get("vocab_size")
-    if isinstance(size, int) and tokens.max(initial=0) >= size:
-        problem = f"its tokenizer gives token {tokens.max()}, but config.json has a vocabulary of {size}"
-        raise ModelError(f"model {options.model}: {problem}: tokenizer and weights do not belong together")
-
-
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
@@ -237,7 +203,9 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     parts = entry["facts"].values()
     cut = check_lengths(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
     # The entry names the option and not the file: the next run's file may be another one, of the same content.
-    warnings = [f"{_name(getattr(options, source))}: {line}" for source, line in entry["warnings"]]
+    warnings = [
+        f"{source_name(getattr(options, source), embedded.EMBEDDED)}: {line}" for source, line in entry["warnings"]
+    ]
     return TextDatasets(
         train=sets["train"],
         evaluation=sets["evaluation"],

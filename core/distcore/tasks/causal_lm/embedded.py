@@ -1,0 +1,73 @@
+"""Embedded data sets, which need no file: both are read from the installed Python, under its license.
+
+=================  ===================================================================================
+``stdlib-source``  documents: the source files of some packages of the standard library, one per row
+``stdlib-help``    prompts and completions: the first line of a documented function or class, and the
+                   first sentence of what its docstring says
+=================  ===================================================================================
+
+The same Python gives the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from distcore.tasks import stdlib
+from distcore.tasks.causal_lm.rows import Rows, check_rows
+
+FORMAT = 1
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+DOCUMENTS = (
+    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
+    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
+    "ipaddress json linecache logging mailbox multiprocessing numbers operator optparse os pathlib pdb pickle platform "
+    "pprint queue random reprlib selectors shelve shlex shutil socket statistics string subprocess tarfile tempfile "
+    "textwrap threading timeit tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
+)
+"""Modules and packages whose files are the documents."""
+_LENGTHS = range(12, 200)
+"""Characters of a completion that is kept."""
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, DOCUMENTS)
+
+
+def stdlib_source() -> Rows:
+    """Return the source files as documents; those of under 200 characters are left out."""
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in _files())
+    return check_rows("data set stdlib-source", "documents", ((text,) for text in texts if len(text) >= 200))
+
+
+def stdlib_help() -> Rows:
+    """Return the first line of each documented function and class with the first sentence of its docstring."""
+    pairs = dict(pair for path in _files() for pair in _documented(path))
+    return check_rows("data set stdlib-help", "prompts", iter(pairs.items()))
+
+
+EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
+
+
+def _files() -> Iterator[Path]:
+    return stdlib.source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split())
+
+
+def _documented(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            sentence = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            if len(sentence) in _LENGTHS:
+                yield f"{_first_line(node)}\n", sentence
+
+
+def _first_line(node: ast.ClassDef | ast.FunctionDef) -> str:
+    if isinstance(node, ast.FunctionDef):
+        return f"def {node.name}({ast.unparse(node.args)}):"
+    bases = ", ".join(map(ast.unparse, node.bases))
+    return f"class {node.name}({bases}):" if bases else f"class {node.name}:"

@@ -1,0 +1,153 @@
+"""From checked rows to tokens: documents joined and cut into blocks; of a conversation the answers count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distcore.data.files import row_error
+from distcore.errors import DataError, ModelError
+from distcore.tasks.causal_lm.options import CausalOptions
+from distcore.tasks.causal_lm.rows import Rows
+from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays
+
+CHUNK = 1024
+"""Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
+Encoded = tuple[np.ndarray, np.ndarray]
+"""Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a source: those of one data set."""
+
+    rows: Rows
+    numbers: np.ndarray
+    """Which of them, int64, ascending, from 0."""
+
+    def values(self) -> list[Any]:
+        """Return the rows' values, in order."""
+        return [self.rows.values[number] for number in self.numbers]
+
+    def problem(self, place: int, what: str) -> DataError:
+        """Return the error for the row at ``place`` of this part."""
+        return row_error(self.rows.name, int(self.numbers[place]) + 1, what)
+
+
+def encode(part: Part, tokenizer: Any, options: CausalOptions) -> tuple[Arrays, int]:
+    """Return the tokens of all rows, and how many rows were cut to ``max_seq_len``; raises DataError or ModelError."""
+    if part.rows.form == "documents":
+        return _blocks(_documents(part, tokenizer), options), 0
+    rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
+    return _cut(part, rows, options.max_seq_len)
+
+
+def _documents(part: Part, tokenizer: Any) -> Iterator[np.ndarray]:
+    """Yield the tokens of each document, with the one that ends it."""
+    end = _end(tokenizer)
+    for tokens in _tokens(tokenizer, part.values(), special=True):
+        yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
+
+
+def _blocks(documents: Iterator[np.ndarray], options: CausalOptions) -> Arrays:
+    """Cut the stream of all documents into blocks: each token but the first is predicted once."""
+    found = list(documents)
+    tokens = np.concatenate(found)
+    flags = np.full(len(tokens), COUNTED, np.uint8)
+    if options.split_documents:
+        begins = np.cumsum([0, *map(len, found[:-1])])
+        flags[begins] = FIRST  # nothing before it says what it is, so it is no target
+    starts = np.arange(0, len(tokens) - 1, options.max_seq_len, dtype=np.int64)
+    lengths = np.minimum(options.max_seq_len, len(tokens) - 1 - starts)
+    return Arrays(tokens=tokens, flags=flags, starts=starts, lengths=lengths)
+
+
+def _prompts(part: Part, tokenizer: Any) -> Iterator[Encoded]:
+    """Yield prompt, completion and the token that ends it; the latter two count."""
+    end = _end(tokenizer)
+    prompts, completions = zip(*part.values(), strict=True)
+    pairs = zip(_tokens(tokenizer, prompts, special=True), _tokens(tokenizer, completions, special=False), strict=True)
+    for prompt, completion in pairs:
+        prompt = prompt[:-1] if prompt[-1:] == end else prompt
+        tokens = np.asarray([*prompt, *completion, *end], np.int32)
+        yield tokens, np.arange(len(tokens)) >= len(prompt)
+
+
+def _conversations(part: Part, tokenizer: Any) -> Iterator[Encoded]:
+    """Yield each conversation as the chat template writes it; the assistant's answers count."""
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{part.rows.name}: the model's tokenizer has no chat template, so messages cannot be written; "
+            "take a model that was trained on conversations, or give prompt and completion columns"
+        )
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{part.rows.name}: messages need a fast tokenizer, which knows where in a text a token stands"
+        )
+    for place, messages in enumerate(part.values()):
+        text, answers = _written(part, place, messages, tokenizer)
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+        counted = np.zeros(len(begins), bool)
+        for begin, end in answers:
+            counted |= (begins >= begin) & (begins < end)
+        yield np.asarray(found["input_ids"], np.int32), counted
+
+
+def _written(part: Part, place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
+    from jinja2 import TemplateError
+
+    def write(count: int, prompt: bool) -> str:
+        text: str = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
+        return text
+
+    try:
+        whole = write(len(messages), False)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before, until = write(number, True) if number else "", write(number + 1, False)
+                if not (until.startswith(before) and whole.startswith(until)):
+                    raise part.problem(place, f"the chat template writes message {number + 1} anew when others follow")
+                spans.append((len(before), len(until.rstrip())))
+    except TemplateError as error:
+        raise part.problem(place, f"the chat template refuses it: {error}") from None
+    return whole, spans
+
+
+def _cut(part: Part, rows: Iterator[Encoded], length: int) -> tuple[Arrays, int]:
+    """Join the rows, each cut so that the model reads ``length`` tokens at most; raises DataError without an answer."""
+    tokens, flags, sizes, cut = [], [], [], 0
+    for place, (row, counted) in enumerate(rows):
+        if not counted[1 : length + 1].any():
+            given = int(np.argmax(counted))
+            raise part.problem(
+                place, f"the answer is cut off entirely: {given} tokens come before it; raise --max-seq-len ({length})"
+            )
+        cut += len(row) > length + 1
+        tokens.append(row[: length + 1])
+        flags.append(counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
+        sizes.append(len(tokens[-1]))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    arrays = Arrays(
+        tokens=np.concatenate(tokens),
+        flags=np.concatenate(flags),
+        starts=ends - sizes,
+        lengths=np.asarray(sizes, np.int64) - 1,
+    )
+    return arrays, cut
+
+
+def _tokens(tokenizer: Any, texts: Any, special: bool) -> Iterator[list[int]]:
+    for start in range(0, len(texts), CHUNK):
+        some = list(texts[start : start + CHUNK])
+        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def _end(tokenizer: Any) -> list[int]:
+    """Return the token that ends a text; none if the tokenizer has none."""
+    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]

@@ -1,0 +1,152 @@
+"""Causal language models: built-in GPT-2 and Llama shapes with random weights, local folders, models of the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from distcore.errors import ModelError
+from distcore.tasks import pretrained
+from distcore.tasks.causal_lm.options import CausalOptions
+from distcore.tasks.pretrained import one_line, quiet, read_config, set_dropout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of a built-in model. Its feed-forward layer is four times the hidden size, Llama's 8/3 of it."""
+
+    family: Literal["gpt2", "llama"]
+    layers: int
+    """Transformer layers."""
+    hidden: int
+    """Hidden size."""
+    heads: int
+    """Attention heads."""
+    lr: float
+    """Peak learning rate from random weights. Only the tiny and mini ones are measured."""
+
+
+BUILT_IN_MODELS = {
+    "gpt2-tiny": Shape("gpt2", 2, 128, 2, 2e-3),
+    "gpt2-mini": Shape("gpt2", 4, 256, 4, 1e-3),
+    "gpt2-base": Shape("gpt2", 12, 768, 12, 6e-4),
+    "gpt2-medium": Shape("gpt2", 24, 1024, 16, 3e-4),
+    "gpt2-large": Shape("gpt2", 36, 1280, 20, 2.5e-4),
+    "gpt2-xl": Shape("gpt2", 48, 1600, 25, 2e-4),
+    "llama-tiny": Shape("llama", 2, 128, 2, 2e-3),
+    "llama-mini": Shape("llama", 4, 256, 4, 1e-3),
+    "llama-base": Shape("llama", 12, 768, 12, 6e-4),
+}
+"""The built-in models, by the name that follows ``--model``: the sizes of the published GPT-2s, and Llamas beside."""
+PUBLISHED = ("gpt2-medium", "gpt2-large", "gpt2-xl")
+"""Names that the hub knows, too, as weights of ``openai-community``."""
+PRETRAINED_LR = 5e-5
+"""Peak learning rate for fine-tuning pretrained weights."""
+POSITIONS = 1024
+"""Positions of a built-in model, as in GPT-2; more for longer rows."""
+PACKED = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "olmo2", "smollm3")
+"""Model types for which a packed row is known to be what it is alone: a test builds each of them."""
+PACKING_SINCE = (4, 53)
+"""The first transformers that finds the borders of packed rows in their positions."""
+
+
+def from_scratch(options: CausalOptions) -> bool:
+    """True for a built-in model, which starts from random weights and trains its own tokenizer."""
+    return options.model in BUILT_IN_MODELS
+
+
+def suggested_lr(name: str) -> float:
+    """Return the peak learning rate to use for the model where the config says ``auto``."""
+    built_in = BUILT_IN_MODELS.get(name)
+    return built_in.lr if built_in else PRETRAINED_LR
+
+
+def model_folder(name: str) -> Path:
+    """Return the local folder of a model that is not built in; raises ModelError, one line."""
+    return pretrained.model_folder(name, BUILT_IN_MODELS)
+
+
+def packs(options: CausalOptions) -> bool:
+    """Return whether the rows of a micro-batch become one sequence; raises ModelError where that would not be exact."""
+    kind = _model_type(options)
+    found = tuple(int(part) for part in version("transformers").split(".")[:2])
+    if kind not in PACKED:
+        reason = f"{kind} is none of {', '.join(PACKED)}"
+    elif found < PACKING_SINCE:
+        reason = f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
+    else:
+        return options.packing is not False
+    wanted = "packing" if options.packing is True else "split_documents" if options.split_documents else None
+    if wanted:
+        raise ModelError(f"task_options.{wanted} = true: model {options.model}: not known to be exact: {reason}")
+    return False
+
+
+def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
+    """Return the configured model in fp32; under torch's meta device it has no weights, and none are read.
+
+    ``vocab_size`` is the tokenizer's, ``pad`` its padding token, ``end`` the token that ends an answer, if it has one.
+    A pretrained model keeps the vocabulary of its weights. Raises ModelError.
+    """
+    shape = BUILT_IN_MODELS.get(options.model)
+    if shape is None:
+        return _load_pretrained(options, pad)
+    config = _config(shape, options, vocab_size, pad, end)
+    set_dropout(config, options.dropout)
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    model: nn.Module = auto.from_config(config)
+    return model
+
+
+def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:
+    tokens = {"vocab_size": vocab_size, "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
+    positions = max(POSITIONS, options.max_seq_len + options.max_new_tokens)
+    if shape.family == "gpt2":
+        from transformers import GPT2Config
+
+        gpt2: Any = GPT2Config
+        return gpt2(n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_positions=positions, **tokens)
+    from transformers import LlamaConfig
+
+    llama: Any = LlamaConfig
+    return llama(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=-(-8 * shape.hidden // (3 * 64)) * 64,  # 8/3 of the hidden size, up to a multiple of 64
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        **tokens,
+    )
+
+
+def _load_pretrained(options: CausalOptions, pad: int) -> nn.Module:
+    import torch
+
+    folder = model_folder(options.model)
+    with quiet(), one_line(f"model {options.model}: cannot be loaded"):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        auto: Any = AutoModelForCausalLM
+        shape = AutoConfig.from_pretrained(folder, local_files_only=True, pad_token_id=pad)
+        set_dropout(shape, options.dropout)
+        if torch.get_default_device().type == "meta":
+            skeleton: nn.Module = auto.from_config(shape)
+            return skeleton
+        # fp32 even if the files hold half precision: these are the master weights.
+        model: nn.Module = auto.from_pretrained(folder, config=shape, local_files_only=True).float()
+    return model
+
+
+def _model_type(options: CausalOptions) -> str:
+    if built_in := BUILT_IN_MODELS.get(options.model):
+        return built_in.family
+    return str(read_config(options.model, model_folder(options.model))["model_type"])

@@ -1,0 +1,80 @@
+"""What can be set of a causal language model: its model, its data files and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distcore.plugin.task import Direction, OnResume
+
+Form = Literal["documents", "prompts", "messages"]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in data files; which of them a file needs depends on the form of its rows."""
+
+    text: str = "text"
+    """Column with a document."""
+    prompt: str = "prompt"
+    """Column with what the model is given."""
+    completion: str = "completion"
+    """Column with what it should answer."""
+    messages: str = "messages"
+    """Column with a conversation: a list of objects with ``role`` and ``content``."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=300)] = 4096
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalOptions:
+    """The options of a causal language model."""
+
+    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+    on_resume: ClassVar[dict[str, OnResume]] = {
+        "data": "free",  # where the rows are: what they say is compared by content
+        "eval_data": "free",
+        "test_data": "free",
+        "model": "other rows",  # its tokenizer makes the tokens
+        "max_seq_len": "other rows",
+        "split_documents": "other rows",
+        "dropout": "ask",
+        "packing": "free",  # the same mathematics
+        "max_new_tokens": "free",
+        "tokenizer": "free",  # the tokens that it makes are compared
+    }
+
+    model: str = "gpt2-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-source"
+    """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
+    eval_data: str | None = None
+    """File to evaluate on, instead of a part of ``data``."""
+    test_data: str | None = None
+    """File for the final test; default: the evaluation rows."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Part of the rows of ``data`` that is kept for evaluation."""
+    form: Literal["auto"] | Form = "auto"
+    """What a row is: a document, a prompt with its completion, or a list of messages; auto: what the columns say."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary that a built-in model trains."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Tokens that the model reads at once: documents are cut into blocks of so many, longer conversations are cut."""
+    split_documents: bool = False
+    """Whether a document sees nothing of the one before it in its block; needs packing."""
+    packing: Literal["auto"] | bool = "auto"
+    """Whether the rows of a micro-batch are one sequence without padding; auto: where that is exact."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Probability of dropout; null: the model's own."""
+    max_new_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that evaluation lets the model generate, the likeliest each time, for every evaluation row; 0: none."""

@@ -1,0 +1,106 @@
+"""Rows of the three forms, checked one by one: documents, prompts with completions, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distcore.data.files import check_file, describe_value, read_records, row_error
+from distcore.errors import DataError
+from distcore.tasks.causal_lm.options import CausalOptions, Columns, Form
+from distcore.tasks.causal_lm.vocabulary import ROLES
+from distcore.tasks.sources import text_problem
+
+COLUMNS: dict[Form, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "prompts": ("prompt", "completion"),
+    "documents": ("text",),
+}
+"""The columns of each form, in the order in which ``auto`` looks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in file order."""
+
+    name: str
+    """What error messages call these rows, such as ``data file chats.jsonl``."""
+    form: Form
+    """What a row is."""
+    values: list[Any]
+    """A text per document, (prompt, completion), or a list of messages."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def texts(self) -> Iterator[str]:
+        """Yield all that the rows say, for a vocabulary to be learned from."""
+        for value in self.values:
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from (part if isinstance(part, str) else part["content"] for part in value)
+
+
+def read_rows(path: Path, options: CausalOptions) -> Rows:
+    """Read a data file; raises DataError: the file, the row (counted from 1), what was found and what to do."""
+    check_file(path)
+    form = _detected(path, options.columns) if options.form == "auto" else options.form
+    return check_rows(f"data file {path}", form, read_records(path, _asked(form, options.columns)))
+
+
+def check_rows(name: str, form: Form, records: Iterator[tuple[object, ...]]) -> Rows:
+    """Check the records one by one; ``name`` opens every message. Raises DataError."""
+    values: list[Any] = []
+    for number, record in enumerate(records, 1):
+        if problem := _problem(form, record):
+            raise row_error(name, number, problem)
+        values.append(record if form == "prompts" else record[0])
+    if not values:
+        raise DataError(f"{name}: holds no rows")
+    return Rows(name, form, values)
+
+
+def _asked(form: Form, columns: Columns) -> dict[str, str]:
+    names = asdict(columns)
+    return {f"columns.{column}": names[column] for column in COLUMNS[form]}
+
+
+def _detected(path: Path, columns: Columns) -> Form:
+    """Return the first form whose columns the file's first row has; raises DataError if it has none."""
+    for form in COLUMNS:
+        try:
+            next(iter(read_records(path, _asked(form, columns))), None)
+        except DataError as error:
+            if "no column" not in str(error) and "expected [" not in str(error):
+                raise  # the file cannot be read at all
+        else:
+            return form
+    known = ", ".join(f"{' and '.join(_asked(form, columns).values())} ({form})" for form in COLUMNS)
+    raise DataError(f"data file {path}: has none of the columns {known}; name yours with --set columns.text=NAME")
+
+
+def _problem(form: Form, record: tuple[object, ...]) -> str | None:
+    if form == "messages":
+        return _conversation_problem(record[0])
+    names = COLUMNS[form]
+    return next(filter(None, map(text_problem, record, names)), None)
+
+
+def _conversation_problem(messages: object) -> str | None:
+    if not isinstance(messages, list):
+        return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
+    if not messages:
+        return "messages is empty: fill it in or remove the row"
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            return f"message {number} is {describe_value(message)}, expected an object with role and content"
+        if message["role"] not in ROLES:
+            return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
+        if problem := text_problem(message["content"], f"the content of message {number}"):
+            return problem
+    if not any(message["role"] == "assistant" for message in messages):
+        return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
+    return None

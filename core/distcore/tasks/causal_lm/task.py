@@ -1,0 +1,156 @@
+"""Causal language modelling: each token is predicted from those before it, in documents or in answers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore.config import RunConfig
+from distcore.plugin.ragged import Ragged
+from distcore.plugin.task import Datasets
+from distcore.tasks.causal_lm.models import build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.causal_lm.options import CausalOptions
+from distcore.tasks.causal_lm.prepare import CausalDatasets, prepare_rows, without_rows
+from distcore.tasks.causal_lm.sequences import IGNORED
+from distcore.tasks.pretrained import load_tokenizer, tokenizer_files
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST = 700.0
+"""Loss above which the perplexity is that of this one: the next would be no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLM(CausalOptions):
+    """The next token of documents and answers, by a transformers model; implements ``distcore.plugin.task.Task``.
+
+    An item of the mean loss is a token that is predicted.
+    """
+
+    def suggest(self, config: RunConfig) -> dict[str, object]:
+        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
+        return {"lr": suggested_lr(self.model)}
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache if they were prepared before.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        return prepare_rows(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a model with a language-modelling head."""
+        data = _causal(data)
+        return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the folder with the model's weights; ``None`` for a built-in model."""
+        return None if from_scratch(self) else model_folder(self.model)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
+        from torch.nn.functional import cross_entropy
+
+        logits = _logits(model, batch)
+        return cross_entropy(logits, batch["labels"].flatten(), reduction="sum", ignore_index=IGNORED)
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return for each row, shape ``(n,)``: ``loss``, summed over its targets (fp32), ``tokens`` and ``right``.
+
+        ``tokens`` is the number of targets, ``right`` of those that the model finds likeliest, both int64.
+        """
+        from torch.nn.functional import cross_entropy
+
+        logits, labels = _logits(model, batch), batch["labels"].flatten()
+        losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
+        counted = labels != IGNORED
+        right = counted & (logits.argmax(-1) == labels)
+        columns = {"loss": losses, "tokens": counted.long(), "right": right.long()}
+        row, rows = batch["row"].flatten(), len(batch["lengths"])
+        return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
+
+    def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
+        """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.
+
+        Nothing if ``max_new_tokens`` is 0. After the end of an answer ``generated`` is padded.
+        """
+        if "prompt_ids" not in batch:
+            return {}
+        prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
+        caller: Any = model
+        pad = int(caller.config.pad_token_id)  # build_model has set it
+        found = caller.generate(
+            prompts,
+            attention_mask=mask,
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+            synced_gpus=in_step,
+            pad_token_id=pad,
+        )
+        made = found[:, prompts.shape[1] :]
+        generated = made.new_full((len(made), self.max_new_tokens), pad)
+        generated[:, : made.shape[1]] = made
+        return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
+
+    def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, the mean over targets, ``perplexity``, its exponential, and ``token_accuracy``.
+
+        ``token_accuracy`` is the share of targets that the model finds likeliest. All are ``None`` without rows.
+        """
+        tokens = int(outputs["tokens"].sum()) if outputs else 0
+        if not tokens:
+            return dict.fromkeys(("loss", "perplexity", "token_accuracy"))
+        loss = outputs["loss"].double().sum().item() / tokens
+        right = int(outputs["right"].sum()) / tokens
+        return {"loss": loss, "perplexity": math.exp(min(loss, MOST)), "token_accuracy": right}
+
+    def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates."""
+        data = _causal(data)
+        tokenizer = load_tokenizer(str(data.tokenizer), data.tokenizer) if "generated" in outputs else None
+        for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
+            line: dict[str, object] = {
+                "index": index,
+                "tokens": tokens,
+                "loss": outputs["loss"][index].item() / tokens if tokens else None,
+            }
+            if tokenizer is not None:
+                line["prompt"] = tokenizer.decode(outputs["prompt"][index])
+                line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
+            yield line
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in tokenizer_files(_causal(data).tokenizer):
+            shutil.copy(file, folder)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
+        return without_rows(folder) if (folder / "tokenizer_config.json").is_file() else None
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits in fp32, shape ``(positions of all rows, vocabulary)``."""
+    names = ("input_ids", "attention_mask", "position_ids")
+    # With a cache, transformers would not look for the borders of packed rows.
+    answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False)
+    logits: Tensor = answer.logits.float()
+    return logits.flatten(0, 1)
+
+
+def _answer(tokens: Tensor, end: int | None) -> list[int]:
+    """Return the tokens before the one that ends the answer."""
+    found: list[int] = tokens.tolist()
+    return found[: found.index(end)] if end in found else found
+
+
+def _causal(data: Datasets) -> CausalDatasets:
+    if not isinstance(data, CausalDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data

@@ -1,0 +1,179 @@
+"""Models of transformers for any task: local folders, the hub, tokenizers; each problem with one is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distcore.errors import ConfigError, ModelError, nearest
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+"""A model folder must have at least one of these vocabulary files."""
+
+
+def model_folder(name: str, built_in: Collection[str]) -> Path:
+    """Return the local folder of a model that is none of the ``built_in``; it holds config, weights and tokenizer.
+
+    A hub model is downloaded if it is not cached yet. Raises ModelError, one line.
+    """
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        return _hub_folder(name, built_in)
+    if not folder.is_dir():
+        raise ModelError(f"model {name}: is a file, expected a folder with config.json, weights and tokenizer")
+    _check_folder(name, folder)
+    return folder
+
+
+def read_config(name: str, folder: Path) -> dict[str, Any]:
+    """Return the folder's config.json. Raises ModelError if it is not a JSON object with a ``model_type``."""
+    try:
+        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name}: config.json cannot be read: {error}") from None
+    if not isinstance(tree, dict) or "model_type" not in tree:
+        raise ModelError(f"model {name}: config.json has no 'model_type', so it is not a transformers model")
+    return tree
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the tokenizer's files in ``folder``, sorted by name."""
+    files = (folder / name for name in {*TOKENIZERS, "merges.txt", "chat_template.jinja"})
+    return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
+
+
+def check_length(name: str, folder: Path, max_seq_len: int) -> None:
+    """Raise ConfigError if ``max_seq_len`` exceeds the positions that the model in ``folder`` has."""
+    tree = read_config(name, folder)
+    positions = tree.get("max_position_embeddings", tree.get("n_positions"))
+    if not isinstance(positions, int):
+        return
+    # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
+    reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
+    if max_seq_len > positions - reserved:
+        where = f"model {name} has positions for {positions - reserved} tokens"
+        raise ConfigError(f"max_seq_len = {max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
+
+
+def load_tokenizer(name: str, folder: Path) -> Any:
+    """Load the folder's tokenizer with ``AutoTokenizer``. Raises ModelError, one line."""
+    with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def pad_token(tokenizer: Any) -> int:
+    """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
+    return next(int(token) for token in candidates if token is not None)
+
+
+def check_vocabulary(name: str, folder: Path, largest: int) -> None:
+    """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
+    size = read_config(name, folder).get("vocab_size")
+    if isinstance(size, int) and largest >= size:
+        problem = f"its tokenizer gives token {largest}, but config.json has a vocabulary of {size}"
+        raise ModelError(f"model {name}: {problem}: tokenizer and weights do not belong together")
+
+
+def set_dropout(shape: Any, dropout: float | None) -> None:
+    """Set every dropout probability of a transformers config; the fields' names differ from model to model."""
+    if dropout is None:
+        return
+    for name, value in shape.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
+            setattr(shape, name, dropout)
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        export = f"distcore checkpoint export {name} --to DIR"
+        raise ModelError(f"model {name}: is a run folder; make a model folder of it: {export}, and then --model DIR")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
+    read_config(name, folder)
+    for files, what in ((WEIGHTS, "weights"), (TOKENIZERS, "tokenizer")):
+        if not any((folder / file).is_file() for file in files):
+            raise ModelError(f"model {name}: the folder has no {what} (any of {', '.join(files[:3])} …)")
+
+
+def _hub_folder(name: str, built_in: Collection[str]) -> Path:
+    # Names of the hub have at most one slash: this was meant as a path.
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"model {name}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    hint, known = nearest(name, built_in), ", ".join(built_in)
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    try:
+        # The local cache first, so that a cached model needs no network.
+        folder = _snapshot(snapshot_download, name, local_files_only=True)
+        # Pickled weights are downloaded only if there are no safetensors.
+        for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
+            folder = folder or _snapshot(snapshot_download, name, allow_patterns=patterns)
+    except HFValidationError:
+        raise ModelError(
+            f"model {name!r}: not built in ({known}), not a folder, and not a valid hub name{hint}"
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = _first_line(error)
+        where = f"not built in ({known}), not a local folder, and not available from the hub"
+        raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
+    if folder is None:
+        raise ModelError(f"model {name!r}: its hub repository lacks config, weights or tokenizer in a known format")
+    return folder
+
+
+def _snapshot(download: Any, name: str, **options: Any) -> Path | None:
+    """Return the snapshot's folder, or ``None`` if a file that the model needs is missing from it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        with quiet():
+            folder = Path(download(name, **options))
+        _check_folder(name, folder)
+    except LocalEntryNotFoundError:
+        if "local_files_only" in options:
+            return None
+        raise
+    except ModelError:
+        return None
+    return folder
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings, which the user cannot act on."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if bar:
+            library.enable_progress_bar()
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Turn any exception that a library raises for a user's files into a one-line ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,141 @@
+"""Causal language modelling as a user runs it: what it learns, reports, generates, exports; under every strategy."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from distcore import RunConfig, launch, train
+from distcore.cli.main import main
+from distcore.plugin import registry
+from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model
+from distcore.tasks.causal_lm.task import CausalLM
+
+ROWS = [{"prompt": f"after {row}", "completion": f" comes {row + 1}" + " and on" * (row % 5)} for row in range(60)]
+WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
+STEPS = 10
+
+
+def config(folder: Path, out: str, **changes: Any) -> RunConfig:
+    tree = {
+        "task": "causal-lm", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12, "lr": 0.01,
+        "micro_batch_size": 3, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "data": str(folder / "rows.jsonl"), "model": "llama-tiny", "max_seq_len": 24, "dropout": 0.0,
+        "schedule": {"name": "constant"}, "tokenizer": {"vocab_size": 330},
+    }  # fmt: skip
+    options = {"data", "model", "max_seq_len", "dropout", "tokenizer"}
+    tree["task_options"] = {name: tree.pop(name) for name in options} | changes.pop("task_options", {})
+    return RunConfig.model_validate(tree | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, Any]:
+    """The report of one process, which also generates."""
+    report: dict[str, Any] = train(config(folder, "single", task_options={"max_new_tokens": 4}))
+    return report
+
+
+def losses(folder: Path, out: str) -> dict[int, float]:
+    lines = map(json.loads, (folder / out / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def test_it_reports_loss_perplexity_and_token_accuracy(plain: dict[str, Any]) -> None:
+    found = plain["evaluation"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert 0 < found["token_accuracy"] <= 1
+    assert found["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
+    assert found["evaluated"] == found["dataset_size"] == 6
+
+
+def test_its_predictions_say_what_was_asked_and_generated(plain: dict[str, Any], folder: Path) -> None:
+    lines = list(map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()))
+    assert [line["index"] for line in lines] == list(range(6))
+    assert all(line["prompt"].startswith("after ") and line["generated"] for line in lines)
+    total = sum(line["loss"] * line["tokens"] for line in lines) / sum(line["tokens"] for line in lines)
+    assert total == pytest.approx(plain["evaluation"]["loss"])
+
+
+def test_an_exported_model_generates_what_evaluation_did(plain: dict[str, Any], folder: Path) -> None:
+    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
+    assert tokenizer.pad_token and tokenizer.chat_template
+    for line in map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()):
+        prompt = tokenizer(line["prompt"], return_tensors="pt")
+        made = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert tokenizer.decode(made, skip_special_tokens=True) == line["generated"]
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: dict[str, Any], folder: Path) -> None:
+    """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7 for tokens that are packed."""
+    whole = losses(folder, "single")
+    ways = [way for way in WAYS if way.partition(":")[0] in registry.offers("strategies")]
+    for number, way in enumerate(ways, 1):
+        going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
+        name, _, stage = way.partition(":")
+        changes = {"strategy": name, "strategy_options": {"stage": 3} if stage else {}, "max_steps": 2 * number}
+        launch(train, config(folder, "chain", nproc=2, **changes, **going_on), nproc=2)
+    found = losses(folder, "chain")
+    assert sorted(found) == list(range(1, 2 * len(ways) + 1))
+    for step, loss in found.items():
+        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["fsdp", "deepspeed:3"])
+def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(
+    way: str, plain: dict[str, Any], folder: Path
+) -> None:
+    """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
+    if way.partition(":")[0] not in registry.offers("strategies"):
+        pytest.skip(f"{way} is not installed")
+    out = f"generates-{way[0]}"
+    launch(train, config(folder, out, strategy=way, nproc=2, task_options={"max_new_tokens": 4}), nproc=2)
+    texts = [
+        [json.loads(line)["generated"] for line in (folder / run / "predictions.jsonl").read_text().splitlines()]
+        for run in ("single", out)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN_MODELS if "tiny" in name or "mini" in name])
+def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
+    built: Any = build_model(CausalLM(model=name), vocab_size=300, pad=0, end=0)
+    assert (built.config.num_hidden_layers, built.config.hidden_size) == (
+        BUILT_IN_MODELS[name].layers, BUILT_IN_MODELS[name].hidden
+    )  # fmt: skip
+
+
+def test_the_largest_shapes_are_those_that_were_published() -> None:
+    with torch.device("meta"):
+        model = build_model(CausalLM(model="gpt2-xl"), vocab_size=50257, pad=0, end=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_557_611_200  # as in the published weights
+
+
+def test_items_are_targets_and_the_loss_is_their_sum(folder: Path) -> None:
+    task = CausalLM(data=str(folder / "rows.jsonl"), model="gpt2-tiny", dropout=0.0)
+    data: Any = task.prepare(RunConfig())
+    model = task.build_model(RunConfig(), data).eval()
+    rows = np.arange(5)
+    batch = data.train.batch(rows)
+    found = task.outputs(model, batch)
+    assert found["tokens"].tolist() == data.train.items[rows].tolist()
+    assert float(found["loss"].sum()) == pytest.approx(float(task.loss(model, batch)), rel=1e-5)
