@@ -74,7 +74,8 @@ def test_an_exported_model_generates_what_evaluation_did(plain: dict[str, Any], 
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
-    assert tokenizer.pad_token and tokenizer.chat_template
+    assert tokenizer.pad_token
+    assert tokenizer.chat_template
     for line in map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()):
         prompt = tokenizer(line["prompt"], return_tensors="pt")
         made = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
