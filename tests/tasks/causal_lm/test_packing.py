@@ -67,17 +67,26 @@ def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, f
     assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
 
 
+def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
+    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
+    lines = zip(batch["row"], batch["labels"], strict=True)
+    rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
+    assert rows == [[2], [4], [0, 5], [1, 3]]
+    assert batch["input_ids"].shape == (4, 12)
+
+
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
     model = model_of(kind, "sdpa")
     dataset = open_sequences(folder, 0, packed=True, prompts=False)
     batch = dataset.batch(np.asarray([2, 0]))
-    assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6]
+    assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
-        model(input_ids=batch["input_ids"][:, part], use_cache=False).logits for part in (slice(0, 5), slice(5, 12))
+        model(input_ids=batch["input_ids"][:1, part], use_cache=False).logits for part in (slice(0, 5), slice(5, 12))
     )
     names = ("input_ids", "position_ids")
-    together = model(**{name: batch[name] for name in names}, use_cache=False).logits[:, :12]
+    together = model(**{name: batch[name] for name in names}, use_cache=False).logits[:1]
     assert torch.allclose(together, torch.cat([first, second], 1), atol=1e-5)
 
 

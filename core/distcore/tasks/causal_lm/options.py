@@ -73,7 +73,7 @@ class CausalOptions:
     split_documents: bool = False
     """Whether a document sees nothing of the one before it in its block; needs packing."""
     packing: Literal["auto"] | bool = "auto"
-    """Whether the rows of a micro-batch are one sequence without padding; auto: where that is exact."""
+    """Whether short rows of a micro-batch share a sequence instead of being padded; auto: where that is exact."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0

@@ -1,4 +1,4 @@
-"""Tokens of all rows as flat arrays on disk, memory-mapped; a row is a stretch of them, and a batch has no padding."""
+"""Tokens of all rows as flat arrays on disk, memory-mapped; a row is a stretch of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SequenceDataset:
     pad: int
     """Token that fills up the shorter rows of a batch that is not packed."""
     packed: bool
-    """Whether a batch is one sequence without padding."""
+    """Whether short rows of a batch share a sequence."""
     prompts: bool
     """Whether a batch has, beside its rows, their prompts, for the model to go on from."""
     content: str
@@ -69,10 +69,10 @@ class SequenceDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
 
-        ``input_ids`` and ``labels`` are ``(1, t)`` for rows of t tokens together, with ``position_ids``, which begin
-        again at 0 with each row; or ``(n, longest)``, with ``attention_mask``. ``row``, of the shape of ``labels``, is
-        the number of the row in the batch, ``lengths`` ``(n,)``. With ``prompts`` also ``prompt_ids`` and
-        ``prompt_mask``, ``(n, longest prompt)``, padded on the left.
+        ``input_ids``, ``labels`` and ``row``, the number of the row in the batch, are ``(n, longest)``, with
+        ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
+        longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
+        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left.
         """
         import torch
 
@@ -80,19 +80,16 @@ class SequenceDataset:
         row = np.repeat(np.arange(len(indices)), lengths)
         offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = self.arrays.starts[indices][row] + offset
-        columns = {
-            "input_ids": self.arrays.tokens[at].astype(np.int64),
-            "labels": np.where(self.arrays.flags[at + 1] & COUNTED, self.arrays.tokens[at + 1], np.int64(IGNORED)),
-            "row": row,
-        }
-        if self.packed:
-            columns["position_ids"] = _positions(offset, self.arrays.flags[at])
-            found = {name: torch.from_numpy(column)[None] for name, column in columns.items()}
+        line, begin = _packed(lengths) if self.packed else (np.arange(len(indices)), np.zeros(len(indices), np.int64))
+        place = (line[row], begin[row] + offset)
+        shape = (int(line.max(initial=-1)) + 1, int(lengths.max(initial=0)))
+        targets = np.where(self.arrays.flags[at + 1] & COUNTED, self.arrays.tokens[at + 1], IGNORED)
+        columns = {"input_ids": (self.arrays.tokens[at], self.pad), "labels": (targets, IGNORED), "row": (row, 0)}
+        if self.packed:  # what fills up a sequence is at position 0, too, and so sees nothing but itself
+            columns["position_ids"] = (_positions(offset, self.arrays.flags[at]), 0)
         else:
-            fill = {"input_ids": self.pad, "labels": IGNORED, "row": 0, "attention_mask": 0}
-            columns["attention_mask"] = np.ones_like(row)
-            shape = (len(indices), int(lengths.max(initial=0)))
-            found = {name: _padded(column, row, offset, shape, fill[name]) for name, column in columns.items()}
+            columns["attention_mask"] = (np.ones_like(row), 0)
+        found = {name: _table(shape, place, *column) for name, column in columns.items()}
         found["lengths"] = torch.from_numpy(lengths)
         return found | self._prompts(indices) if self.prompts else found
 
@@ -151,11 +148,29 @@ def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
     return found
 
 
-def _padded(column: np.ndarray, row: np.ndarray, offset: np.ndarray, shape: tuple[int, int], fill: int) -> Tensor:
+def _packed(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the sequence that it is packed into, and where in it the row begins, both int64, ``(n,)``.
+
+    First fit decreasing: the longest rows first, each into the first sequence that has room for it.
+    """
+    line, begin = np.zeros_like(lengths), np.zeros_like(lengths)
+    filled, longest = list[int](), int(lengths.max(initial=0))
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[row])
+        free = (number for number, size in enumerate(filled) if size + length <= longest)
+        number = next(free, len(filled))
+        if number == len(filled):
+            filled.append(0)
+        line[row], begin[row] = number, filled[number]
+        filled[number] += length
+    return line, begin
+
+
+def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values: np.ndarray, fill: int) -> Tensor:
     import torch
 
     table = np.full(shape, fill, np.int64)
-    table[row, offset] = column
+    table[place] = values
     return torch.from_numpy(table)
 
 
