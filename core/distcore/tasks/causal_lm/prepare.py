@@ -106,6 +106,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> None:
     """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
     parts = _parts(options, seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    size = max(tokenizer.get_vocab().values()) + 1  # numbers may have gaps
     facts: dict[str, dict[str, object]] = {}
     common = None
     for name, part in parts.items():
@@ -113,7 +114,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> None:
         if not from_scratch(options):
             check_vocabulary(options.model, model_folder(options.model), int(arrays.tokens.max(initial=0)))
         write_arrays(folder / name, arrays)
-        common = _frequencies(arrays, len(tokenizer)) if common is None else common
+        common = _frequencies(arrays, size) if common is None else common
         facts[name] = _facts(part, arrays, cut, common)
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"facts": facts, "form": parts["train"].rows.form, "vocab_size": len(tokenizer)}
@@ -165,10 +166,10 @@ def _tokenizer(options: CausalOptions, train: Part) -> Any:
     return train_tokenizer(list(texts), options.tokenizer.vocab_size)
 
 
-def _frequencies(arrays: Arrays, vocab_size: int) -> np.ndarray:
-    """Return the log probability of each token, float64, as often as it is a target, each counted once more."""
+def _frequencies(arrays: Arrays, size: int) -> np.ndarray:
+    """Return the log probability of each token, float64 ``(size,)``, from how often it is a target, plus one."""
     targets = arrays.tokens[(arrays.flags & COUNTED) > 0]
-    counts = np.bincount(targets, minlength=vocab_size) + 1.0
+    counts = np.bincount(targets, minlength=size) + 1.0
     found: np.ndarray = np.log(counts / counts.sum())
     return found
 
