@@ -18,8 +18,8 @@ class Front(nn.Module):
         super().__init__()
         self.calls = 0
         self._inner = (inner,)  # in a tuple, so that it is no submodule, whose parameters could be found here
-        copies = {name: value.detach().clone() for name, value in inner.state_dict(keep_vars=True).items()}
-        self._copies = {name: _with_gradient(value) for name, value in copies.items()}
+        tensors = dict(inner.named_parameters()) | dict(inner.named_buffers())  # of tied ones the first name
+        self._copies = {name: _with_gradient(value.detach().clone()) for name, value in tensors.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the model would."""

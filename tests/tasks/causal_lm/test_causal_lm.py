@@ -139,4 +139,4 @@ def test_items_are_targets_and_the_loss_is_their_sum(folder: Path) -> None:
     batch = data.train.batch(rows)
     found = task.outputs(model, batch)
     assert found["tokens"].tolist() == data.train.items[rows].tolist()
-    assert float(found["loss"].sum()) == pytest.approx(float(task.loss(model, batch)), rel=1e-5)
+    assert found["loss"].sum().item() == pytest.approx(task.loss(model, batch).item(), rel=1e-5)

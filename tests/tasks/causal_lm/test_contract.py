@@ -1,17 +1,31 @@
 """Causal language modelling keeps the laws from its side, on documents and on conversations."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from distcore.testing import TaskContract
 
-SMALL = {"task_options.max_seq_len": 24, "task_options.tokenizer.vocab_size": 400, "task_options.data": "stdlib-help"}
+SMALL = {
+    "task_options.data": str(Path(__file__).with_name("chats.jsonl")),
+    "task_options.max_seq_len": 40,
+    "task_options.tokenizer.vocab_size": 400,
+}
 
 
-class TestPrompts(TaskContract):
+class TestConversations(TaskContract):
     task = "causal-lm"
     settings: ClassVar = SMALL | {"task_options.max_new_tokens": 2}
 
 
-class TestPaddedPrompts(TaskContract):
+class TestPaddedConversations(TaskContract):
     task = "causal-lm"
     settings: ClassVar = SMALL | {"task_options.packing": False, "task_options.model": "llama-tiny"}
+
+
+class TestDocuments(TaskContract):
+    task = "causal-lm"
+    settings: ClassVar = SMALL | {
+        "task_options.form": "documents",
+        "task_options.data": str(Path(__file__).with_name("documents.jsonl")),
+        "task_options.split_documents": True,
+    }

@@ -24,13 +24,12 @@ FORMAT = 1
 DOCUMENTS = (
     "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
     "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
-    "ipaddress json linecache logging mailbox multiprocessing numbers operator optparse os pathlib pdb pickle platform "
-    "pprint queue random reprlib selectors shelve shlex shutil socket statistics string subprocess tarfile tempfile "
-    "textwrap threading timeit tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
+    "json linecache logging numbers operator optparse os pathlib pprint queue random reprlib selectors shelve shlex "
+    "shutil statistics string subprocess tempfile textwrap threading timeit tokenize traceback types"
 )
 """Modules and packages whose files are the documents."""
 _LENGTHS = range(12, 200)
-"""Characters of a completion that is kept."""
+"""Characters of a prompt and of a completion that are kept."""
 
 
 def fingerprint(name: str) -> str:
@@ -61,9 +60,10 @@ def _files() -> Iterator[Path]:
 def _documented(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            prompt = f"{_first_line(node)}\n"
             sentence = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-            if len(sentence) in _LENGTHS:
-                yield f"{_first_line(node)}\n", sentence
+            if len(prompt) in _LENGTHS and len(sentence) in _LENGTHS:
+                yield prompt, sentence
 
 
 def _first_line(node: ast.ClassDef | ast.FunctionDef) -> str:

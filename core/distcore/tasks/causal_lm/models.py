@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -93,6 +94,8 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     ``vocab_size`` is the tokenizer's, ``pad`` its padding token, ``end`` the token that ends an answer, if it has one.
     A pretrained model keeps the vocabulary of its weights. Raises ModelError.
     """
+    # Packed rows have no mask, and need none; transformers takes the token that fills up a sequence for a mistake.
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
     shape = BUILT_IN_MODELS.get(options.model)
     if shape is None:
         return _load_pretrained(options, pad)
@@ -103,6 +106,11 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     auto: Any = AutoModelForCausalLM
     model: nn.Module = auto.from_config(config)
     return model
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Whether a message of transformers is to be shown: all but the one that recommends an attention mask."""
+    return "We strongly recommend passing in an `attention_mask`" not in str(record.msg)
 
 
 def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:

@@ -30,7 +30,7 @@ class Columns:
 class Tokenizer:
     """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
 
-    vocab_size: Annotated[int, Field(ge=300)] = 4096
+    vocab_size: Annotated[int, Field(ge=300)] = 2048
     """Tokens in the vocabulary."""
 
 
