@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from distcore.plugin.state import State as State
     from distcore.plugin.task import Dataset as Dataset
     from distcore.plugin.task import Datasets as Datasets
+    from distcore.plugin.task import FileRows as FileRows
     from distcore.plugin.task import Task as Task
 
 _HOME = {
@@ -77,6 +78,7 @@ _HOME = {
     "ConstantColumn": "distcore.plugin.columns",
     "Dataset": "distcore.plugin.task",
     "Datasets": "distcore.plugin.task",
+    "FileRows": "distcore.plugin.task",
     "MicroBatch": "distcore.plugin.contract",
     "ModelSource": "distcore.plugin.contract",
     "OptimizerFactory": "distcore.plugin.contract",

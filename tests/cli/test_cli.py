@@ -28,7 +28,17 @@ SET_ONLY = {
     "extensions", "data_guard_steps", "timeout", "task_options",
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
-NOT_A_CONSTANT = {"dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset"}
+NOT_A_CONSTANT = {
+    "dropout",
+    "eval_data",
+    "test_data",
+    "max_steps",
+    "out",
+    "resume",
+    "resume_changed",
+    "preset",
+    "columns.id",
+}
 
 
 def option_of(name: str) -> tuple[object, object]:
@@ -54,7 +64,14 @@ def field_of(flag: Flag) -> tuple[object, object]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["train", "--help"], ["compare", "--help"], ["strategies", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["compare", "--help"],
+        ["predict", "--help"],
+        ["strategies", "--help"],
+        ["--version"],
+    ],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Container
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Flag(NamedTuple):
@@ -50,6 +50,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--eval-fraction", "PART", "0.1", "part of --data kept for evaluation", OPTION),
         Flag("--text-column", "NAME", "text", "column that holds the text", f"{OPTION}columns.text"),
         Flag("--label-column", "NAME", "label", "column that holds the label", f"{OPTION}columns.label"),
+        Flag("--id-column", "NAME", "none", "column that names a row in predictions", f"{OPTION}columns.id"),
     ],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
@@ -132,6 +133,27 @@ def with_flags(message: str) -> str:
     for flag in FLAGS:
         message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")
     return message
+
+
+def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the flags that say how a run's weights are used again; ``verb`` says for what."""
+    parser.add_argument(
+        "--strategy", metavar="NAME", default="single", help=f"strategy to {verb} with (default: single)"
+    )
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)")
+    parser.add_argument("--task", metavar="NAME", help="name or file.py:Class of a task that train() got as an object")
+    parser.add_argument(
+        "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
+        help="set any config key, such as strategy_options.NAME=VALUE; repeatable",
+    )  # fmt: skip
+
+
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of ``add_ranks`` change in the config of a run, by dotted key; raises ConfigError."""
+    from distcore.config import parse_settings
+
+    task = {"task": arguments.task} if arguments.task else {}
+    return {"strategy": arguments.strategy} | parse_settings(arguments.set) | task
 
 
 def add_choice(parser: argparse.ArgumentParser, prefix: str = "") -> None:

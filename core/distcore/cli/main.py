@@ -15,6 +15,7 @@ from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 COMMANDS = {
     "train": "train, evaluate and test a model, on as many ranks as you like",
     "eval": "evaluate a checkpoint, under any strategy",
+    "predict": "predict rows without labels, under any strategy",
     "compare": "run one job under several strategies, side by side",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy or a task",

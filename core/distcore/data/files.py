@@ -9,16 +9,19 @@ from __future__ import annotations
 import codecs
 import csv
 import hashlib
-import io
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from distcore.errors import DataError, nearest
+from distcore.plugin.task import FileRows
 
 DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
+BLOCK = 2**20
+"""Bytes that are read at a time where a file is searched."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
@@ -30,10 +33,22 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     A row of a JSON file is an object with these columns, or a list with one value per column. CSV has no types, so its
     values are all strings; they are separated by the one of ``DELIMITERS`` that finds the columns in the header.
     Raises DataError for an unusable file, some of it only while the records are read; the message names the file and,
-    where there is one, the row, counted from 1 without a header.
+    where there is one, the row, counted from 1 without a header. A ``.json`` file is held in memory as a whole, of a
+    Parquet file a row group, of the others a line.
     """
     check_file(path)
     return READERS[path.suffix.lower()](path, columns)
+
+
+def read_windows(path: Path, columns: Columns, size: int, skip: int = 0) -> Iterator[FileRows]:
+    """Yield the rows of the file behind the first ``skip`` of them, in order, at most ``size`` at a time.
+
+    Raises DataError as ``read_records`` does.
+    """
+    records, start = islice(read_records(path, columns), skip, None), skip + 1
+    while window := list(islice(records, size)):
+        yield FileRows(file=str(path), start=start, records=window)
+        start += len(window)
 
 
 def check_file(path: Path) -> None:
@@ -82,23 +97,39 @@ def describe_value(value: object) -> str:
     return f"{names.get(type(value), type(value).__name__)} ({shown})"
 
 
-def _read_text(path: Path) -> str:
+def _lines(path: Path, newline: str) -> Iterator[str]:
+    """Yield the lines of a text file, one after the other from the disk; ``newline`` as for ``open``."""
     try:
-        content = path.read_bytes()
-        return content.decode("utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            yield from file
     except OSError as error:
         raise _unreadable(path, error) from None
-    except UnicodeDecodeError as error:
-        where = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
-        problem = f"not UTF-8 text ({where}); {_conversion(path, content, error.start)}"
-        raise DataError(f"data file {path}: {problem}") from None
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
 
 
-def _conversion(path: Path, content: bytes, start: int) -> str:
-    """Say which encoding ``content`` looks like, which is no UTF-8 from byte ``start`` on, and what to do."""
+def _not_utf8(path: Path) -> DataError:
+    """Return the error for a file that is no UTF-8 text, which is read again up to the first byte that is none."""
+    decoder, position, plain, block = codecs.getincrementaldecoder("utf-8")(), 0, True, b"?"
+    with path.open("rb") as file:
+        while block:
+            block = file.read(BLOCK)
+            position += len(block)
+            try:
+                plain &= decoder.decode(block, final=not block).isascii()
+            except UnicodeDecodeError as error:
+                content, start = error.object, error.start
+                where = f"byte 0x{content[start]:02x} at offset {position - len(content) + start}"
+                remedy = _conversion(path, content, plain and content[:start].isascii())
+                return DataError(f"data file {path}: not UTF-8 text ({where}); {remedy}")
+    return DataError(f"data file {path}: changed while it was read")
+
+
+def _conversion(path: Path, content: bytes, plain: bool) -> str:
+    """Say which encoding ``content`` looks like, and what to do; ``plain``: up to the wrong byte all was ASCII."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
-    elif not content[:start].isascii():
+    elif not plain:
         return "it is UTF-8 up to there: correct that place"
     elif _is_western(content):
         encoding = "cp1252"
@@ -126,7 +157,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _json(path: Path, columns: Columns) -> Iterator[Record]:
-    tree = _parse(path, _read_text(path), 1)
+    tree = _parse(path, "".join(_lines(path, "")), 1)
     if not isinstance(tree, list):
         raise DataError(f"data file {path}: expected a list of {_as_list(columns)} rows, found {describe_value(tree)}")
     return (_record(path, number, row, columns) for number, row in enumerate(tree, 1))
@@ -134,8 +165,7 @@ def _json(path: Path, columns: Columns) -> Iterator[Record]:
 
 def _jsonl(path: Path, columns: Columns) -> Iterator[Record]:
     number = 0
-    # Not splitlines(): a JSON string may hold U+2028 and other line separators unescaped.
-    for line_number, line in enumerate(_read_text(path).split("\n"), 1):
+    for line_number, line in enumerate(_lines(path, "\n"), 1):
         if line.strip():
             number += 1
             yield _record(path, number, _parse(path, line, line_number), columns)
@@ -180,32 +210,31 @@ def _missing(setting: str, names: Iterable[str], columns: Columns) -> str:
 
 def _csv(path: Path, columns: Columns) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # by default no value may be longer than 128 KiB
-    text = _read_text(path)
-    lines = list(_csv_lines(path, text, _delimiter(text, columns)))
-    if not lines:
+    lines = _csv_lines(path, _delimiter(path, columns))
+    header = next(lines, None)
+    if header is None:
         raise DataError(f"data file {path}: holds no rows")
-    header = lines[0]
     positions = [_position(path, header, setting, columns) for setting in columns]
-    for number, line in enumerate(lines[1:], 1):
+    for number, line in enumerate(lines, 1):
         if len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
             raise row_error(f"data file {path}", number, problem)
-    return (tuple(line[position] for position in positions) for line in lines[1:])
+        yield tuple(line[position] for position in positions)
 
 
-def _delimiter(text: str, columns: Columns) -> str:
+def _delimiter(path: Path, columns: Columns) -> str:
     """Return the delimiter with which the header has all columns or, if there is none, the most columns of any name."""
 
     def fit(delimiter: str) -> tuple[bool, int]:
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        lines = csv.reader(_lines(path, ""), delimiter=delimiter)
         header = next(filter(None, lines), [])
         return set(columns.values()) <= set(header), len(header)
 
     return max(DELIMITERS, key=fit)
 
 
-def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[list[str]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str]]:
+    reader = csv.reader(_lines(path, ""), delimiter=delimiter, strict=True)
     try:
         yield from (line for line in reader if line)
     except csv.Error as error:
@@ -228,10 +257,10 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Record]:
         file = pq.ParquetFile(path, pre_buffer=False)
         for setting in columns:
             _position(path, file.schema_arrow.names, setting, columns)
-        table = file.read(columns=list(columns.values()), use_threads=False)
+        for batch in file.iter_batches(columns=list(dict.fromkeys(columns.values())), use_threads=False):
+            yield from zip(*(batch.column(name).to_pylist() for name in columns.values()), strict=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file {path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    return zip(*(table.column(name).to_pylist() for name in columns.values()), strict=True)
 
 
 READERS: dict[str, Callable[[Path, Columns], Iterator[Record]]] = {

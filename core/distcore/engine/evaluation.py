@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -10,7 +11,8 @@ from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
 from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
-from distcore.engine.task_calls import evaluation_of, metrics_of, try_predictions
+from distcore.engine.predictions import try_predictions
+from distcore.engine.task_calls import Evaluate, evaluation_of, metrics_of
 from distcore.errors import AgreementError
 from distcore.plugin.contract import Evaluation, Run
 from distcore.plugin.hooks import Hooks
@@ -27,21 +29,29 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     or not at all, because the strategy's sampler or gather is wrong; TaskError for what the task must not return.
     """
     share_buffers(run, hooks)
-    found = gather(run, hooks, forward_all(run, hooks, task, dataset))
+    found = collect(run, hooks, dataset, evaluation_of(run, task))
+    return Evaluation(
+        outputs=found.outputs,
+        metrics=metrics_of(task, found, dataset, data),
+        evaluated=len(found.index),
+        unique=len(torch.unique(found.index)),
+        dataset_size=len(dataset),
+    )
+
+
+def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
+    """Return what ``evaluate_batch`` gives for the rows of ``dataset``, in its order and the same on every rank.
+
+    Every rank calls. Raises AgreementError if a row comes back twice or not at all.
+    """
+    found = gather(run, hooks, forward_all(run, hooks, dataset, evaluate_batch))
     evaluated, unique = len(found.index), len(torch.unique(found.index))
     if not evaluated == unique == len(dataset):
         raise AgreementError(
             f"strategy {hooks.name!r}: evaluation returned {evaluated} rows, {unique} of them different, "
             f"for a dataset of {len(dataset)}"
         )
-    found = found.take(torch.argsort(found.index))
-    return Evaluation(
-        outputs=found.outputs,
-        metrics=metrics_of(task, found, dataset, data),
-        evaluated=evaluated,
-        unique=unique,
-        dataset_size=len(dataset),
-    )
+    return found.take(torch.argsort(found.index))
 
 
 def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
@@ -52,16 +62,18 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     """
     rows, found = len(data.evaluation), Collected()
     if rows:
-        found = forward_all(run, hooks, task, data.evaluation, rehearsing=True)
+        found = forward_all(run, hooks, data.evaluation, evaluation_of(run, task), rehearsing=True)
         found = found.take(torch.arange(rows) % len(found.index))
     metrics, best = metrics_of(task, found, data.evaluation, data), run.config.checkpoints.best
     if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
         log.warning("the report has no %r, so no best checkpoint is kept; `metrics` of the task says what it has", best)
-    try_predictions(task, found.outputs, data)
+    try_predictions(task, found.outputs, replace(data, test=data.evaluation))
 
 
 @torch.no_grad()
-def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset, rehearsing: bool = False) -> Collected:
+def forward_all(
+    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, rehearsing: bool = False
+) -> Collected:
     """Return what the task gives for this rank's rows, on the CPU; ``rehearsing``: for its first micro-batch only.
 
     Every rank runs the same number of forward passes, as sharded parameters need; padding rows are dropped, and
@@ -71,7 +83,6 @@ def forward_all(run: Run, hooks: Hooks, task: Task, dataset: Dataset, rehearsing
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
-    evaluate_batch = evaluation_of(run, task)
     collector = Collector()
     steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
     run.model.eval()

@@ -5,8 +5,7 @@ Asking for a method by its protocol takes microseconds, so it is done once per p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from distcore.plugin.abilities import (
     HasLoss,
     HasOutputs,
     HasWeights,
-    Predicts,
     Reports,
     RowLoss,
     Saves,
@@ -36,8 +34,8 @@ from distcore.plugin.task import Batch, Dataset, Datasets, Reopens, Task
 Loss = Callable[[nn.Module, Batch], Tensor]
 Evaluated = tuple[dict[str, Tensor | Ragged], Mapping[str, object]]
 """Outputs and sums of one micro-batch."""
-FIRST = 3
-"""Lines of predictions that are tried before the first step."""
+Evaluate = Callable[[Batch, int], Evaluated]
+"""What evaluates a micro-batch of so many rows."""
 
 
 def prepare(task: Task, config: RunConfig) -> Datasets:
@@ -66,12 +64,15 @@ def loss_of(task: Task) -> Loss:
     return loss
 
 
-def evaluation_of(run: Run, task: Task) -> Callable[[Batch, int], Evaluated]:
-    """Return what evaluates a micro-batch of so many rows; it raises TaskError for outputs of a wrong shape."""
+def evaluation_of(run: Run, task: Task, labelled: bool = True) -> Evaluate:
+    """Return what evaluates a micro-batch; it raises TaskError for outputs of a wrong shape.
+
+    Rows that are not ``labelled`` have outputs alone, no sums.
+    """
     _check_evaluates(task)
     outputs = _outputs_of(task)
     generate = task.generate if isinstance(task, Generates) else None
-    sums = task.sums if isinstance(task, Sums) else None
+    sums = task.sums if labelled and isinstance(task, Sums) else None
     in_step = run.capabilities.shards_parameters and run.world.size > 1
 
     def evaluate(batch: Batch, rows: int) -> Evaluated:
@@ -109,21 +110,6 @@ def metrics_of(task: Task, found: Collected, dataset: Dataset, data: Datasets) -
     return metrics
 
 
-def prediction_lines(task: Predicts, outputs: dict[str, Tensor | Ragged], data: Datasets) -> Iterator[str]:
-    """Yield the lines of predictions.jsonl; raises TaskError for one that is not a JSON object."""
-    for line in task.predictions(outputs, data):
-        if not isinstance(line, dict):
-            raise TaskError(f"task: predictions() gave {type(line).__name__} as a line; expected a dict")
-        yield _json("predictions() gave a line that is not JSON", line) + "\n"
-
-
-def try_predictions(task: Task, outputs: dict[str, Tensor | Ragged], data: Datasets) -> None:
-    """Make the first lines of predictions.jsonl and forget them; raises TaskError as ``prediction_lines`` does."""
-    if isinstance(task, Predicts):
-        for _ in islice(prediction_lines(task, outputs, data), FIRST):
-            pass
-
-
 def save(task: Task, folder: Path, config: RunConfig, data: Datasets) -> None:
     """Have the task write its files, if it has any."""
     if isinstance(task, Saves):
@@ -144,6 +130,15 @@ def reopen(task: Task, folder: Path, config: RunConfig) -> Datasets | None:
 def weights_folder(task: Task, config: RunConfig) -> Path | None:
     """Return the folder with the model's weights; ``None`` for a task that knows of none."""
     return task.weights_folder(config) if isinstance(task, HasWeights) else None
+
+
+def data_of(task: Task, path: Path, config: RunConfig) -> Datasets:
+    """Return the data sets with which the model of the checkpoint ``path`` can be built.
+
+    They are without rows, from what the task saved in the run folder; where the checkpoint was moved out of it, the
+    data of ``config`` are prepared.
+    """
+    return reopen(task, path.resolve().parent.parent, config) or prepare(task, config)
 
 
 def _check_indexed(name: str, dataset: object) -> None:
@@ -202,7 +197,7 @@ def _checked_metrics(method: str, metrics: object) -> dict[str, object]:
         raise TaskError(f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by name")
     plain = {name: _plain(value) for name, value in metrics.items()}
     for name, value in plain.items():
-        _json(f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value)
+        checked_json(f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value)
     return plain
 
 
@@ -213,7 +208,8 @@ def _plain(value: object) -> object:
     return value
 
 
-def _json(complaint: str, value: object) -> str:
+def checked_json(complaint: str, value: object) -> str:
+    """Return ``value`` as JSON text; raises TaskError, which begins with ``complaint``, for what is no JSON value."""
     try:
         return strict_json(value)
     except (TypeError, ValueError) as error:

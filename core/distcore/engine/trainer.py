@@ -27,6 +27,7 @@ from distcore.engine.meter import Meter
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.precision import scaler_for
+from distcore.engine.predictions import prediction_lines
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
@@ -252,7 +253,7 @@ def finish(
         (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
         if isinstance(task, Predicts):
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(task_calls.prediction_lines(task, tested.outputs, data))
+                file.writelines(prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
     hooks.on_run_end(run, report)

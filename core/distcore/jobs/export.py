@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from distcore.checkpoint.job_state import saved_config
@@ -30,16 +32,20 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
     checkpoint.verify()
     config = saved_config(checkpoint.job_state(), path)
     task = load_task(config.model_copy(update={"task": task_name or config.task}))
-    saved = task_calls.reopen(task, path.resolve().parent.parent, config)
-    data = saved or task.prepare(config)  # nothing saved: the checkpoint was moved out of its run folder
+    data = task_calls.data_of(task, path, config)
     module = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
     fill(module, checkpoint)
     save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
-    with redirect_stdout(io.StringIO()):  # transformers imports libraries that print to stdout
-        save(to)
-    task_calls.save(task, to, config, data)
+    try:
+        with redirect_stdout(io.StringIO()):  # transformers imports libraries that print to stdout
+            save(to)
+        task_calls.save(task, to, config, data)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise CheckpointError(f"--to {to}: cannot be written: {reason}") from error
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distcore.config import RunConfig
     from distcore.plugin.ragged import Ragged
-    from distcore.plugin.task import Batch, Datasets
+    from distcore.plugin.task import Batch, Dataset, Datasets, FileRows
 
 Outputs = dict[str, Any]
 """Outputs of a whole data set: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i is of row i."""
@@ -161,11 +161,43 @@ class Predicts(Protocol):
     def predictions(self, outputs: Outputs, data: Datasets) -> Iterable[dict[str, object]]:
         """Turn the same outputs into the lines of predictions.jsonl, one JSON object per row.
 
+        They are the outputs of ``data.test``.
+
         Example::
 
             def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
                 for index, prediction in enumerate(outputs["prediction"].tolist() if outputs else []):
                     yield {"index": index, "prediction": prediction}
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A task that predicts rows without labels, for ``distcore predict``; it has ``predictions``, too."""
+
+    def row_columns(self) -> Mapping[str, str]:
+        """Return the columns that a file with such rows must have, by the option that names each (``columns.text``).
+
+        Example::
+
+            def row_columns(self) -> Mapping[str, str]:
+                return {"columns.text": "text"}
+        """
+        ...
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return a data set of ``rows``, in this order; raises DataError for a row that cannot be used.
+
+        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
+        ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which
+        the core adds file and row. Called for all rows of a file, some thousands at a time, before the first of them is
+        predicted, and then again on every rank: what takes long belongs into ``batch``.
+
+        Example::
+
+            def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+                return Rows(len(rows.records), seed=rows.start)
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -101,6 +101,18 @@ class Datasets:
     """What the report should say of the data (classes, majority share, …), as JSON values."""
     warnings: tuple[str, ...] = ()
     """What the user should know of the rows before training, one line each; the main rank logs them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRows:
+    """Rows of a data file that follow each other, for a task that predicts them."""
+
+    file: str
+    """The file, as the user named it."""
+    start: int
+    """Number of the first of these rows, counted from 1, without a header."""
+    records: Sequence[tuple[object, ...]]
+    """The values of each row in the columns that the task asked for, in that order."""
 
 
 class Task(Protocol):

@@ -59,6 +59,14 @@ def check_length(name: str, folder: Path, max_seq_len: int) -> None:
         raise ConfigError(f"max_seq_len = {max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
 
 
+def set_length(folder: Path, tokens: int) -> None:
+    """Have the tokenizer in ``folder`` cut texts to so many tokens where a caller asks for no other length."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps(settings | {"model_max_length": tokens}, ensure_ascii=False, indent=2)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
 def load_tokenizer(name: str, folder: Path) -> Any:
     """Load the folder's tokenizer with ``AutoTokenizer``. Raises ModelError, one line."""
     with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):

@@ -56,8 +56,9 @@ class TaskLab:
         return chosen
 
     def few(self) -> Datasets:
-        """Return the data sets with the first rows of the evaluation data only."""
-        return replace(self.data, evaluation=FirstRows(self.data.evaluation, 32))
+        """Return the data sets with the first rows of the evaluation data only, which also are the test data."""
+        first = FirstRows(self.data.evaluation, 32)
+        return replace(self.data, evaluation=first, test=first)
 
     @torch.no_grad()
     def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:

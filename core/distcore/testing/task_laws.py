@@ -10,6 +10,7 @@ import torch
 from distcore.checkpoint.job_state import fingerprint
 from distcore.engine import task_calls
 from distcore.engine.outputs import Collected
+from distcore.engine.predictions import prediction_lines
 from distcore.engine.resolve import load_task
 from distcore.plugin.abilities import Predicts
 from distcore.plugin.columns import read
@@ -180,7 +181,7 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
     few = lab.few()
     rows = np.arange(len(few.evaluation))
     found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
-    lines = list(task_calls.prediction_lines(lab.task, found.outputs, few))
+    lines = list(prediction_lines(lab.task, found.outputs, few))
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 
 

@@ -18,6 +18,8 @@ class Columns:
     """Column that holds the text."""
     label: str = "label"
     """Column that holds the label."""
+    id: str | None = None
+    """Column that names the row in predictions; default: file and row number do."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class TextOptions:
         "data": "free",  # where the rows are: what they say is compared by content
         "eval_data": "free",
         "test_data": "free",
+        "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
         "dropout": "ask",

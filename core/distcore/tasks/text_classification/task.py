@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distcore.config import RunConfig
-from distcore.plugin.task import Datasets
-from distcore.tasks.pretrained import tokenizer_files
+from distcore.plugin.task import Dataset, Datasets, FileRows
+from distcore.tasks.pretrained import set_length, tokenizer_files
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
+from distcore.tasks.text_classification.data.tokens import TokenDataset
+from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
 from distcore.tasks.text_classification.models import (
     build_classifier,
     from_scratch,
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 LABELS = "labels.json"
 """File with the labels in the order of class numbers, as the data file writes them."""
+SCORED = 20
+"""Most classes of a row whose scores are kept, so that an evaluation of very many classes fits into memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +65,20 @@ class TextClassification(TextOptions):
         return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss`` (fp32), ``prediction`` and ``label`` (int64) of each row, shape ``(n,)``."""
+        """Return ``prediction`` (int64) of each row, shape ``(n,)``, and its most probable classes.
+
+        These are ``scored``, class numbers (int64), and ``scores``, their probabilities (fp32), both ``(n, k)``, the
+        most probable first. Rows with labels have ``loss`` (fp32) and ``label`` (int64), too, shape ``(n,)``.
+        """
         from torch.nn.functional import cross_entropy
 
         logits = _logits(model, batch)
+        scores, scored = logits.softmax(dim=-1).topk(min(SCORED, logits.shape[-1]))
+        found = {"prediction": logits.argmax(dim=-1), "scores": scores, "scored": scored}
+        if "labels" not in batch:
+            return found
         loss = cross_entropy(logits, batch["labels"], reduction="none")
-        return {"loss": loss, "prediction": logits.argmax(dim=-1), "label": batch["labels"]}
+        return {"loss": loss, "label": batch["labels"]} | found
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy``, ``majority_accuracy`` and scikit-learn's ``classification_report``.
@@ -85,19 +98,45 @@ class TextClassification(TextOptions):
         }
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``label`` and ``prediction`` of each row, in order; labels as the data file writes them."""
-        labels = _text(data).labels
-        if outputs:
-            pairs = zip(outputs["label"].tolist(), outputs["prediction"].tolist(), strict=True)
-            for index, (label, prediction) in enumerate(pairs):
-                yield {"index": index, "label": labels[label], "prediction": labels[prediction]}
+        """Yield for each row, in order, where it came from, its label if it has one, prediction and scores.
+
+        Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
+        file writes them; ``scores`` have the probability of each class, at most ``SCORED``, the most probable first.
+        """
+        if not outputs:
+            return
+        data = _text(data)
+        named = isinstance(data.test, TokenDataset | UnlabelledTexts)
+        origins: Iterable[dict[str, object]] = data.test.origins() if named else repeat({})
+        for index, (prediction, origin) in enumerate(zip(outputs["prediction"].tolist(), origins, strict=False)):
+            label = {"label": data.labels[int(outputs["label"][index])]} if "label" in outputs else {}
+            scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
+            yield {
+                "index": index,
+                **origin,
+                **label,
+                "prediction": data.labels[prediction],
+                "scores": {data.classes[number]: round(score, 6) for number, score in scores},
+            }
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the columns of rows without labels: the text and, if a column is named for it, the id."""
+        return {"columns.text": self.columns.text} | ({"columns.id": self.columns.id} if self.columns.id else {})
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""
+        return unlabelled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``."""
+        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
+
+        The tokenizer there cuts, where it is told to cut, where training did.
+        """
         data = _text(data)
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(data.tokenizer):
             shutil.copy(file, folder)
+        set_length(folder, self.max_seq_len)
         names = json.dumps(list(data.labels), ensure_ascii=False, indent=2)
         (folder / LABELS).write_text(names + "\n", encoding="utf-8")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,28 +24,32 @@ class Rows:
     """Not blank, and valid Unicode."""
     labels: list[int] | list[str]
     """One per text: all integers from 0, or all strings."""
+    ids: list[int | str] | None = None
+    """One per text: what the user calls the row. ``None`` where no column says it."""
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 def read_rows(path: Path, columns: Columns) -> Rows:
-    """Read a data file with one text and one label per row.
+    """Read a data file with one text and one label per row and, if a column is named for it, one id.
 
     Raises DataError: the file, the row (counted from 1, without a header), what was found and what to do.
     """
-    records = read_records(path, {"columns.text": columns.text, "columns.label": columns.label})
+    ids = {"columns.id": columns.id} if columns.id else {}
+    records = read_records(path, {"columns.text": columns.text, "columns.label": columns.label} | ids)
     if path.suffix.lower() == ".csv":
         records = iter(_with_integer_labels(list(records)))
     return check_rows(f"data file {path}", records)
 
 
 def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
-    """Check (text, label) records one by one; ``name`` opens every message. Raises DataError."""
+    """Check (text, label) or (text, label, id) records; ``name`` opens every message. Raises DataError."""
     texts: list[str] = []
     labels: list[Any] = []
-    for number, (text, label) in enumerate(records, 1):
-        problem = text_problem(text) or _label_problem(label)
+    ids: list[Any] = []
+    for number, (text, label, *named) in enumerate(records, 1):
+        problem = text_problem(text) or _label_problem(label) or id_problem(named)
         if problem is None and labels and type(label) is not type(labels[0]):
             kind, first = describe_value(label), describe_value(labels[0])
             problem = f"label is {kind}, but row 1 has {first}: use one type throughout"
@@ -53,21 +57,28 @@ def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
             raise row_error(name, number, problem)
         texts.append(str(text))
         labels.append(label)
+        ids += named
     if not texts:
         raise DataError(f"{name}: holds no rows")
-    return Rows(name, texts, labels)
+    return Rows(name, texts, labels, ids or None)
 
 
 def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
     """CSV has no types: its labels become integers if every one of them is written as an integer."""
-    if all(is_integer(label) for _, label in records):
-        return [(text, int(str(label))) for text, label in records]
+    if all(is_integer(label) for _, label, *_ in records):
+        return [(text, int(str(label)), *named) for text, label, *named in records]
     return records
 
 
 def is_integer(label: object) -> bool:
     """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
     return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
+
+
+def id_problem(named: Sequence[object]) -> str | None:
+    """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
+    wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
+    return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
 
 
 def _label_problem(label: object) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import check_padding, pads_left
 
-FORMAT = 5
+FORMAT = 6
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
@@ -43,6 +44,11 @@ class TextDatasets(Datasets):
     """Token that fills up the shorter rows of a batch."""
     tokenizer: Path
     """Folder that ``AutoTokenizer`` reads."""
+
+    @cached_property
+    def loaded_tokenizer(self) -> Any:
+        """The tokenizer itself; loading it takes a while."""
+        return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
@@ -119,6 +125,8 @@ class _Part:
     """Class number of each row, int64."""
     source_rows: np.ndarray
     """Number of each row in the file that it came from, int64, from 0."""
+    ids: list[int | str] | None
+    """What the user calls each row; ``None`` where no column says it."""
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> None:
@@ -146,7 +154,7 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
     tokens, lengths, cut = tokenize(tokenizer, part.texts, options.max_seq_len)
     if not from_scratch(options):
         check_vocabulary(options.model, model_folder(options.model), int(tokens.max(initial=0)))
-    write_tokens(folder, tokens, lengths, part.labels, part.source_rows)
+    write_tokens(folder, tokens, lengths, part.labels, part.source_rows, part.ids)
     return {
         "rows": len(lengths),
         "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
@@ -183,7 +191,8 @@ def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> d
 
 
 def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
-    return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers)
+    ids = None if rows.ids is None else [rows.ids[number] for number in numbers]
+    return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers, ids)
 
 
 def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
@@ -198,7 +207,9 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
-    sets = {name: open_tokens(folder / name, pad, pad_left=pads_left(options)) for name in entry["facts"]}
+    left = pads_left(options)
+    sources = {"evaluation": options.eval_data or options.data, "test": options.test_data, "train": options.data}
+    sets = {name: open_tokens(folder / name, pad, pad_left=left, source=str(sources[name])) for name in entry["facts"]}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()
     cut = check_lengths(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
+IDS = "ids.json"
+"""File with the ids of a data set's rows, if they have any."""
 CHUNK = 4096
 """Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
 
@@ -41,6 +45,10 @@ class TokenDataset:
     """Whether it stands before the tokens of a row; otherwise behind them."""
     content: str
     """SHA-256 over tokens, lengths and labels, in hexadecimal."""
+    source: str
+    """The file that the rows came from, as the user named it, or the name of an embedded data set."""
+    ids: Path | None = None
+    """The file with their ids, if they have any."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -52,17 +60,36 @@ class TokenDataset:
         """
         import torch
 
-        lengths = self.lengths[indices]
-        longest = lengths.max(initial=0)
-        columns = np.arange(longest) - ((longest - lengths)[:, None] if self.pad_left else 0)
-        mask = (columns >= 0) & (columns < lengths[:, None])
-        # Beside a shorter row this reads tokens of its neighbours; the mask then replaces them by padding.
-        tokens = self.tokens.take(self.starts[indices][:, None] + columns, mode="clip")
-        return {
-            "input_ids": torch.from_numpy(np.where(mask, tokens, np.int64(self.pad))),
-            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-            "labels": torch.from_numpy(self.labels[indices]),
-        }
+        starts, lengths = self.starts[indices], self.lengths[indices]
+        padded = pad_rows(self.tokens, starts, lengths, self.pad, pad_left=self.pad_left)
+        return padded | {"labels": torch.from_numpy(self.labels[indices])}
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield for each row where it came from: ``file``, ``row`` (counted from 1) and, if it has one, ``id``."""
+        ids = json.loads(self.ids.read_text(encoding="utf-8")) if self.ids else repeat(None)
+        for row, name in zip(self.source_rows.tolist(), ids, strict=False):
+            yield {"file": self.source, "row": row + 1} | ({"id": name} if self.ids else {})
+
+
+def pad_rows(
+    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, pad: int, *, pad_left: bool
+) -> dict[str, Tensor]:
+    """Return ``input_ids`` and ``attention_mask`` of some rows, int64 ``(rows, longest)``, on the CPU.
+
+    The tokens of a row stand in ``tokens``, ``(all,)``, from its entry of ``starts`` on, as many as ``lengths`` says,
+    both int64 ``(rows,)``.
+    """
+    import torch
+
+    longest = lengths.max(initial=0)
+    columns = np.arange(longest) - ((longest - lengths)[:, None] if pad_left else 0)
+    mask = (columns >= 0) & (columns < lengths[:, None])
+    # Beside a shorter row this reads tokens of its neighbours; the mask then replaces them by padding.
+    found = tokens.take(starts[:, None] + columns, mode="clip")
+    return {
+        "input_ids": torch.from_numpy(np.where(mask, found, np.int64(pad))),
+        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+    }
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -97,19 +124,29 @@ def _tokens(tokenizer: Any, texts: list[str], max_length: int) -> Any:
 
 
 def write_tokens(
-    folder: Path, tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray, source_rows: np.ndarray
+    folder: Path,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    labels: np.ndarray,
+    source_rows: np.ndarray,
+    ids: Sequence[int | str] | None = None,
 ) -> None:
-    """Write the arrays of one data set, and their digest, into the new folder ``folder``."""
+    """Write the arrays of one data set, their digest and the rows' ids into the new folder ``folder``."""
     folder.mkdir()
     np.save(folder / "tokens.npy", tokens)
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
     (folder / CONTENT).write_text(_digest(tokens, lengths, labels), encoding="ascii")
+    if ids is not None:
+        (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
 
 
-def open_tokens(folder: Path, pad: int, *, pad_left: bool = False) -> TokenDataset:
-    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token, ``pad_left`` its side."""
+def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, source: str = "") -> TokenDataset:
+    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token, ``pad_left`` its side.
+
+    ``source`` is the file or embedded data set that the rows came from.
+    """
     offsets = _map(folder / "offsets.npy")
     lengths = np.diff(offsets)
     return TokenDataset(
@@ -122,6 +159,8 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False) -> TokenDatas
         pad=pad,
         pad_left=pad_left,
         content=(folder / CONTENT).read_text(encoding="ascii"),
+        source=source,
+        ids=folder / IDS if (folder / IDS).exists() else None,
     )
 
 
@@ -138,6 +177,7 @@ def empty_dataset(pad: int) -> TokenDataset:
         pad=pad,
         pad_left=False,
         content="",
+        source="",
     )
 
 

@@ -1,0 +1,40 @@
+"""``distcore predict``: predict rows without labels. The job is imported only when it runs, to keep help fast."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from distcore.cli.flags import add_choice, add_ranks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.usage = "distcore predict RUN_OR_CHECKPOINT --data FILE --out FILE [FLAGS]"
+    parser.add_argument(
+        "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="the rows (.jsonl .csv .parquet .json); no labels"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the .jsonl file to write: one line per row, in order"
+    )
+    parser.add_argument("--text-column", metavar="NAME", help="column that holds the text (default: as in training)")
+    parser.add_argument("--id-column", metavar="NAME", help="column that names the row in its line (default: none)")
+    add_choice(parser)
+    add_ranks(parser, "predict")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and return 0; raises DistcoreError."""
+    from distcore.cli.flags import OPTION, changes_of
+    from distcore.jobs import predict
+
+    changes = changes_of(arguments)
+    for name in ("text", "id"):
+        if column := getattr(arguments, f"{name}_column"):
+            changes[f"{OPTION}columns.{name}"] = column
+    given = arguments
+    predict.run(Path(given.target), given.data, given.out, changes, given.nproc, given.step, given.best)
+    return 0

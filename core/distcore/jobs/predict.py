@@ -1,0 +1,178 @@
+"""Predict the rows of a file, which need no labels, under any strategy, with any number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from distcore import checkpoint
+from distcore.checkpoint.choice import choose
+from distcore.checkpoint.manifest import MANIFEST
+from distcore.config import RunConfig
+from distcore.data.files import digest, read_windows
+from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.engine.evaluation import collect
+from distcore.engine.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
+from distcore.engine.resolve import load_task, resolve
+from distcore.engine.task_calls import data_of, evaluation_of
+from distcore.engine.trainer import build_run, set_up
+from distcore.errors import DataError
+from distcore.jobs.evaluate import config_for
+from distcore.jobs.logs import set_up_logging
+from distcore.jobs.prediction_file import PredictionFile
+from distcore.jobs.train import errors_of_job
+from distcore.launchers import join, launch, run_as_rank
+from distcore.plugin.abilities import HasOutputs, Predicts, ReadsRows
+from distcore.plugin.contract import RankInfo, World
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Datasets, FileRows, Task
+
+log = logging.getLogger("distcore")
+WINDOW = 32
+"""Micro-batches of each rank whose rows are in memory at the same time, and are written together."""
+LOG_SECONDS = 10
+"""Least time between two log lines."""
+
+
+class PredictingTask(Task, HasOutputs, Predicts, ReadsRows, Protocol):
+    """What ``check_reads_rows`` lets pass; ``generate`` may stand for ``outputs``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What is predicted, with which weights, and where the lines go."""
+
+    config: RunConfig
+    """That of the checkpoint, for these ranks."""
+    path: Path
+    """The checkpoint."""
+    file: Path
+    """The rows."""
+    rows: int
+    """Their number."""
+    out: PredictionFile
+    """The lines."""
+
+    def windows(self, task: ReadsRows, skip: int = 0) -> Iterator[FileRows]:
+        """Yield the rows behind the first ``skip`` of them, as many at a time as are in memory."""
+        return read_windows(self.file, task.row_columns(), WINDOW * self.config.global_batch_size, skip)
+
+
+def run(
+    target: Path,
+    file: Path,
+    out: Path,
+    changes: dict[str, Any],
+    nproc: int,
+    step: int | None = None,
+    best: bool = False,
+) -> None:
+    """Predict as one of the ranks that a launcher started, or start ``nproc`` ranks; write the lines to ``out``.
+
+    ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
+    training run. ``step`` or ``best`` choose a checkpoint of a run folder, by default the newest. Raises DistcoreError.
+    """
+    rank_info = join(os.environ)
+    path, chosen = choose(target, step, best)
+    if rank_info is None or rank_info.rank == 0:
+        print(f"predicting with {chosen}", file=sys.stderr)
+    config = config_for(path, rank_info.size if rank_info else nproc, changes)
+    checked = partial(check, config, path, file, out)
+    if rank_info is not None:
+        run_as_rank(lambda: predict_rank(checked()), errors_of_job(), rank_info.rank, rank_info.size)
+    elif nproc == 1:
+        predict_rank(checked())
+    else:
+        launch(predict_rank, checked(), nproc=nproc)
+
+
+def check(config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None) -> Prediction:
+    """Read all rows once and check them, and what is there of ``out``; writes nothing, raises DistcoreError."""
+    resolved = _resolved(config, task)
+    predicting = _checked(task or load_task(resolved))
+    facts: dict[str, object] = {
+        "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
+        "data file": digest(file),
+        "task": resolved.task,
+        "task option": resolved.task_options,
+    }
+    prediction = Prediction(config=config, path=path, file=file, rows=0, out=PredictionFile(out, facts))
+    prediction.out.check()
+    data = data_of(predicting, path, resolved)
+    rows = sum(len(unlabelled(predicting, window, data).test) for window in prediction.windows(predicting))
+    if not rows:
+        raise DataError(f"data file {file}: holds no rows")
+    return replace(prediction, rows=rows)
+
+
+def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
+    """Predict in one rank; the main rank writes. ``task`` overrides the config's. Raises DistcoreError."""
+    rank_info = join(os.environ) or RankInfo()
+    set_up_logging(prediction.config, rank_info.rank)
+    config = _resolved(prediction.config, task)
+    hooks, world = set_up(config, rank_info)
+    _predict_in(world, config, hooks, _checked(task or load_task(config)), rank_info, prediction)
+    hooks.teardown(world)
+    if rank_info.rank == 0:
+        print(f"predicted {prediction.rows} rows: {prediction.out.out}", flush=True)
+
+
+def _predict_in(
+    world: World,
+    config: RunConfig,
+    hooks: Hooks,
+    task: PredictingTask,
+    rank_info: RankInfo,
+    prediction: Prediction,
+) -> None:
+    """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
+    data, out = data_of(task, prediction.path, config), prediction.out
+    run = build_run(config, hooks, world, task, data, training=False)
+    check_world(run, hooks, rank_info)
+    check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
+    checkpoint.load_weights(run, hooks, prediction.path)
+    failed = f"--out {out.out} cannot be written"
+    begun = on_all_ranks(run, hooks, failed, out.begin if world.is_main else int)
+    done = int(broadcast_from_main(run, hooks, str(begun)))
+    if done and world.is_main:
+        log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
+    evaluate_batch, said = evaluation_of(run, task, labelled=False), time.monotonic()
+    for rows in prediction.windows(task, skip=done):
+        named = unlabelled(task, rows, data)
+        found = collect(run, hooks, named.test, evaluate_batch)
+        write = partial(_write, out, task, found.outputs, named, rows)
+        on_all_ranks(run, hooks, failed, write if world.is_main else _nothing)
+        done += len(rows.records)
+        if world.is_main and time.monotonic() - said > LOG_SECONDS:
+            said = time.monotonic()
+            log.info("%d of %d rows", done, prediction.rows)
+    on_all_ranks(run, hooks, failed, out.finish if world.is_main else _nothing)
+
+
+def _write(out: PredictionFile, task: Predicts, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
+    out.add(unlabelled_lines(task, outputs, data, rows))
+
+
+def _resolved(config: RunConfig, task: Task | None) -> RunConfig:
+    rank_info = join(os.environ)
+    if rank_info is None:
+        return resolve(config, training=False, task=task)
+    return resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
+
+
+def _checked(task: Any) -> PredictingTask:
+    check_reads_rows(task)
+    checked: PredictingTask = task
+    return checked
+
+
+def _nothing() -> None:
+    """Do what the other ranks do while the main one writes: nothing."""

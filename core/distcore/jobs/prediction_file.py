@@ -1,0 +1,79 @@
+"""The file of predictions: whole or not there, and continued where a run that was ended left it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from distcore.errors import ConfigError
+from distcore.files import strict_json, write_atomically
+
+BLOCK = 2**20
+"""Bytes that are read at a time."""
+
+
+class PredictionFile:
+    """The lines of ``out``, which stand in ``out.part`` until they are all there.
+
+    Beside them ``out.part.json`` says what they are predictions of, and only those are continued.
+    """
+
+    def __init__(self, out: Path, facts: dict[str, object]) -> None:
+        """``facts``, JSON values by name, are what every line depends on."""
+        self.out, self.facts = out, facts
+        self.part = out.with_name(f"{out.name}.part")
+        self._about = out.with_name(f"{out.name}.part.json")
+
+    def check(self) -> None:
+        """Raise ConfigError if ``out`` is there or cannot be made, or if its part has other predictions."""
+        if self.out.suffix != ".jsonl":
+            raise ConfigError(f"--out {self.out}: expected a file that ends in .jsonl")
+        if self.out.exists():
+            raise ConfigError(f"--out {self.out}: is already there; name another file, or remove it")
+        above = next(path for path in self.out.absolute().parents if path.exists())
+        if not (above.is_dir() and os.access(above, os.W_OK)):
+            raise ConfigError(f"--out {self.out}: cannot be created: {above} is not a folder that you may write to")
+        if self.part.exists() and (other := self._other_fact()):
+            begun = f"{self.part} was begun with another {other}"
+            raise ConfigError(f"--out {self.out}: {begun}; remove that file, or name another --out")
+
+    def begin(self) -> int:
+        """Create the part or cut off what follows its last whole line; return its number of lines."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._about, strict_json(self.facts, indent=1))
+        self.part.touch()
+        lines, end = _whole_lines(self.part)
+        os.truncate(self.part, end)
+        return lines
+
+    def add(self, lines: list[str]) -> None:
+        """Append lines, which are on the disk when this returns; raises OSError."""
+        with self.part.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> None:
+        """Give the part, which has all lines, its name."""
+        self.part.replace(self.out)
+        self._about.unlink(missing_ok=True)
+
+    def _other_fact(self) -> str | None:
+        """Return the name of the first fact in which the part differs, ``None`` if it has the same ones."""
+        try:
+            found = json.loads(self._about.read_text(encoding="utf-8"))
+            return next((name for name, value in self.facts.items() if found.get(name) != value), None)
+        except (OSError, ValueError, AttributeError):
+            return next(iter(self.facts))
+
+
+def _whole_lines(file: Path) -> tuple[int, int]:
+    """Return how many whole lines the file has, and where the last of them ends, in bytes."""
+    lines = end = position = 0
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            if found := block.count(b"\n"):
+                lines, end = lines + found, position + block.rindex(b"\n") + 1
+            position += len(block)
+    return lines, end
