@@ -29,16 +29,8 @@ SET_ONLY = {
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
-    "dropout",
-    "eval_data",
-    "test_data",
-    "max_steps",
-    "out",
-    "resume",
-    "resume_changed",
-    "preset",
-    "columns.id",
-}
+    "dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset", "columns.id",
+}  # fmt: skip
 
 
 def option_of(name: str) -> tuple[object, object]:
@@ -64,14 +56,7 @@ def field_of(flag: Flag) -> tuple[object, object]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["train", "--help"],
-        ["compare", "--help"],
-        ["predict", "--help"],
-        ["strategies", "--help"],
-        ["--version"],
-    ],
+    [["--help"], *([name, "--help"] for name in ("train", "predict", "compare", "strategies")), ["--version"]],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

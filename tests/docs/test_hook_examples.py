@@ -25,6 +25,8 @@ from distcore.checkpoint import read_tensors
 from distcore.distributed.single import SingleStrategy
 from distcore.engine.resolve import resolve
 from distcore.engine.trainer import train_in
+from distcore.jobs import predict
+from distcore.jobs.evaluate import config_for
 from distcore.plugin import abilities
 from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.hookspecs import Events, Operations
@@ -42,7 +44,7 @@ TASK_METHODS = {
     if inspect.isfunction(vars(owner)[name]) and not name.startswith("_")
 }
 """The methods of a task, each with the protocol that has its example."""
-TOGETHER = {"sums": ["sums", "report_sums"], "report_sums": ["sums", "report_sums"]}
+PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"])
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
@@ -181,7 +183,7 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
     name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
 ) -> None:
     called: set[str] = set()
-    names = TOGETHER.get(name, [name])
+    names = next((pair for pair in PAIRS if name in pair), [name])
     without_loss = {"loss": None} if name == "row_loss" else {}
     task = type("Example", (Problem,), task_methods(names, called) | without_loss)()
     out = tmp_path / "run"
@@ -190,7 +192,17 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
         assert same == pytest.approx(reference[1]["evaluation"])
         assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(same["accuracy"])
     assert distance(out, reference[0]) <= TOLERANCE
+    if "unlabelled" in names:
+        assert [line["row"] for line in predicted(out, task)] == [1, 2]
     assert called == set(names)
+
+
+def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
+    """What ``distcore predict`` writes for a file of two rows, with the last weights of a run."""
+    rows, lines, last = out.parent / "rows.jsonl", out.parent / "lines.jsonl", at(out, STEPS)
+    rows.write_text('{"text": "one"}\n{"text": "two"}\n')
+    predict.predict_rank(predict.check(config_for(last, 1, {}), last, rows, lines, task), task)
+    return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
 def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
@@ -204,6 +216,7 @@ def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: t
     assert distance(out, reference[0]) <= TOLERANCE
     assert len((out / "predictions.jsonl").read_text().splitlines()) == 11
     assert len(json.loads((out / "classes.json").read_text())) == 4
+    assert len(predicted(out, task)) == 2
 
 
 CASES = (

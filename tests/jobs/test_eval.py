@@ -10,16 +10,6 @@ import pytest
 from distcore.cli.main import main
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("eval")
-    rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3"
-    assert main(f"train --data {folder}/rows.jsonl {flags} --out {folder}/run".split()) == 0
-    return folder / "run"
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])
 def test_every_world_evaluates_as_the_run_did(run_folder: Path, world: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
     The training data is not needed: the run folder holds what the task has saved about it. ``task_name`` replaces the
     task that the checkpoint names. Raises DistcoreError.
     """
+    if to.exists() and not to.is_dir():
+        raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
     if to.exists() and any(to.iterdir()):
         raise CheckpointError(f"--to {to}: already exists and is not empty")
     checkpoint = Checkpoint(path)

@@ -1,15 +1,18 @@
 import json
 from dataclasses import replace
 from inspect import isfunction, signature
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import AutoTokenizer
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, ModelError
 from distcore.plugin.task import Datasets, Task
+from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.task import TextClassification
 
 CONFIG = RunConfig()
@@ -71,8 +74,9 @@ def test_outputs_have_a_loss_a_prediction_and_a_label_for_each_row(task, data, m
     batch = data.train.batch(np.arange(5))
     model.eval()
     outputs = task.outputs(model, batch)
-    assert {name: tuple(tensor.shape) for name, tensor in outputs.items()} == dict.fromkeys(outputs, (5,))
-    assert set(outputs) == {"loss", "prediction", "label"}
+    shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+    per_row = dict.fromkeys(("loss", "prediction", "label"), (5,))
+    assert shapes == per_row | dict.fromkeys(("scores", "scored"), (5, 2))
     assert torch.allclose(outputs["loss"].sum(), task.loss(model, batch), rtol=1e-5)
     assert torch.equal(outputs["label"], batch["labels"])
 
@@ -103,19 +107,67 @@ def test_report_of_no_rows_is_empty(task, data, outputs):
     assert set(task.report(outputs, data).values()) == {None}
 
 
-def test_predictions_are_labels_as_the_file_writes_them(task, data):
-    outputs = {"prediction": torch.tensor([0, 1]), "label": torch.tensor([1, 1])}
-    assert list(task.predictions(outputs, data)) == [
-        {"index": 0, "label": "sad", "prediction": "glad"},
-        {"index": 1, "label": "sad", "prediction": "sad"},
+def scored(prediction, label):
+    """Outputs of two classes, of which the predicted one has 0.75."""
+    prediction = torch.tensor(prediction)
+    classes = torch.stack([prediction, 1 - prediction], 1)
+    scores = torch.tensor([[0.75, 0.25]]).expand(classes.shape)
+    return {"prediction": prediction, "label": torch.tensor(label), "scored": classes, "scores": scores}
+
+
+def test_predictions_are_labels_as_the_file_writes_them_and_say_which_row_it_was(task, data):
+    first, second = (int(row) for row in data.test.source_rows[:2] + 1)
+    where = {"file": task.data}
+    assert list(task.predictions(scored([0, 1], [1, 1]), data)) == [
+        {
+            "index": 0,
+            **where,
+            "row": first,
+            "label": "sad",
+            "prediction": "glad",
+            "scores": {"glad": 0.75, "sad": 0.25},
+        },
+        {
+            "index": 1,
+            **where,
+            "row": second,
+            "label": "sad",
+            "prediction": "sad",
+            "scores": {"sad": 0.75, "glad": 0.25},
+        },
     ]
+
+
+def test_predictions_of_a_test_file_name_its_rows_by_the_ids_that_they_have(task, tmp_path):
+    rows = [{"text": f"{word} {n}", "label": word, "name": f"{word}-{n}"} for n in range(5) for word in ("glad", "sad")]
+    for name in ("train.jsonl", "test.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"data": str(tmp_path / "train.jsonl"), "test_data": str(tmp_path / "test.jsonl")}
+    task = replace(task, **files, columns=Columns(id="name"))
+    first, *_ = task.predictions(scored([0], [0]), task.prepare(CONFIG))
+    assert (first["file"], first["row"], first["id"]) == (files["test_data"], 1, "glad-0")
+
+
+def test_predictions_of_an_embedded_data_set_have_its_name(task):
+    data = replace(task, data="stdlib-docs", columns=Columns(id="name")).prepare(CONFIG)
+    first, *_ = task.predictions(scored([0], [0]), data)
+    assert (first["file"], first["row"], "id" in first) == ("stdlib-docs", int(data.test.source_rows[0]) + 1, False)
+
+
+def test_of_very_many_classes_the_most_probable_have_scores(task):
+    model = nn.Module()
+    model.forward = lambda **_: SimpleNamespace(logits=torch.arange(500.0).expand(3, 500))
+    batch = dict.fromkeys(("input_ids", "attention_mask"), torch.zeros(3, 2))
+    outputs = task.outputs(model, batch)
+    assert set(outputs) == {"prediction", "scores", "scored"}
+    assert outputs["scored"].tolist() == [list(range(499, 479, -1))] * 3
 
 
 def test_integer_labels_stay_integers_in_predictions(task, tmp_path):
     (tmp_path / "integers.json").write_text(json.dumps([["x", 3], ["y", 5]] * 5))
     data = replace(task, data=str(tmp_path / "integers.json")).prepare(CONFIG)
-    outputs = {"prediction": torch.tensor([0]), "label": torch.tensor([1])}
-    assert list(task.predictions(outputs, data)) == [{"index": 0, "label": 5, "prediction": 3}]
+    (line,) = task.predictions(scored([0], [1]), data)
+    assert (line["index"], line["label"], line["prediction"], line["scores"]) == (0, 5, 3, {"3": 0.75, "5": 0.25})
 
 
 def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(task, data, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -105,9 +105,8 @@ class TextClassification(TextOptions):
         """
         if not outputs:
             return
-        data = _text(data)
-        named = isinstance(data.test, TokenDataset | UnlabelledTexts)
-        origins: Iterable[dict[str, object]] = data.test.origins() if named else repeat({})
+        data, test = _text(data), data.test
+        origins = test.origins() if isinstance(test, TokenDataset | UnlabelledTexts) else repeat({})
         for index, (prediction, origin) in enumerate(zip(outputs["prediction"].tolist(), origins, strict=False)):
             label = {"label": data.labels[int(outputs["label"][index])]} if "label" in outputs else {}
             scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
