@@ -67,13 +67,15 @@ class TextClassification(TextOptions):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``prediction`` (int64) of each row, shape ``(n,)``, and its most probable classes.
 
-        These are ``scored``, class numbers (int64), and ``scores``, their probabilities (fp32), both ``(n, k)``, the
-        most probable first. Rows with labels have ``loss`` (fp32) and ``label`` (int64), too, shape ``(n,)``.
+        These are ``scored``, class numbers (int64) in ascending order, and ``scores``, their probabilities (fp32), both
+        ``(n, k)``. Rows with labels have ``loss`` (fp32) and ``label`` (int64), too, shape ``(n,)``.
         """
         from torch.nn.functional import cross_entropy
 
         logits = _logits(model, batch)
-        scores, scored = logits.softmax(dim=-1).topk(min(SCORED, logits.shape[-1]))
+        # Not by score: classes that are almost alike would change places with the rows that share a forward pass.
+        scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
+        scores = logits.softmax(dim=-1).gather(-1, scored)
         found = {"prediction": logits.argmax(dim=-1), "scores": scores, "scored": scored}
         if "labels" not in batch:
             return found
@@ -110,12 +112,13 @@ class TextClassification(TextOptions):
         for index, (prediction, origin) in enumerate(zip(outputs["prediction"].tolist(), origins, strict=False)):
             label = {"label": data.labels[int(outputs["label"][index])]} if "label" in outputs else {}
             scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
+            best_first = sorted(scores, key=lambda scored: -scored[1])
             yield {
                 "index": index,
                 **origin,
                 **label,
                 "prediction": data.labels[prediction],
-                "scores": {data.classes[number]: round(score, 6) for number, score in scores},
+                "scores": {data.classes[number]: round(score, 6) for number, score in best_first},
             }
 
     def row_columns(self) -> dict[str, str]:

@@ -1,0 +1,49 @@
+"""An export works in transformers as it is, and answers as ``distcore predict`` does; a full disk is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from distcore.cli.main import main
+
+LONG = "good text " * 400
+"""More tokens than the model has positions."""
+
+
+def test_a_pipeline_answers_as_predict_does_also_for_texts_that_are_too_long(run_folder: Path, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 0
+    texts = [LONG, "bad 3"]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert main(f"predict {run_folder} --data {tmp_path}/new.jsonl --out {tmp_path}/lines.jsonl".split()) == 0
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+
+    classify = pipeline("text-classification", str(tmp_path / "model"))
+    assert len(classify.tokenizer(LONG)["input_ids"]) > classify.model.config.max_position_embeddings
+    for batch_size in (1, 2):  # two rows of unlike length need the padding token
+        answers = classify(texts, truncation=True, batch_size=batch_size)
+        assert [answer["label"] for answer in answers] == [line["prediction"] for line in lines]
+        expected = [line["scores"][line["prediction"]] for line in lines]
+        assert [answer["score"] for answer in answers] == pytest.approx(expected, abs=2e-5)
+    assert set(classify.model.config.id2label.values()) == {"good", "bad"}
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    run_folder: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(small_disk / "model")]) == 2
+    _, error = capfd.readouterr().err.splitlines()
+    assert error.startswith(f"error: --to {small_disk}/model: cannot be written: ")
+    assert "No space left on device" in error
+    assert os.listdir(small_disk) == []
+
+
+def test_a_file_is_no_folder_to_export_to(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").touch()
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 2
+    assert f"error: --to {tmp_path}/model: is a file, expected a folder to make\n" in capfd.readouterr().err
