@@ -36,11 +36,12 @@ def test_a_pipeline_answers_as_predict_does_also_for_texts_that_are_too_long(run
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     run_folder: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    (small_disk / "ballast").write_bytes(bytes(1_500_000))
     assert main(["checkpoint", "export", str(run_folder), "--to", str(small_disk / "model")]) == 2
     _, error = capfd.readouterr().err.splitlines()
     assert error.startswith(f"error: --to {small_disk}/model: cannot be written: ")
     assert "No space left on device" in error
-    assert os.listdir(small_disk) == []
+    assert os.listdir(small_disk) == ["ballast"]
 
 
 def test_a_file_is_no_folder_to_export_to(run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
 BLOCK = 2**20
 """Bytes that are read at a time where a file is searched."""
+PARQUET_ROWS = 1024
+"""Rows of a Parquet file that are decoded at a time."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
@@ -168,7 +170,7 @@ def _jsonl(path: Path, columns: Columns) -> Iterator[Record]:
     for line_number, line in enumerate(_lines(path, "\n"), 1):
         if line.strip():
             number += 1
-            yield _record(path, number, _parse(path, line, line_number), columns)
+            yield _record(path, number, _parse(path, line.removesuffix("\n"), line_number), columns)
 
 
 def _parse(path: Path, text: str, line: int) -> object:
@@ -257,7 +259,8 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Record]:
         file = pq.ParquetFile(path, pre_buffer=False)
         for setting in columns:
             _position(path, file.schema_arrow.names, setting, columns)
-        for batch in file.iter_batches(columns=list(dict.fromkeys(columns.values())), use_threads=False):
+        names = list(dict.fromkeys(columns.values()))
+        for batch in file.iter_batches(PARQUET_ROWS, columns=names, use_threads=False):
             yield from zip(*(batch.column(name).to_pylist() for name in columns.values()), strict=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file {path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None

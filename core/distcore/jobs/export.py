@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -41,7 +41,8 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
     fill(module, checkpoint)
     save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
     try:
-        with redirect_stdout(io.StringIO()):  # transformers imports libraries that print to stdout
+        # transformers imports libraries that print to stdout, and shows a bar on stderr.
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             save(to)
         task_calls.save(task, to, config, data)
     except (OSError, SafetensorError) as error:
