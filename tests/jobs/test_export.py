@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_a_pipeline_answers_as_predict_does_also_for_texts_that_are_too_long(run
     assert main(f"predict {run_folder} --data {tmp_path}/new.jsonl --out {tmp_path}/lines.jsonl".split()) == 0
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
 
-    classify = pipeline("text-classification", str(tmp_path / "model"))
+    classify: Any = pipeline("text-classification", str(tmp_path / "model"))
     assert len(classify.tokenizer(LONG)["input_ids"]) > classify.model.config.max_position_embeddings
     for batch_size in (1, 2):  # two rows of unlike length need the padding token
         answers = classify(texts, truncation=True, batch_size=batch_size)

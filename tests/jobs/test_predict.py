@@ -134,8 +134,11 @@ def test_another_prediction_does_not_go_on_there(
 ) -> None:
     (tmp_path / "other.jsonl").write_text(rows.read_text() + json.dumps(ROWS[0]) + "\n")
     before = (tmp_path / "lines.jsonl.part").read_bytes()
-    others = {"data file": [tmp_path / "other.jsonl"], "checkpoint": [rows, "--step", "5"], "task option": [
-        rows, "--set", "max_seq_len=4"]}  # fmt: skip
+    others: dict[str, list[Any]] = {
+        "data file": [tmp_path / "other.jsonl"],
+        "checkpoint": [rows, "--step", "5"],
+        "task option": [rows, "--set", "max_seq_len=4"],
+    }
     for what, (file, *flags) in others.items():
         assert predict(run_folder, Path(file), ended, *map(str, flags)) == 2
         assert f"lines.jsonl.part was begun with another {what}; remove that file" in capfd.readouterr().err

@@ -109,5 +109,6 @@ def test_a_model_type_that_nobody_measured_is_not_packed(
 ) -> None:
     monkeypatch.setattr("distcore.tasks.causal_lm.models.PACKED", ("gpt2",))
     model = saved("llama", tmp_path / "model")
+    asked: dict[str, Any] = {option: True}
     with pytest.raises(ModelError, match=rf"task_options.{option} = true: .* not known to be exact: llama is none of"):
-        CausalLM(model=model, **{option: True}).prepare(RunConfig())
+        CausalLM(model=model, **asked).prepare(RunConfig())

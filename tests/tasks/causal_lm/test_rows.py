@@ -32,7 +32,8 @@ DOCUMENTS = [{"text": f"document {row} says " + "word " * row} for row in range(
 def task_of(folder: Path, rows: list[Any], **options: Any) -> CausalLM:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CausalLM(**({"data": str(file), "max_seq_len": 64} | options))
+    given: dict[str, Any] = {"data": str(file), "max_seq_len": 64} | options
+    return CausalLM(**given)
 
 
 def train_rows(task: CausalLM) -> tuple[SequenceDataset, Any]:
@@ -95,7 +96,7 @@ def test_a_batch_gives_the_prompt_of_each_row_to_go_on_from(tmp_path: Path) -> N
     assert "prompt_ids" not in data.train.batch(np.asarray([0]))
 
 
-def changed(number: int, key: str, value: object) -> dict[str, Any]:
+def changed(number: int, key: str, value: str) -> dict[str, Any]:
     messages = [dict(message) for message in CHAT[0]["messages"]]
     messages[number][key] = value
     return {"messages": messages}
