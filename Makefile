@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 
 quick: install
-	$(BIN)/python -m pytest -m "not slow and not ranks and not programs"
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not ranks and not programs"
 
 test: install
 	$(BIN)/python -m pytest

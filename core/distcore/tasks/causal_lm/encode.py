@@ -25,6 +25,7 @@ class Part:
     """Some rows of a source: those of one data set."""
 
     rows: Rows
+    """The whole source."""
     numbers: np.ndarray
     """Which of them, int64, ascending, from 0."""
 

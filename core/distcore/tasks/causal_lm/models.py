@@ -22,6 +22,7 @@ class Shape:
     """Size of a built-in model. Its feed-forward layer is four times the hidden size, Llama's 8/3 of it."""
 
     family: Literal["gpt2", "llama"]
+    """Architecture, as transformers names it."""
     layers: int
     """Transformer layers."""
     hidden: int

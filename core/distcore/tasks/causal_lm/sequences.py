@@ -47,6 +47,7 @@ class SequenceDataset:
     """Rows of tokens; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
 
     arrays: Arrays
+    """Tokens, flags and rows."""
     items: np.ndarray
     """Targets of each row, int64, shape ``(rows,)``: what it counts in the mean loss."""
     pad: int

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
-from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Datasets
 from distcore.tasks.causal_lm.models import build_model, from_scratch, model_folder, suggested_lr
 from distcore.tasks.causal_lm.options import CausalOptions
@@ -20,6 +19,8 @@ from distcore.tasks.pretrained import load_tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from distcore.plugin.ragged import Ragged
 
 MOST = 700.0
 """Loss above which the perplexity is that of this one: the next would be no number."""
@@ -81,6 +82,8 @@ class CausalLM(CausalOptions):
         """
         if "prompt_ids" not in batch:
             return {}
+        from distcore.plugin.ragged import Ragged
+
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
         caller: Any = model
         pad = int(caller.config.pad_token_id)  # build_model has set it
