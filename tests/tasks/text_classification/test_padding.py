@@ -97,9 +97,10 @@ def test_an_export_whose_tokenizer_could_not_pad_predicts_as_it_was_trained(
     kind: str, side: str, batch: int, tmp_path: Path
 ) -> None:
     task = folder_of(SHAPES[kind], tmp_path)
-    flags = "--max-steps 1 --global-batch-size 8 --lr 1e-6 --max-seq-len 16 --set device=cpu --set extensions.progress=false"
+    flags = "--max-steps 1 --global-batch-size 8 --lr 1e-6 --set device=cpu --set extensions.progress=false"
     out, hf = tmp_path / "run", tmp_path / "hf"
     files = ["--model", task.model, "--data", task.data, "--test-data", task.data, "--out", str(out)]
+    files += ["--max-seq-len", "16"]
     assert main(["train", *files, *flags.split()]) == 0
     assert main(["checkpoint", "export", str(out), "--to", str(hf)]) == 0
     classify: Any = pipeline("text-classification", model=str(hf), device="cpu")
