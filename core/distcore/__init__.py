@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from distcore.distributed.process_group import open_store as open_store
     from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
-    from distcore.engine.trainer import train as train
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import SkeletonError as SkeletonError
     from distcore.errors import StrategyError as StrategyError
     from distcore.errors import nearest as nearest
+    from distcore.jobs.train import train as train
     from distcore.launchers import launch as launch
     from distcore.plugin import defaults as defaults
     from distcore.plugin.capabilities import SPEC_VERSION as SPEC_VERSION
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
     from distcore.plugin.ragged import Ragged as Ragged
+    from distcore.plugin.report import Report as Report
     from distcore.plugin.sampling import BatchPlan as BatchPlan
     from distcore.plugin.sampling import rank_sampler as rank_sampler
     from distcore.plugin.state import Box as Box
@@ -85,6 +86,7 @@ _HOME = {
     "Piece": "distcore.plugin.state",
     "Ragged": "distcore.plugin.ragged",
     "RankInfo": "distcore.plugin.contract",
+    "Report": "distcore.plugin.report",
     "Progress": "distcore.plugin.contract",
     "Run": "distcore.plugin.contract",
     "Sampler": "distcore.plugin.contract",
@@ -114,7 +116,7 @@ _HOME = {
     "BatchPlan": "distcore.plugin.sampling",
     "rank_sampler": "distcore.plugin.sampling",
     "row_random": "distcore.data.varying",
-    "train": "distcore.engine.trainer",
+    "train": "distcore.jobs.train",
     "launch": "distcore.launchers",
     "available_cores": "distcore.distributed.devices",
     "flatten": "distcore.config",

@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from distcore.errors import ConfigError, nearest
 
@@ -84,7 +93,10 @@ PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "wi
 
 
 class RunConfig(_Tree):
-    """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``."""
+    """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``.
+
+    Frozen. A key that there is not, or a value that cannot be, raises ConfigError, one line with the dotted key.
+    """
 
     preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")
     strategy: str = Field("single", description="how the model is spread over ranks")
@@ -143,6 +155,16 @@ class RunConfig(_Tree):
         "warning", description="least level of messages of the other ranks"
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
+        try:
+            return validate(given)
+        except ValidationError as error:
+            where: dict[str, Any] = info.context or {"source": "RunConfig", "changes": ()}
+            raise ConfigError(_explain(error, **where)) from None
+
     @model_validator(mode="before")
     @classmethod
     def _aliases_to_task_options(cls, given: object) -> object:
@@ -180,10 +202,7 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     for dotted, value in changes.items():
         _put(tree, canonical(dotted), value)
     _put_under(tree, PRESETS.get(str(tree.get("preset")), {}))
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, source, changes)) from None
+    return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
 
 
 def parse_settings(given: Iterable[str]) -> dict[str, Any]:

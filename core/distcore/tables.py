@@ -1,25 +1,109 @@
-"""Plain tables for stdout, whether it is a terminal or a file."""
+"""Plain tables for stdout, whether it is a terminal or a file; no line of them breaks inside a word."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+"""Plain text, which is no markup, or text with a style."""
+FILE_WIDTH = 120
+"""Characters per line where stdout is not a terminal and COLUMNS does not say how wide it is."""
+GAP = 2
+"""Spaces between two columns."""
+PROSE = 30
+"""Characters that a column of prose has at least, as long as the words of the columns beside it leave as many."""
 
 
-def plain_table() -> Table:
-    """Return a table without rules: bold headings, two spaces between columns."""
-    return Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+class _Screen(Console):
+    """A console that leaves a pipe whose reader has gone to the command line, which ends as other programs do."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled, where rich would exit with 1."""
+        raise
 
 
-def headed_table(*headings: str) -> Table:
-    """Return a plain table with these columns, whose long cells go on in the next line."""
-    table = plain_table()
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+def stdout_console(file_width: int = FILE_WIDTH) -> Console:
+    """Return a console on stdout: as wide as the terminal or as COLUMNS says, else ``file_width`` characters."""
+    screen = _Screen(highlight=False)
+    known = screen.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return screen if known else _Screen(highlight=False, width=file_width)
 
 
-def stdout_console(file_width: int) -> Console:
-    """Return a console on stdout: as wide as the terminal, or ``file_width`` characters where stdout is none."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=file_width)
+def say(console: Console, line: str) -> None:
+    """Print a line of prose: wrapped between words on a terminal, whole in a file, where programs read lines."""
+    console.print(Text(line), soft_wrap=not console.is_terminal)
+
+
+def print_cells(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: bool = False
+) -> None:
+    """Print a table of short cells. Columns that do not fit are folded: they follow below, beside the first one again.
+
+    ``numbers``: all columns but the first are aligned on the right.
+    """
+    widths = [max(map(_width, column)) for column in zip(headings, *rows, strict=True)]
+    for number, shown in enumerate(_blocks(widths, console.width)):
+        table = _plain_table()
+        for index in shown:
+            table.add_column(headings[index], justify="right" if numbers and index else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(_text(row[index]) for index in shown))
+        if number:
+            console.print()
+        console.print(table)
+
+
+def print_described(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Print a table whose last column is prose: it is wrapped in what the columns before it leave of the width."""
+    *names, _ = zip(headings, *rows, strict=True)
+    widths = _narrowed(names, console.width - PROSE - GAP * len(names))
+    table = _plain_table()
+    for heading, width in zip(headings, [*widths, None], strict=True):
+        table.add_column(heading, width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    console.print(table)
+
+
+def _plain_table() -> Table:
+    """Return a table without rules: bold headings, some spaces between columns."""
+    return Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+
+
+def _text(cell: Cell) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _width(cell: Cell) -> int:
+    return cell_len(_text(cell).plain)
+
+
+def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Yield the columns of each block, as many as fit into ``room`` characters; the first column is in every block."""
+    block, used = [0], widths[0]
+    for index, width in enumerate(widths[1:], 1):
+        if len(block) > 1 and used + GAP + width > room:
+            yield block
+            block, used = [0], widths[0]
+        block.append(index)
+        used += GAP + width
+    yield block
+
+
+def _narrowed(columns: Sequence[Sequence[Cell]], room: int) -> list[int]:
+    """Return a width for each column, together at most ``room`` if their longest words allow it.
+
+    The column that has most beyond its longest word gives up most.
+    """
+    widths = [max(map(_width, column)) for column in columns]
+    longest = [max(cell_len(word) for cell in column for word in (_text(cell).plain.split() or [""]))
+               for column in columns]  # fmt: skip
+    for index in sorted(range(len(widths)), key=lambda index: longest[index] - widths[index]):
+        widths[index] -= min(max(0, sum(widths) - room), widths[index] - longest[index])
+    return widths

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.config import GIVEN, RunConfig, canonical
-from distcore.errors import CheckpointError, TaskError, nearest
+from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.plugin.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.contract import Progress, Run
 from distcore.plugin.permutation import BLOCK, order_kind
@@ -82,11 +81,11 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
 
 def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
     """Return the config of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is not valid."""
+    source = {"source": f"{path / 'state.json'}: not valid in this version of distcore", "changes": ()}
     try:
-        return RunConfig.model_validate(job_state.get("config"))
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise CheckpointError(f"{path / 'state.json'}: config.{where}: not valid in this version of distcore") from None
+        return RunConfig.model_validate(job_state.get("config"), context=source)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:

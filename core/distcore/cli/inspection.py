@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from distcore.checkpoint.choice import choose
@@ -16,6 +17,8 @@ from distcore.jobs.export import export
 
 DAMAGED = 2
 """Exit code if a checkpoint is damaged. It is 1 if two checkpoints differ, as with ``diff`` and ``cmp``."""
+WORST = 5
+"""Tensors that ``diff`` names where more differ."""
 
 
 def run(
@@ -25,10 +28,11 @@ def run(
     task: str | None = None,
     step: int | None = None,
     best: bool = False,
+    every: bool = False,
 ) -> int:
     """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError.
 
-    ``to``, ``task``, ``step`` and ``best`` belong to ``export``.
+    ``to``, ``task``, ``step`` and ``best`` belong to ``export``, ``every`` to ``diff``.
     """
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
@@ -38,13 +42,15 @@ def run(
     for flag, given in {"--task": task is not None, "--step": step is not None, "--best": best}.items():
         if given and to is None:
             raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
+    if every and action != "diff":
+        raise ConfigError(f"checkpoint {action}: --all belongs to diff")
     if to is not None:
         path, chosen = choose(paths[0], step, best)
         print(f"exporting {chosen}", file=sys.stderr)
         export(path, to, task)
         print(f"exported to {to}")
         return 0
-    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": diff}
+    actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=every)}
     return actions[action](*paths)
 
 
@@ -74,13 +80,14 @@ def verify(path: Path) -> int:
     return worst
 
 
-def diff(first: Path, second: Path) -> int:
-    """Print the tensors in which two checkpoints differ, the largest difference first."""
+def diff(first: Path, second: Path, every: bool = False) -> int:
+    """Print how many tensors of two checkpoints differ, and those that differ most; all of them with ``every``."""
     one, other = (Checkpoint(choose(target)[0]) for target in (first, second))
-    lines = sorted(differing(one, other), reverse=True)
-    for _, line in lines:
-        print(line)
-    print(f"{len(lines)} of {len(set(one) | set(other))} tensors differ")
+    lines = [line for _, line in sorted(differing(one, other), reverse=True)]
+    shown = lines if every else lines[:WORST]
+    print("".join(f"{line}\n" for line in shown), end="")
+    more = f"; the {len(shown)} that differ most are above, --all shows each" if len(shown) < len(lines) else ""
+    print(f"{len(lines)} of {len(set(one) | set(other))} tensors differ{more}")
     return 1 if lines else 0
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
-from distcore.cli.flags import flag_of_others, with_flags
+from distcore.cli.flags import with_flags
+from distcore.cli.parser import Help, Parser, help_width
 from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
 
 COMMANDS = {
@@ -25,12 +27,17 @@ COMMANDS = {
 }
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+READER_GONE = 141
+"""Exit code if the reader of stdout has gone, such as ``head``: 128 + SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130 and 143 stopped."""
+    """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130, 141 and 143 stopped."""
     try:
-        return run(list(sys.argv[1:] if argv is None else argv))
+        try:
+            return run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # not at the interpreter's exit, where nobody could catch a BrokenPipeError
     except StoppedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -40,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
+        if isinstance(error, BrokenPipeError) and _stdout_is_closed():
+            return READER_GONE
         from distcore.cli.tracebacks import write_traceback
 
         cause = " ".join(f"{type(error).__name__}: {error}".split())
@@ -67,49 +76,9 @@ def run(argv: list[str]) -> int:
     return code
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, but an error is a ConfigError of one line that names the nearest flag."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)  # type: ignore[arg-type]
-        self.argv: list[str] = []
-        """What is being parsed."""
-        self.more_help: Callable[[list[str]], str] | None = None
-        """Returns what ``--help`` adds for these arguments."""
-
-    def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
-        self.argv = argv
-        # Not parse_args(): its error for an unknown flag cannot name the nearest one.
-        namespace, unknown = self.parse_known_args(argv)
-        if not unknown:
-            return namespace
-        flag = unknown[0].partition("=")[0]
-        kind = "unknown flag" if flag.startswith("-") else "unexpected argument"
-        known = self._option_string_actions
-        hint = flag_of_others(flag, known) or nearest(flag, known)
-        raise ConfigError(f"{kind} {flag!r}{hint}; {self.prog} --help lists the flags")
-
-    def format_help(self) -> str:
-        """Return the text of ``--help``, with what a command adds to it."""
-        return super().format_help() + (self.more_help(self.argv) if self.more_help else "")
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ConfigError; argparse calls this for every error that it finds."""
-        raise ConfigError(f"{message.removeprefix('argument ')} ({self.prog} --help explains)")
-
-
-class _Help(argparse.HelpFormatter):
-    """A wide column for flags, so that most have their help on the same line."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
-
-
 def top_parser() -> Parser:
     """Return the parser of the arguments up to the command's name."""
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(_wrapped(name, text) for name, text in COMMANDS.items())
     top = Parser(
         prog="distcore",
         usage="distcore [-p no:NAME] COMMAND [FLAGS]",
@@ -125,7 +94,13 @@ def top_parser() -> Parser:
     return top
 
 
-class _TopHelp(_Help, argparse.RawDescriptionHelpFormatter):
+def _wrapped(name: str, text: str) -> str:
+    """Return one row of the table of commands, its text wrapped in a column of its own."""
+    head = f"  {name:{max(map(len, COMMANDS))}}  "
+    return textwrap.fill(text, help_width(), initial_indent=head, subsequent_indent=" " * len(head))
+
+
+class _TopHelp(Help, argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of the table of commands."""
 
 
@@ -161,3 +136,12 @@ def _version() -> str:
 def _fail(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
+
+
+def _stdout_is_closed() -> bool:
+    """Return True if nobody reads stdout any more; then what is left to print goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # 0: only the errors, which are always told
+    if closed := bool(poll.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its exit
+    return closed

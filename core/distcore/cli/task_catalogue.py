@@ -1,94 +1,49 @@
-"""Describe the installed tasks: where they come from, what they measure, and their options. Imports no torch."""
+"""What ``distcore tasks`` says of a task, and ``distcore train --task NAME --help`` too. Imports no torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from distcore.errors import DistcoreError
-from distcore.plugin import registry
-from distcore.plugin.options import Option, options_of
+from distcore.cli.catalogue import Catalogue, Description, described, how_to_set, show_options
 from distcore.plugin.task import declared_metrics
-from distcore.tables import headed_table, stdout_console
+from distcore.tables import print_described
 
-Description = dict[str, Any]
-"""A task as JSON values."""
-FILE_WIDTH = 120
-"""Characters per line where stdout is not a terminal."""
 ARROWS = {"min": "↓", "max": "↑"}
 
 
-def describe_all() -> list[Description]:
-    """Describe every task that is installed and not blocked."""
-    return [describe(name, offered) for name, offered in registry.offers("tasks").items()]
-
-
-def describe(name: str, offered: Sequence[EntryPoint]) -> Description:
-    """Describe one task, or say in ``reason`` why it cannot be used. ``offered``: its entry points."""
-    facts: Description = {
-        "name": name,
-        "distribution": " and ".join(registry.distribution(entry) for entry in offered),
-        "importable": True,
-        "reason": None,
-        "about": "",
-        "metrics": {},
-        "options": [],
-    }
-    try:
-        cls = registry.load("tasks", name)
-        metrics = dict(declared_metrics(cls))
-    except DistcoreError as error:
-        return facts | {"importable": False, "reason": str(error)}
-    options = [dataclasses.asdict(option) for option in options_of(cls)]
-    return facts | {"about": _about(cls), "metrics": metrics, "options": options}
-
-
-def show(found: list[Description]) -> None:
-    """Print a table of the tasks, then the options of each."""
-    console = stdout_console(FILE_WIDTH)
-    table = headed_table("task", "distribution", "metrics", "about")
-    for facts in found:
-        if facts["importable"]:
-            table.add_row(facts["name"], facts["distribution"], _metrics(facts["metrics"]), facts["about"])
-    console.print(table)
-    for facts in found:
-        if not facts["importable"]:
-            console.print(f"{facts['name']}: cannot be used: {facts['reason']}", markup=False, soft_wrap=True)
-        elif facts["options"]:
-            console.print(_options(facts["name"], [Option(**option) for option in facts["options"]]))
-    console.print("Set an option with --set task_options.NAME=VALUE.", markup=False)
-
-
-def help_of(name: str) -> str:
-    """Return what ``distcore train --task NAME --help`` says of the task; raises DistcoreError if there is none."""
-    cls = registry.load("tasks", name)
-    console = Console(width=FILE_WIDTH, highlight=False, no_color=True)
+def help_of(name: str, width: int) -> str:
+    """Return what ``--help`` says of the task, in lines of at most ``width``; raises DistcoreError if there is none."""
+    (facts,) = described(CATALOGUE, name)
+    console = Console(width=width, highlight=False, no_color=True)
     with console.capture() as captured:
-        console.print(f"task {name}: {_about(cls)}", markup=False)
-        console.print(
-            f"metrics: {_metrics(declared_metrics(cls))}; the best of one is kept with --set checkpoints.best=NAME"
-        )
-        console.print("set an option with --set task_options.NAME=VALUE:", markup=False)
-        console.print(_options(name, options_of(cls)))
+        console.print(f"task {name}: {facts['about']}", markup=False)
+        best = "the best of one is kept with --set checkpoints.best=NAME"
+        console.print(f"metrics: {_metrics(facts)}; {best}", markup=False)
+        console.print(how_to_set(CATALOGUE), markup=False)
+        show_options(console, CATALOGUE, facts)
     return captured.get()
 
 
-def _about(cls: type[object]) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "").partition(";")[0].rstrip(".")
+def _facts(name: str, cls: type[object]) -> Description:
+    about = (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "").partition(";")[0].rstrip(".")
+    return {"about": about, "metrics": dict(declared_metrics(cls))}
 
 
-def _metrics(metrics: dict[str, Any]) -> str:
-    return " ".join(f"{name} {ARROWS[direction]}" for name, direction in metrics.items()) or "none"
+def _cells(facts: Description) -> dict[str, str]:
+    return {"metrics": _metrics(facts), "about": facts["about"]}
 
 
-def _options(name: str, options: Sequence[Option]) -> Table:
-    table = headed_table(f"{name}: option", "type", "default", "meaning")
-    for option in options:
-        table.add_row(option.name, option.type, option.default or "required", option.doc)
-    return table
+def _metrics(facts: Description) -> str:
+    return " ".join(f"{name} {ARROWS[direction]}" for name, direction in facts["metrics"].items()) or "none"
+
+
+CATALOGUE = Catalogue(
+    group="tasks",
+    unknown={"about": "", "metrics": {}},
+    facts=_facts,
+    cells=_cells,
+    remarks=lambda facts: (),
+    table=print_described,
+)

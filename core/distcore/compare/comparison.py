@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 import shutil
 import sys
@@ -15,28 +17,33 @@ from distcore.checkpoint import find
 from distcore.checkpoint.distance import distance
 from distcore.compare.facts import Entry, Facts, communication, facts_of
 from distcore.compare.page import page
-from distcore.compare.rows import Request, rows_of
+from distcore.compare.rows import Request, Row, rows_of
 from distcore.compare.runs import Failed, profiled, timed
 from distcore.compare.table import markdown, show
 from distcore.errors import ConfigError, RankError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
+from distcore.launchers.cores import crowded, foreign_load
 
 T = TypeVar("T")
+log = logging.getLogger("distcore")
 
 
 def run(request: Request) -> int:
     """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
+    load = foreign_load()  # first of all: what follows is load of our own
     out = _folder(request.out)
     rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
+    for warning in warnings_of(rows, load):
+        log.warning("%s", warning)
     entries = [Entry(row=row) for row in rows]
     complete = False
     try:
         measure(entries, reference, request)
         complete = True
     finally:  # an interrupted comparison keeps what it has measured so far
-        facts = facts_of(entries, reference, request.warm_up, _about(request) | {"complete": complete})
+        facts = facts_of(entries, reference, request.warm_up, _about(request, load) | {"complete": complete})
         write(facts, out)
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)
@@ -59,10 +66,23 @@ def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
             _print(f"{entry.row.name}: communication {shown}")
 
 
-def _about(request: Request) -> Facts:
-    """Return how the comparison was made, for compare.json."""
+def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
+    """Yield what makes the timings doubtful before the first run: ``load`` of other programs, and too many ranks."""
+    if load is not None:
+        yield (
+            f"load average {load:.1f} on {os.cpu_count()} core(s): other programs are at work here, or just were, and "
+            "make these times long and uneven; compare again a minute after they have ended"
+        )
+    for row in rows:
+        if row.reason is None and (warning := crowded(row.config)):
+            yield f"row {row.name!r}: {warning}"
+
+
+def _about(request: Request, load: float | None) -> Facts:
+    """Return how the comparison was made, for compare.json. ``load``: of other programs when it began, if too much."""
     command = shlex.join(["distcore", *sys.argv[1:]])
-    return {"command": command, "rounds": request.rounds, "interleaved": request.interleave}
+    made: Facts = {"command": command, "rounds": request.rounds, "interleaved": request.interleave}
+    return made | {"foreign_load": load}
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from rich.table import Table
-
 from distcore.compare.facts import Facts
-from distcore.tables import plain_table, stdout_console
+from distcore.tables import print_cells, say, stdout_console
 
 FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""
-ANY_WIDTH = 10_000
-"""More characters than any table has."""
 MARK = "≠"
 """Follows the name of a row that has notes, such as a difference from the reference."""
 NOT_AVAILABLE = "n/a"
@@ -23,24 +19,12 @@ Cell = Callable[[Facts], str]
 
 
 def show(facts: Facts) -> None:
-    """Print the table, only its main columns on a narrow screen, and below it the remarks on single rows."""
+    """Print the table, its columns folded on a narrow screen, and below it the remarks on single rows."""
     console = stdout_console(FILE_WIDTH)
-    whole = _table(facts, headings(facts))
-    fits = console.measure(whole, options=console.options.update_width(ANY_WIDTH)).maximum <= console.width
-    console.print(whole if fits else _table(facts, main_columns(facts)))
+    rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
+    print_cells(console, headings(facts), rows, numbers=True)
     for line in remarks(facts):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _table(facts: Facts, shown: Sequence[str]) -> Table:
-    table = plain_table()
-    for index, heading in enumerate(shown):
-        table.add_column(heading, justify="right" if index else "left", overflow="fold")
-    for row in facts["rows"]:
-        if has_run(row):
-            whole = dict(zip(headings(facts), cells(row, facts), strict=True))
-            table.add_row(*(whole[heading] for heading in shown))
-    return table
+        say(console, line)
 
 
 def markdown(facts: Facts) -> str:
@@ -57,12 +41,6 @@ def markdown(facts: Facts) -> str:
 def headings(facts: Facts) -> list[str]:
     """Return the column headings."""
     return ["row", *columns(facts)]
-
-
-def main_columns(facts: Facts) -> list[str]:
-    """Return the headings for a narrow screen, with one metric that is not the loss if there is one."""
-    metrics = sorted(facts["metrics"], key="loss".__eq__)
-    return ["row", "wall s", "samples/s", "p50 ms", "peak MiB/rank", *metrics[:1], "rel. Δ"]
 
 
 def cells(row: Facts, facts: Facts) -> list[str]:
@@ -95,6 +73,8 @@ def remarks(facts: Facts) -> Iterator[str]:
     """Yield one line per remark on a single row: failed, left out, different from the reference."""
     if not facts["complete"]:
         yield "interrupted: some runs are missing"
+    if facts.get("foreign_load"):
+        yield f"load average {facts['foreign_load']:.1f} when it began: other programs were at work, or just had been"
     for row in facts["rows"]:
         if row["failed"]:
             yield f"{row['name']}: failed: {row['failed']}"

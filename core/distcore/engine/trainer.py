@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,14 +36,14 @@ from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
+from distcore.plugin.report import BestEvaluation, Report
 from distcore.plugin.task import Datasets, Task, declared_metrics, on_resume_of
 
 log = logging.getLogger("distcore")
-Report = dict[str, Any]
 
 
 def train(config: RunConfig, task: Task | None = None) -> Report:
-    """Train, evaluate and test, in the ranks that a launcher started or in this process; return the report.
+    """Train, evaluate and test as this rank of those that a launcher started, or as the only one; return the report.
 
     Every rank calls and gets the same report, which is also written to report.json. ``task`` replaces the task that
     the config names. Raises DistcoreError, one line, for every error that the user can correct.
@@ -243,10 +242,10 @@ def finish(
         "train_seconds": meter.seconds,
         "samples_per_second": speed,
         "peak_memory_bytes": int(peak["peak"].max()),
-        "best": asdict(best) if best else None,
+        "best": BestEvaluation(**asdict(best)) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
-        "out": run.config.out,
+        "out": str(run.config.out),
     }
 
     def write(out: Path) -> None:

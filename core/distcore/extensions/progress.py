@@ -15,9 +15,12 @@ from rich.text import Text
 from distcore.extensions.metrics import numbers
 from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.report import Report
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""
+SHORTEST_BAR = 8
+"""Characters; a shorter bar says nothing, and the text gets its place."""
 
 
 @dataclass
@@ -48,7 +51,8 @@ class ProgressLine:
         """Redraw the live line, or print a plain one."""
         if self._live is not None:
             # The empty line below takes what other processes print, so that it does not mix with the redrawn line.
-            self._live.update(Group(self._row(run, record), Text()), refresh=True)
+            row = self._row(run, record, self._live.console.width)
+            self._live.update(Group(row, Text()), refresh=True)
         elif self._console is not None:
             self._say(describe(run, record))
 
@@ -58,41 +62,49 @@ class ProgressLine:
         self._say(describe_evaluation(f"evaluation at step {progress.step}", evaluation.summary()))
 
     @hookimpl
-    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+    def on_run_end(self, run: Run, report: Report) -> None:
         """Stop the live line."""
         if self._live is not None:
             self._live.stop()
         self._live = self._console = None
 
-    def _row(self, run: Run, record: dict[str, float]) -> Table:
+    def _row(self, run: Run, record: dict[str, float], width: int) -> Table:
+        """Return the live line: bar and text where both fit into ``width`` characters, else as much of the text."""
+        text = describe(run, record, width)
+        room = min(self.bar_width, width - len(text) - 1)
         row = Table.grid(padding=(0, 1))
-        text = Text(describe(run, record), no_wrap=True, overflow="ellipsis")
-        if self.bar_width:
-            row.add_row(ProgressBar(total=run.total_steps, completed=record["step"], width=self.bar_width), text)
+        if room >= SHORTEST_BAR:
+            row.add_row(ProgressBar(total=run.total_steps, completed=record["step"], width=room), Text(text))
         else:
-            row.add_row(text)
+            row.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
         return row
 
     def _say(self, line: str) -> None:
-        """Print ``line`` without wrapping it, even on a narrow screen: a log file needs whole lines."""
-        if self._live is not None and self._console is not None:
-            self._console.print(line, soft_wrap=True)
+        """Print ``line``: wrapped between words above the live line, and whole elsewhere, as a log file needs it."""
+        if self._live is not None:
+            self._live.console.print(Text(line))
         elif self._console is not None:
             print(line, file=sys.stderr, flush=True)
 
 
-def describe(run: Run, record: dict[str, float]) -> str:
-    """Return a log record as a line: ``step 120/630  epoch 2  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``."""
+def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:
+    """Return a log record as a line: ``step 120/630  epoch 2.1  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``.
+
+    With ``width``, the characters that there are, the line leaves out what does not fit: learning rate, epoch, loss.
+    """
     speed = record["samples_per_second"]
-    parts = [
-        f"step {record['step']:.0f}/{run.total_steps}",
-        f"epoch {record['epoch']:g}",
-        f"loss {record['loss']:.4f}",
-        f"lr {record['lr']:.3g}",
-        f"{speed:.0f} samples/s",
-        f"eta {time_left(run, record['step'], speed)}",
-    ]
-    return "  ".join(parts)
+    parts = {
+        "step": f"step {record['step']:.0f}/{run.total_steps}",
+        "epoch": f"epoch {round(record['epoch'], 2):g}",
+        "loss": f"loss {record['loss']:.4f}",
+        "lr": f"lr {record['lr']:.3g}",
+        "speed": f"{speed:.0f} samples/s",
+        "eta": f"eta {time_left(run, record['step'], speed)}",
+    }
+    for part in ("lr", "epoch", "loss"):
+        if width is not None and len("  ".join(parts.values())) > width:
+            del parts[part]
+    return "  ".join(parts.values())
 
 
 def time_left(run: Run, step: float, samples_per_second: float) -> str:

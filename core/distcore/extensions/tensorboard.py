@@ -11,6 +11,7 @@ from distcore.errors import StrategyError
 from distcore.extensions.metrics import numbers
 from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.report import Report
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -54,7 +55,7 @@ class TensorBoard:
         self._write("evaluation", numbers(evaluation.metrics), progress.step)
 
     @hookimpl
-    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+    def on_run_end(self, run: Run, report: Report) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
+import torch
+
 from distcore.config import RunConfig, dump_config
+from distcore.distributed.devices import available_cores
 from distcore.engine.optim import with_warmup
 from distcore.engine.trainer import total_steps_of
+from distcore.launchers import join
+from distcore.launchers.cores import crowded, threads_per_rank
 from distcore.plugin.sampling import BatchPlan, training_plan
 from distcore.plugin.task import Datasets
 
@@ -22,9 +28,13 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
-    yield from (f"warning: {warning}" for warning in data.warnings)
+    joined = join(os.environ) is not None
+    warnings = [*data.warnings, None if joined else crowded(config)]
+    yield from (f"warning: {warning}" for warning in warnings if warning)
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"
+    threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
+    yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"

@@ -1,4 +1,4 @@
-"""From a config to ranks that train, and to what the main rank prints at the end."""
+"""From a config to ranks that train and to their report, which the command line prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import join, launch, run_as_rank
 from distcore.plugin.contract import RankInfo
-from distcore.plugin.task import Datasets
+from distcore.plugin.report import Report
+from distcore.plugin.task import Datasets, Task
 
 log = logging.getLogger("distcore")
 
@@ -38,18 +39,40 @@ def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
         errors.rmdir()
 
 
-def train_rank(config: RunConfig) -> None:
-    """Train in one rank; the main rank prints the report. At module level, so that it can be pickled for ranks."""
-    from distcore.engine.trainer import train
+def train(config: RunConfig, task: Task | None = None) -> Report:
+    """Train, evaluate and test; return the report, which is also written to report.json.
 
-    rank = (join(os.environ) or RankInfo()).rank
-    set_up_logging(config, rank)
-    report = train(config)
-    if rank == 0:
-        show(report)
+    In ranks that a launcher started (torchrun, ``srun``, ``distcore.launch``) every rank calls, and gets the same
+    report. Elsewhere this process trains if ``config.nproc`` comes to one rank; else it starts the ranks on this
+    machine, and ends with them. ``task`` replaces the task that the config names.
+
+    Ranks are forked, so that ``task`` may be of a class that a notebook defines. They are spawned on macOS and where
+    this process has used a GPU: then ``task`` must be picklable, and a script needs a ``__main__`` guard.
+
+    Raises DistcoreError, one line, for every error that the user can correct.
+    """
+    from distcore.engine import trainer
+    from distcore.engine.resolve import resolve
+
+    if join(os.environ) is None:
+        config = resolve(config, task=task)
+        if config.nproc != 1 or config.max_restarts:
+            config, data = check(config, task=task)
+            preload(config, data, task)
+            del data  # ranks have their own
+            return launch_and_restart(config, task)
+    return trainer.train(config, task)
 
 
-def show(report: dict[str, Any]) -> None:
+def train_rank(config: RunConfig, task: Task | None = None) -> Report:
+    """Train in one rank, with its logs on stderr. At module level, so that it can be pickled for ranks."""
+    from distcore.engine import trainer
+
+    set_up_logging(config, (join(os.environ) or RankInfo()).rank)
+    return trainer.train(config, task)
+
+
+def show(report: Report) -> None:
     """Print the metrics of the final test, its classification report, and the run folder."""
     show_evaluation(f"test at step {report['steps']}", report["evaluation"])
     print(f"run folder: {report['out']}", flush=True)
@@ -71,50 +94,62 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
         starter = rank_info.launcher
         raise ConfigError(f"max_restarts = {config.max_restarts}: {starter} started the ranks; have it restart them")
     if not dry_run:
-        train_rank(config)
+        report = train_rank(config)
+        if rank_info.rank == 0:
+            show(report)
     elif rank_info.rank == 0:
         print(_plan(*check(config, rank_info)))
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check everything that can be checked before ranks start; then start them, or print what they would do."""
+    from distcore.launchers.cores import keep_to_cores
+
     set_up_logging(config, rank=0)
     config, data = check(config)
     if dry_run:
         print(_plan(config, data))
         return
     if config.nproc == 1 and not config.max_restarts:
-        train_rank(config)
+        keep_to_cores()
+        show(train_rank(config))
         return
     preload(config, data)
     del data  # ranks open it from the cache
-    launch_and_restart(config)
+    show(launch_and_restart(config))
 
 
-def preload(config: RunConfig, data: Datasets) -> None:
+def preload(config: RunConfig, data: Datasets, task: Task | None = None) -> None:
     """Import the code of model and schedule once, in this process: ranks, restarted ones too, are forked from it."""
     from distcore.engine.model_source import model_source
     from distcore.engine.resolve import load_task
 
     with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
-        model_source(config, load_task(config), data).skeleton()
+        model_source(config, task or load_task(config), data).skeleton()
     import_module("transformers.optimization")
 
 
-def launch_and_restart(config: RunConfig) -> None:
+def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     """Start the ranks; if one dies, start all again from the newest checkpoint, at most ``max_restarts`` times.
 
-    Raises RankError for the last failure.
+    Returns their report. Raises RankError for the last failure.
     """
-    out = Path(str(config.out))
-    for restarts in range(config.max_restarts + 1):
+    from distcore.launchers.cores import crowded
+
+    if warning := crowded(config):
+        log.warning("%s", warning)
+    out, restarts = Path(str(config.out)), 0
+    while True:
         try:
-            launch(train_rank, config, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout)
-            return
+            reports = launch(
+                train_rank, config, task, nproc=int(config.nproc), errors=out / "errors", grace_period=config.timeout
+            )
+            return reports[0]
         except RankError as error:
             if restarts == config.max_restarts:
                 raise
-            log.warning("%s; restart %d of %d", error, restarts + 1, config.max_restarts)
+            restarts += 1
+            log.warning("%s; restart %d of %d", error, restarts, config.max_restarts)
         config = config.model_copy(update={"resume": resume_after_failure(config)})
 
 
@@ -132,10 +167,10 @@ def _plan(config: RunConfig, data: Datasets) -> str:
     return describe(config, data)
 
 
-def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConfig, Datasets]:
+def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | None = None) -> tuple[RunConfig, Datasets]:
     """Resolve the config and prepare the data as every rank will, and check strategy, extensions and run folder.
 
-    Writes nothing to the run folder. Raises DistcoreError.
+    ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
@@ -143,13 +178,14 @@ def check(config: RunConfig, rank_info: RankInfo | None = None) -> tuple[RunConf
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks
 
-    config = resolve(config, rank_info.size, rank_info.launcher) if rank_info else resolve(config)
+    started = (rank_info.size, rank_info.launcher) if rank_info else ()
+    config = resolve(config, *started, task=task)
     Hooks(config.strategy, build_strategy(config), load_extensions(config))
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    return config, prepare(load_task(config), config)
+    return config, prepare(task or load_task(config), config)
 
 
 def errors_of_job() -> Path:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distcore.distributed.devices import available_cores
 from distcore.errors import ConfigError
+from distcore.launchers.cores import threads_per_rank
 from distcore.launchers.environment import LAUNCHER_VARIABLE
 from distcore.plugin.contract import LOOPBACK
 
@@ -122,7 +122,7 @@ def environment(defaults: dict[str, str]) -> Iterator[None]:
 
 def shared_environment(nproc: int) -> dict[str, str]:
     """Return environment variables for all ranks: an equal share of the cores, and the loopback interface."""
-    shared = {"OMP_NUM_THREADS": str(max(1, available_cores() // nproc)), "TOKENIZERS_PARALLELISM": "false"}
+    shared = {"OMP_NUM_THREADS": str(threads_per_rank(nproc)), "TOKENIZERS_PARALLELISM": "false"}
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
     if loopback:  # on the rare machine without either name the backends choose an interface

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -21,9 +20,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 
@@ -39,6 +37,7 @@ from distcore.launchers.contexts import (
 )
 from distcore.launchers.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
 from distcore.launchers.rank import is_finished, rank_main, read_failures
+from distcore.launchers.start_method import check_spawnable, start_method
 from distcore.plugin.contract import LOOPBACK
 
 T = TypeVar("T")
@@ -99,27 +98,6 @@ def run_ranks(
         return _in_thread(partial(_supervise, job), job.stop)
 
 
-def start_method() -> Literal["fork", "spawn"]:
-    """Return ``fork`` where that is safe: ranks import nothing again, and ``fn`` need not be importable.
-
-    After a process has used the CUDA driver, its forked children find no GPU; even ``torch.cuda.is_available()`` uses
-    the driver unless PYTORCH_NVML_BASED_CUDA_CHECK=1. On macOS some system libraries crash after a fork.
-    """
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if sys.platform != "linux" or started or _driver_in_use():
-        return "spawn"
-    return "fork"
-
-
-def _driver_in_use() -> bool:
-    """Return True if cuInit was called in this process: it keeps this device file open, and NVML does not."""
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if os.readlink(link) == "/dev/nvidia-uvm":
-                return True
-    return False
-
-
 def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
 
@@ -168,13 +146,16 @@ def _supervise(job: _Job) -> list[Any]:
 
 def _start_ranks(job: _Job, port: int) -> PContext:
     arguments = (job.entry, job.errors, job.records, os.getpid())
+    method = start_method()
+    if method == "spawn":
+        check_spawnable(job.entry)
     return start_processes(
         name="rank",
         entrypoint=rank_main,
         args=dict.fromkeys(range(job.nproc), arguments),
         envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
         logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
-        start_method=start_method(),
+        start_method=method,
     )
 
 

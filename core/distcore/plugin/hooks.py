@@ -33,6 +33,7 @@ from distcore.plugin.contract import (
     World,
 )
 from distcore.plugin.hookspecs import Events, Operations, hookimpl
+from distcore.plugin.report import Report
 from distcore.plugin.sampling import BatchPlan
 from distcore.plugin.state import SavedState, State
 from distcore.plugin.task import Batch
@@ -195,7 +196,7 @@ class Hooks:
         """Tell all listeners that a checkpoint is committed."""
         self._call.on_checkpoint(run=run, progress=progress, path=path)
 
-    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+    def on_run_end(self, run: Run, report: Report) -> None:
         """Tell all listeners that the run is over."""
         self._call.on_run_end(run=run, report=report)
 

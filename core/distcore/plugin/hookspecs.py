@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StepResult,
         World,
     )
+    from distcore.plugin.report import Report
     from distcore.plugin.sampling import BatchPlan
     from distcore.plugin.state import SavedState, State
     from distcore.plugin.task import Batch
@@ -336,13 +337,13 @@ class Events:
         """
 
     @hookspec
-    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+    def on_run_end(self, run: Run, report: Report) -> None:
         """The run is over and ``report`` (report.json) is complete. Not called after a failure.
 
         Example::
 
             @hookimpl
-            def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+            def on_run_end(self, run: Run, report: Report) -> None:
                 if run.world.is_main:
                     print(f"{report['steps']} steps, accuracy {report['evaluation']['accuracy']:.2f}")
         """

@@ -152,7 +152,7 @@ class Lab:
         """Return the config of a small run of ten steps, with ``changes`` by key of ``RunConfig``.
 
         AdamW's update hardly depends on the scale of the gradient; with the large ``eps`` set here it does, so that a
-        wrong scale shows in the parameters. Raises pydantic's ValidationError for a change that is not valid.
+        wrong scale shows in the parameters. Raises ConfigError for a change that is not valid.
         """
         settings: dict[str, Any] = {
             "global_batch_size": self.global_batch,

@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-from distcore import Evaluation, Progress, Run, StrategyError, flatten, hookimpl, nearest
+from distcore import Evaluation, Progress, Report, Run, StrategyError, flatten, hookimpl, nearest
 from distcore_accelerate.accelerator import ensure_state
 
 
@@ -58,7 +58,7 @@ class AccelerateTrackers:
         self._log("evaluation", evaluation.metrics, progress.step)
 
     @hookimpl
-    def on_run_end(self, run: Run, report: dict[str, object]) -> None:
+    def on_run_end(self, run: Run, report: Report) -> None:
         """Finish the trackers."""
         for tracker in self._trackers:
             tracker.finish()

@@ -11,6 +11,8 @@ from distcore.config import parse_settings
 
 BROKEN = 1
 """Exit code if a case is broken."""
+COLOURS = {"held": "green", "broken": "red", "skipped": "yellow"}
+"""Of the verdicts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,29 +49,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(found: list[Any]) -> None:
     """Print a table of the findings, why cases were skipped, one line per broken case, and a summary."""
-    from rich.console import Console
+    from rich.text import Text
 
-    from distcore.tables import plain_table
+    from distcore.tables import print_cells, say, stdout_console
     from distcore.testing.cases import LAWS
 
-    console = Console(highlight=False)
-    table = plain_table()
-    for heading in ("law", "case", "", "error", "bound"):
-        table.add_column(heading, no_wrap=True)
-    colours = {"held": "green", "broken": "red", "skipped": "yellow"}
-    for finding in found:
-        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        law = f"{LAWS[finding.law]} {finding.law}"
-        table.add_row(law, finding.case, verdict, _number(finding.error), _number(finding.bound))
-    console.print(table)
+    console = stdout_console()
+    rows = [
+        (
+            f"{LAWS[finding.law]} {finding.law}",
+            finding.case,
+            Text(finding.verdict, COLOURS[finding.verdict]),
+            _number(finding.error),
+            _number(finding.bound),
+        )
+        for finding in found
+    ]
+    print_cells(console, ("law", "case", "", "error", "bound"), rows)
     for reason in dict.fromkeys(finding.note for finding in found if finding.held is None):
         skipped = ", ".join(finding.case for finding in found if finding.held is None and finding.note == reason)
-        console.print(f"skipped: {skipped}: {reason}", markup=False, soft_wrap=True)
+        say(console, f"skipped: {skipped}: {reason}")
     for finding in found:
         if finding.held is False:
-            console.print(str(finding), markup=False, soft_wrap=True)
-    counts = {word: sum(finding.verdict == word for finding in found) for word in colours}
-    console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
+            say(console, str(finding))
+    counts = {word: sum(finding.verdict == word for finding in found) for word in COLOURS}
+    say(console, ", ".join(f"{count} {word}" for word, count in counts.items()))
 
 
 def _number(value: float | None) -> str:

@@ -10,9 +10,12 @@ from distcore.cli.flags import add_choice
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore checkpoint ls RUN | verify PATH | diff A B | export PATH --to DIR"
+    parser.usage = "distcore checkpoint ls RUN | verify PATH | diff A B [--all] | export PATH --to DIR"
     parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
+    parser.add_argument(
+        "--all", dest="every", action="store_true", help="diff: each tensor that differs (default: those that do most)"
+    )
     parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
     add_choice(parser, "export: ")
     parser.add_argument(
@@ -25,4 +28,4 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.cli import inspection
 
     given = arguments
-    return inspection.run(given.action, given.paths, given.to, given.task, given.step, given.best)
+    return inspection.run(given.action, given.paths, given.to, given.task, given.step, given.best, given.every)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to its parser."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+from distcore.cli import listing
+from distcore.cli.listing import add_arguments as add_arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tasks and return 0."""
-    from distcore.cli.task_catalogue import describe_all, show
+    from distcore.cli.task_catalogue import CATALOGUE
 
-    if arguments.json:
-        print(json.dumps(describe_all(), indent=1))
-    else:
-        show(describe_all())
-    return 0
+    return listing.run(arguments, CATALOGUE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
+from distcore.cli.parser import help_width
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -55,7 +56,7 @@ def _options_of_task(argv: list[str]) -> str:
         return "\ndistcore train --task NAME --help also shows the options of that task.\n"
     from distcore.cli.task_catalogue import help_of
 
-    return "\n" + help_of(name)
+    return "\n" + help_of(name, help_width())
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
