@@ -1,6 +1,7 @@
 # make demo: set up, and train a BERT text classifier on two processes.
 # make quick: the tests that start no ranks and no long programs.   make test: all but the slow ones.   make slow: those that take minutes.
 # make check: lint, format and types.   make docs: the site, in build/docs.
+# make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow check docs install dist release-check clean
+.PHONY: demo quick test slow check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -36,6 +37,9 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	touch $@
+
+pictures: install
+	$(BIN)/python tools/pictures.py
 
 install: $(VENV)/.installed
 

@@ -58,6 +58,22 @@ def test_diff_names_the_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "model/weight  largest difference 1, relative 1\n1 of 2 tensors differ" in capsys.readouterr().out
 
 
+def test_diff_is_a_summary_of_the_worst_unless_all_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors: list[State] = [
+        {f"model/layer.{number}": torch.full((3,), 1.0 + number * moved) for number in range(8)} for moved in (0, 1)
+    ]
+    paths = [str(write(tmp_path, [state], step)) for step, state in enumerate(tensors)]
+    assert main(["checkpoint", "diff", *paths]) == 1
+    *worst, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in worst] == [f"model/layer.{number}" for number in (7, 6, 5, 4, 3)]
+    assert last == "7 of 8 tensors differ; the 5 that differ most are above, --all shows each"
+    assert main(["checkpoint", "diff", *paths, "--all"]) == 1
+    *every, last = capsys.readouterr().out.splitlines()
+    assert (len(every), last) == (7, "7 of 8 tensors differ")
+
+
 def test_an_export_loads_in_transformers_and_computes_the_same(run_folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -117,6 +133,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
         ("export run --to x --step 2 --best", "--best: not allowed with argument --step"),
         ("export run/checkpoints/step-00000002 --to x --best", "is a checkpoint; --best and --step choose one of a"),
         ("ls run --step 2", "checkpoint ls: --step belongs to export"),
+        ("ls run --all", "checkpoint ls: --all belongs to diff"),
         ("verify run --best", "checkpoint verify: --best belongs to export"),
         ("export run --to .", "--to .: already exists and is not empty"),
     ],

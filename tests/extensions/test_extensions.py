@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from distcore import Progress, RunConfig, StepResult, hookimpl, train
 from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError, TrainingError
 from distcore.extensions.nan_guard import NanGuard
-from distcore.extensions.progress import describe_evaluation, time_left
+from distcore.extensions.progress import ProgressLine, describe_evaluation, time_left
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 
@@ -152,6 +153,42 @@ def test_progress_redraws_one_line_on_a_terminal(
     assert "\x1b[2K" in screen  # erases what it draws again
     assert "step 2/2" in screen
     assert screen.rstrip().endswith("\x1b[?25h")  # leaves the cursor visible
+
+
+class FewColumns:
+    """What the progress line reads of a run: step 120 of 630, in batches of 32 rows."""
+
+    total_steps = 630
+    config = RunConfig(global_batch_size=32)
+
+    class world:
+        is_main = True
+
+
+RECORD = {"step": 120, "epoch": 1.904761, "loss": 0.41234, "lr": 0.000412, "samples_per_second": 213.4}
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (120, "━ step 120/630  epoch 1.9  loss 0.4123  lr 0.000412  213 samples/s  eta 0:01:16"),
+        (80, "step 120/630  epoch 1.9  loss 0.4123  lr 0.000412  213 samples/s  eta 0:01:16"),
+        (60, "step 120/630  loss 0.4123  213 samples/s  eta 0:01:16"),
+        (44, "step 120/630  213 samples/s  eta 0:01:16"),
+    ],
+)
+def test_a_narrow_screen_keeps_speed_and_time_left(
+    columns: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress, run = ProgressLine(), FewColumns()
+    progress.on_run_start(run)  # type: ignore[arg-type]
+    progress.on_log(run, RECORD)  # type: ignore[arg-type]
+    progress.on_run_end(run, {})  # type: ignore[arg-type]
+    shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err).splitlines()
+    assert any(found.strip().endswith(line) for found in shown)
+    assert all(len(found.rstrip()) <= columns for found in shown)
 
 
 def test_the_time_left_follows_the_speed(config: RunConfig) -> None:

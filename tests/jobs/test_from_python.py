@@ -1,0 +1,90 @@
+"""``distcore.train`` in a script or a notebook: it starts ranks itself, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import ValidationError
+
+from distcore import ConfigError, Report, RunConfig, launch, train
+from distcore.launchers import local
+from distcore.launchers.start_method import check_spawnable
+
+JOB = {"strategy": "ddp", "nproc": 2, "device": "cpu", "max_steps": 2, "extensions": {"progress": False}}
+
+
+@pytest.mark.ranks
+def test_train_starts_the_ranks_that_its_config_asks_for(work_folder: Path) -> None:
+    options = {"data": "rows.json", "model": "bert-tiny"}
+    report = train(RunConfig.model_validate(JOB | {"task_options": options, "out": "run"}))
+    assert report["world_size"] == 2
+    assert report["evaluation"]["evaluated"] == 4
+    assert set(report) == Report.__required_keys__
+    assert report["best"] is not None
+    assert report["best"]["metric"] == "loss"
+
+
+@pytest.mark.ranks
+def test_a_task_of_the_script_itself_comes_along(work_folder: Path) -> None:
+    cell = ModuleType("cell")
+    exec(TASK, vars(cell))  # a class that no rank could import
+    report = train(RunConfig.model_validate(JOB | {"lr": 0.01, "out": "run"}), cell.Lines())
+    assert (report["world_size"], report["steps"]) == (2, 2)
+
+
+TASK = """
+import torch
+from distcore.tasks import Simple
+
+class Lines(Simple):
+    def data(self):
+        x = torch.linspace(-1, 1, 40)[:, None]
+        return torch.utils.data.TensorDataset(x, 3 * x), None
+
+    def model(self, data):
+        return torch.nn.Linear(1, 1)
+
+    def row_loss(self, model, batch):
+        x, y = batch
+        return (model(x) - y).square()[:, 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"modle": "bert-tiny"}, "RunConfig: unknown key 'modle' (did you mean 'model'?)"),
+        ({"clip": {"nrom": 1.0}}, "RunConfig: unknown key 'clip.nrom' (did you mean 'norm'?)"),
+        ({"weight_decay": 0.1}, "RunConfig: unknown key 'weight_decay' (did you mean 'optimizer.weight_decay'?)"),
+        ({"epochs": 0}, "RunConfig: epochs = 0: input should be greater than or equal to 1"),
+        ({"epochs": 0, "sed": 1}, "RunConfig: epochs = 0: input should be greater than or equal to 1 (and 1 more)"),
+    ],
+)
+def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**given)  # type: ignore[arg-type]
+    assert str(caught.value) == line
+    assert not isinstance(caught.value, ValidationError)
+
+
+def test_ranks_that_one_process_cannot_be_are_refused_before_they_start() -> None:
+    with pytest.raises(ConfigError, match=r"^nproc = 2: strategy 'single' runs in one process; .*ddp"):
+        train(RunConfig(nproc=2, device="cpu"))
+
+
+def test_what_spawned_ranks_cannot_be_given_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "start_method", lambda: "spawn")
+    with pytest.raises(ConfigError, match=r"cannot be given to them: .*; define it at the top of a file$"):
+        launch(lambda: 1, nproc=1)
+
+
+def test_spawned_ranks_cannot_import_what_a_notebook_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_spawnable(Path.cwd)
+    notebook = ModuleType("__main__")  # as in a notebook it has no file
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    exec("def cell(): pass", vars(notebook))
+    with pytest.raises(ConfigError, match=r"cannot import what a notebook or a prompt defines; move it to a file"):
+        check_spawnable(notebook.cell)

@@ -1,0 +1,139 @@
+"""Make the pictures of the README: python tools/pictures.py [terminal] [compare]
+
+Each comes from a real command, run in an empty folder on the data that ships with distcore: the last screen of a
+training run in a terminal, and the plots of the page that `distcore compare` writes. Speeds are those of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pty
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURES = Path(__file__).parents[1] / "docs/pictures"
+COLUMNS = 100
+"""Characters per line of the terminal."""
+TRAIN = (
+    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 1e-3 --max-steps 200 "
+    "--out runs/first"
+)
+COMPARE = (
+    "distcore compare --strategies single,ddp,fsdp --nproc 2 --model bert-tiny --max-seq-len 64 --dropout 0 "
+    "--max-steps 40 --rounds 3 --no-communication --out compare"
+)
+OUTPUT = re.compile(
+    r"\x1b\[(?P<up>\d*)A|(?P<erase>\x1b\[2K)|\x1b\[\?\d+[hl]|(?P<down>\n)|(?P<start>\r)|"
+    r"(?P<text>(?:\x1b\[[\d;]*m|[^\x1b\r\n])+)"
+)
+"""What rich sends to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colours."""
+PLOT = re.compile(r'<h2>([^<]+)</h2>\n<svg viewBox="0 0 \d+ (\d+)"[^>]*>(.*?)</svg>', re.S)
+"""Title, height and content of a plot of the page that has no legend."""
+WIDTH, TITLE, GAP = 760, 30, 14
+"""In pixels: width of a plot of the page, height of a title, and distance between plots."""
+
+
+def terminal(folder: Path) -> str:
+    """Return a picture of the terminal at the end of a training run."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text.assemble(("$ ", "bold green"), TRAIN))
+    for line in last_screen(output_of(TRAIN, folder)):
+        console.print(Text.from_ansi(line))
+    picture = console.export_svg(title="distcore train", unique_id="terminal")
+    return re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.S)  # fonts from the network
+
+
+def output_of(command: str, folder: Path) -> str:
+    """Run a command of distcore in ``folder`` on a terminal of its own; return all that it sent there."""
+    ours, theirs = pty.openpty()
+    settings = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "DISTCORE_CACHE": str(folder / "cache")}
+    program = [sys.executable, "-m", *shlex.split(command)]
+    with subprocess.Popen(program, cwd=folder, env=os.environ | settings, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        sent = b""
+        while chunk := _read(ours):
+            sent += chunk
+    os.close(ours)
+    if child.returncode:
+        raise SystemExit(f"{command}\n{sent.decode()}")
+    return sent.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # how Linux says that nobody has the other end open
+        return b""
+
+
+def last_screen(output: str) -> list[str]:
+    """Return the lines that stand on a terminal after ``output``, with their colours."""
+    lines, row, fresh = [""], 0, False
+    for found in OUTPUT.finditer(output):
+        if found["up"] is not None:
+            row -= int(found["up"] or 1)
+        elif found["erase"]:
+            lines[row] = ""
+        elif found["start"]:
+            fresh = True
+        elif found["down"]:
+            row, fresh = row + 1, False
+            lines += [""] * (row + 1 - len(lines))
+        elif found["text"]:
+            lines[row], fresh = found["text"] if fresh else lines[row] + found["text"], False
+    while lines and not Text.from_ansi(lines[-1]).plain.strip():
+        lines.pop()
+    return lines
+
+
+def compare(folder: Path) -> str:
+    """Return the plots of the page of a comparison, one below the other."""
+    done = subprocess.run([sys.executable, "-m", *shlex.split(COMPARE)], cwd=folder, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return plots_of((folder / "compare/compare.html").read_text(encoding="utf-8"))
+
+
+def plots_of(page: str) -> str:
+    """Return the plots of a page that need no legend as one picture, with the page's own style."""
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    style = re.sub(r"^(svg|body) \{.*?\}\n?", "", style, flags=re.M | re.S)  # the sizes of the page
+    drawn, y = [], 0
+    for title, height, plot in PLOT.findall(page):
+        drawn.append(f'<text x="12" y="{y + 20}" font-weight="600">{title}</text>')
+        drawn.append(f'<g transform="translate(0 {y + TITLE})">{plot}</g>')
+        y += TITLE + int(height) + GAP
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
+        f'font-family="system-ui, sans-serif" font-size="12"><style>{style}</style>\n'
+        f'<rect width="{WIDTH}" height="{y}" style="fill: var(--paper)"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+    )
+
+
+def main() -> None:
+    """Make the pictures that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    pictures = {"terminal": terminal, "compare": compare}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(pictures)} (default: all)")
+    PICTURES.mkdir(exist_ok=True)
+    for name in parser.parse_args().names or pictures:
+        with tempfile.TemporaryDirectory(prefix="distcore-") as folder:
+            picture = pictures[name](Path(folder))
+            for private in (folder, socket.gethostname(), str(Path.home())):
+                if private in picture:
+                    raise SystemExit(f"{name}: the picture says {private}")
+        (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
