@@ -52,7 +52,7 @@ def test_columns_that_do_not_fit_follow_beside_the_first_one_again() -> None:
 
 
 def test_a_cell_is_no_markup() -> None:
-    console = screen(40)
+    console = screen(70)
     print_described(console, ("option", "type", "meaning"), [("betas", "tuple[float, float]", "two [b] rates")])
     assert text_of(console)[1] == "betas   tuple[float, float]  two [b] rates"
 
@@ -62,9 +62,9 @@ def test_prose_is_wrapped_between_words_beside_names_that_stay_whole() -> None:
     rows = [("bucket_mb", "int or none", "Gradient bucket size in MiB; larger ones overlap less")]
     print_described(console, ("option", "type", "meaning"), rows)
     assert text_of(console) == [
-        "option     type    meaning",
-        "bucket_mb  int or  Gradient bucket size in MiB;",
-        "           none    larger ones overlap less",
+        "option     type     meaning",
+        "bucket_mb  int or   Gradient bucket size in MiB;",
+        "           none     larger ones overlap less",
     ]
 
 

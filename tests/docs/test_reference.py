@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import is_typeddict
 
 import pytest
 from pydantic import BaseModel
@@ -90,6 +91,8 @@ def test_every_public_class_its_methods_and_its_fields_have_docstrings(value: ty
     if dataclasses.is_dataclass(value):
         fields = {field.name for field in dataclasses.fields(value) if not field.name.startswith("_")}
         assert not fields - field_docs(value).keys()
+    if is_typeddict(value):
+        assert not value.__annotations__.keys() - field_docs(value).keys()
 
 
 @pytest.mark.parametrize("module", [value for _, value in PUBLIC if isinstance(value, ModuleType)])

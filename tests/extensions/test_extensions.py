@@ -171,7 +171,7 @@ RECORD = {"step": 120, "epoch": 1.904761, "loss": 0.41234, "lr": 0.000412, "samp
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        (120, "━ step 120/630  epoch 1.9  loss 0.4123  lr 0.000412  213 samples/s  eta 0:01:16"),
+        (120, "step 120/630  epoch 1.9  loss 0.4123  lr 0.000412  213 samples/s  eta 0:01:16"),
         (80, "step 120/630  epoch 1.9  loss 0.4123  lr 0.000412  213 samples/s  eta 0:01:16"),
         (60, "step 120/630  loss 0.4123  213 samples/s  eta 0:01:16"),
         (44, "step 120/630  213 samples/s  eta 0:01:16"),
@@ -187,7 +187,9 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     progress.on_log(run, RECORD)  # type: ignore[arg-type]
     progress.on_run_end(run, {})  # type: ignore[arg-type]
     shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err).splitlines()
-    assert any(found.strip().endswith(line) for found in shown)
+    drawn = [found.strip() for found in shown if "step" in found]
+    assert drawn
+    assert all(found.endswith(line) and found.startswith("━") == (columns == 120) for found in drawn)
     assert all(len(found.rstrip()) <= columns for found in shown)
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ("core/distcore", "plugins/*/distcore_*", "examples/*/distcore_*")
 FILES = sorted(file for folder in PUBLISHED for package in ROOT.glob(folder) for file in package.rglob("*.py"))
-WITH_FIELDS = {"dataclass", "NamedTuple", "BaseModel"}
+WITH_FIELDS = {"dataclass", "NamedTuple", "TypedDict", "BaseModel"}
 """Decorators and bases that make fields of a class's annotations."""
 
 

@@ -242,7 +242,7 @@ def finish(
         "train_seconds": meter.seconds,
         "samples_per_second": speed,
         "peak_memory_bytes": int(peak["peak"].max()),
-        "best": BestEvaluation(**asdict(best)) if best else None,
+        "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
         "out": str(run.config.out),
