@@ -185,7 +185,7 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     progress, run = ProgressLine(), FewColumns()
     progress.on_run_start(run)  # type: ignore[arg-type]
     progress.on_log(run, RECORD)  # type: ignore[arg-type]
-    progress.on_run_end(run, {})  # type: ignore[arg-type]
+    progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
     shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err).splitlines()
     drawn = [found.strip() for found in shown if "step" in found]
     assert drawn

@@ -100,8 +100,11 @@ def _wrapped(name: str, text: str) -> str:
     return textwrap.fill(text, help_width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
-class _TopHelp(Help, argparse.RawDescriptionHelpFormatter):
+class _TopHelp(Help):
     """Keeps the line breaks of the table of commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("commands:") else super()._fill_text(text, width, indent)
 
 
 def add_block_flag(parser: argparse.ArgumentParser) -> None:

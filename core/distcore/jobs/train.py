@@ -178,8 +178,8 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks
 
-    started = (rank_info.size, rank_info.launcher) if rank_info else ()
-    config = resolve(config, *started, task=task)
+    started = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
+    config = resolve(config, task=task, **started)
     Hooks(config.strategy, build_strategy(config), load_extensions(config))
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None

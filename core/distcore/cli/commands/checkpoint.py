@@ -10,7 +10,7 @@ from distcore.cli.flags import add_choice
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore checkpoint ls RUN | verify PATH | diff A B [--all] | export PATH --to DIR"
+    parser.usage = "distcore checkpoint ls RUN | verify RUN | diff A B | export RUN --to DIR"
     parser.add_argument("action", choices=["ls", "verify", "diff", "export"], help="what to do")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run folder, or checkpoint step-NNNNNNNN")
     parser.add_argument(
