@@ -105,7 +105,7 @@ def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
 
 
 @contextmanager
-def trained(out: Path, hooks: Hooks, task: Any, **changes: object) -> Iterator[dict[str, Any]]:
+def trained(out: Path, hooks: Hooks, task: Any, **changes: object) -> Iterator[distcore.Report]:
     """A whole run in this process: its report, and what it leaves in ``out``."""
     settings: dict[str, Any] = {
         "max_steps": STEPS, "save_every": SAVED, "log_every": 2, "lr": 0.01, "optimizer.eps": 1e-2, "device": "cpu",

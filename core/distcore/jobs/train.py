@@ -178,7 +178,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks
 
-    started = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
+    started: dict[str, Any] = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
     config = resolve(config, task=task, **started)
     Hooks(config.strategy, build_strategy(config), load_extensions(config))
     check_out(config)

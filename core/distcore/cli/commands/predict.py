@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from distcore.cli import waiting
 from distcore.cli.flags import add_choice, add_ranks
 
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict and return 0; raises DistcoreError."""
+    waiting.sleep_if_busy()
     from distcore.cli.flags import OPTION, changes_of
     from distcore.jobs import predict
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore.cli import waiting
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
 from distcore.cli.parser import help_width
 
@@ -103,6 +104,7 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and return 0; raises DistcoreError."""
+    waiting.sleep_if_busy()
     from distcore.jobs import train
 
     train.run(partial(config_of, arguments), arguments.dry_run)
