@@ -128,7 +128,7 @@ def distance(out: Path, other: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, distcore.Report]:
     """The same run without any example: its folder and its report."""
     out = tmp_path_factory.mktemp("reference") / "run"
     with trained(out, Hooks("single", SingleStrategy()), Problem()) as report:
@@ -137,7 +137,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_strategy_with_the_example_trains_and_resumes_as_the_core_does(
-    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
+    name: str, tmp_path: Path, reference: tuple[Path, distcore.Report]
 ) -> None:
     called: set[str] = set()
     strategy = type("Example", (InAGroup,), methods(Operations, [name], called))
@@ -163,7 +163,7 @@ SAID = {
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_extension_with_the_example_hears_the_event_and_changes_nothing(
-    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, reference: tuple[Path, distcore.Report], capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: set[str] = set()
     extension = type("Example", (), methods(Events, [name], called))()
@@ -180,7 +180,7 @@ def test_an_extension_with_the_example_hears_the_event_and_changes_nothing(
 
 @pytest.mark.parametrize("name", TASK_METHODS)
 def test_a_task_with_the_example_is_the_task_of_the_laws(
-    name: str, tmp_path: Path, reference: tuple[Path, dict[str, Any]]
+    name: str, tmp_path: Path, reference: tuple[Path, distcore.Report]
 ) -> None:
     called: set[str] = set()
     names = next((pair for pair in PAIRS if name in pair), [name])
@@ -205,7 +205,7 @@ def predicted(out: Path, task: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
-def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
+def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: tuple[Path, distcore.Report]) -> None:
     names = [name for name in TASK_METHODS if name != "row_loss"]  # with it the mean loss would do for a report
     task = type("Example", (), task_methods(names, set()))()
     out = tmp_path / "run"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from distcore import RunConfig, launch, train
+from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
 from distcore.plugin import registry
 from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model
@@ -43,10 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> dict[str, Any]:
+def plain(folder: Path) -> Report:
     """The report of one process, which also generates."""
-    report: dict[str, Any] = train(config(folder, "single", task_options={"max_new_tokens": 4}))
-    return report
+    return train(config(folder, "single", task_options={"max_new_tokens": 4}))
 
 
 def losses(folder: Path, out: str) -> dict[int, float]:
@@ -54,7 +53,7 @@ def losses(folder: Path, out: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
-def test_it_reports_loss_perplexity_and_token_accuracy(plain: dict[str, Any]) -> None:
+def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
     found = plain["evaluation"]
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert 0 < found["token_accuracy"] <= 1
@@ -62,7 +61,7 @@ def test_it_reports_loss_perplexity_and_token_accuracy(plain: dict[str, Any]) ->
     assert found["evaluated"] == found["dataset_size"] == 6
 
 
-def test_its_predictions_say_what_was_asked_and_generated(plain: dict[str, Any], folder: Path) -> None:
+def test_its_predictions_say_what_was_asked_and_generated(plain: Report, folder: Path) -> None:
     lines = list(map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()))
     assert [line["index"] for line in lines] == list(range(6))
     assert all(line["prompt"].startswith("after ") and line["generated"] for line in lines)
@@ -70,7 +69,7 @@ def test_its_predictions_say_what_was_asked_and_generated(plain: dict[str, Any],
     assert total == pytest.approx(plain["evaluation"]["loss"])
 
 
-def test_an_exported_model_generates_what_evaluation_did(plain: dict[str, Any], folder: Path) -> None:
+def test_an_exported_model_generates_what_evaluation_did(plain: Report, folder: Path) -> None:
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
@@ -84,7 +83,7 @@ def test_an_exported_model_generates_what_evaluation_did(plain: dict[str, Any], 
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: dict[str, Any], folder: Path) -> None:
+def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, folder: Path) -> None:
     """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7 for tokens that are packed."""
     whole = losses(folder, "single")
     ways = [way for way in WAYS if way.partition(":")[0] in registry.offers("strategies")]
@@ -102,9 +101,7 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: dict[str, 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["fsdp", "deepspeed:3"])
-def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(
-    way: str, plain: dict[str, Any], folder: Path
-) -> None:
+def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(way: str, plain: Report, folder: Path) -> None:
     """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
     if way.partition(":")[0] not in registry.offers("strategies"):
         pytest.skip(f"{way} is not installed")
