@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ConfigError, ModelError, nearest
 
+if TYPE_CHECKING:
+    from torch import nn
+
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-"""A model folder must have at least one of these vocabulary files."""
+"""A model folder of a language model must have at least one of these vocabulary files."""
+IMAGE_PROCESSORS = ("preprocessor_config.json",)
+"""The same for models of images: how these are to be prepared."""
+BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
+"""What error messages call the files that a model folder has beside config and weights."""
 
 
-def model_folder(name: str, built_in: Collection[str]) -> Path:
-    """Return the local folder of a model that is none of the ``built_in``; it holds config, weights and tokenizer.
+def model_folder(name: str, built_in: Collection[str], beside: tuple[str, ...] = TOKENIZERS) -> Path:
+    """Return the local folder of a model that is none of the ``built_in``.
 
-    A hub model is downloaded if it is not cached yet. Raises ModelError, one line.
+    It holds config, weights and one of the files ``beside``, which is a key of ``BESIDE``. A hub model is downloaded if
+    it is not cached yet. Raises ModelError, one line.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
-        return _hub_folder(name, built_in)
+        return _hub_folder(name, built_in, beside)
     if not folder.is_dir():
-        raise ModelError(f"model {name}: is a file, expected a folder with config.json, weights and tokenizer")
-    _check_folder(name, folder)
+        expected = f"config.json, weights and {BESIDE[beside]}"
+        raise ModelError(f"model {name}: is a file, expected a folder with {expected}")
+    _check_folder(name, folder, beside)
     return folder
 
 
@@ -90,27 +99,69 @@ def check_vocabulary(name: str, folder: Path, largest: int) -> None:
 
 
 def set_dropout(shape: Any, dropout: float | None) -> None:
-    """Set every dropout probability of a transformers config; the fields' names differ from model to model."""
+    """Set every dropout probability of a transformers config; the fields' names differ from model to model.
+
+    With 0 nothing is left out by chance any more.
+    """
     if dropout is None:
         return
     for name, value in shape.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
             setattr(shape, name, dropout)
+    if not dropout and hasattr(shape, "drop_path_rate"):  # layers left out by chance
+        shape.drop_path_rate = 0.0
 
 
-def _check_folder(name: str, folder: Path) -> None:
+def class_fields(classes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a transformers config that say which classes a model predicts."""
+    return {
+        "num_labels": len(classes),
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
+
+
+def load_classifier(auto: str, name: str, folder: Path, dropout: float | None, fields: dict[str, Any]) -> nn.Module:
+    """Return the model in ``folder`` in fp32, with a head for the classes that ``fields`` of its config say.
+
+    ``auto`` is the class of transformers that loads it. Under torch's meta device it has no weights, and none are read.
+    Raises ModelError.
+    """
+    import torch
+
+    with quiet(), one_line(f"model {name}: cannot be loaded"):
+        import transformers
+
+        loader: Any = getattr(transformers, auto)
+        saved = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
+        other_head = saved.num_labels != fields["num_labels"]
+        shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+        set_dropout(shape, dropout)
+        if torch.get_default_device().type == "meta":
+            skeleton: nn.Module = loader.from_config(shape)
+            return skeleton
+        # fp32 even if the files hold half precision: these are the master weights.
+        model: nn.Module = loader.from_pretrained(
+            folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
+        ).float()
+    return model
+
+
+def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
     if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
         export = f"distcore checkpoint export {name} --to DIR"
         raise ModelError(f"model {name}: is a run folder; make a model folder of it: {export}, and then --model DIR")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
     read_config(name, folder)
-    for files, what in ((WEIGHTS, "weights"), (TOKENIZERS, "tokenizer")):
+    for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
         if not any((folder / file).is_file() for file in files):
-            raise ModelError(f"model {name}: the folder has no {what} (any of {', '.join(files[:3])} …)")
+            some = ", ".join(files[:3]) + " …" * (len(files) > 3)
+            raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
 
 
-def _hub_folder(name: str, built_in: Collection[str]) -> Path:
+def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
     # Names of the hub have at most one slash: this was meant as a path.
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: no such folder")
@@ -121,10 +172,10 @@ def _hub_folder(name: str, built_in: Collection[str]) -> Path:
     wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
         # The local cache first, so that a cached model needs no network.
-        folder = _snapshot(snapshot_download, name, local_files_only=True)
+        folder = _snapshot(snapshot_download, name, beside, local_files_only=True)
         # Pickled weights are downloaded only if there are no safetensors.
         for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
-            folder = folder or _snapshot(snapshot_download, name, allow_patterns=patterns)
+            folder = folder or _snapshot(snapshot_download, name, beside, allow_patterns=patterns)
     except HFValidationError:
         raise ModelError(
             f"model {name!r}: not built in ({known}), not a folder, and not a valid hub name{hint}"
@@ -134,18 +185,19 @@ def _hub_folder(name: str, built_in: Collection[str]) -> Path:
         where = f"not built in ({known}), not a local folder, and not available from the hub"
         raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
     if folder is None:
-        raise ModelError(f"model {name!r}: its hub repository lacks config, weights or tokenizer in a known format")
+        what = f"config, weights or {BESIDE[beside]}"
+        raise ModelError(f"model {name!r}: its hub repository lacks {what} in a known format")
     return folder
 
 
-def _snapshot(download: Any, name: str, **options: Any) -> Path | None:
+def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any) -> Path | None:
     """Return the snapshot's folder, or ``None`` if a file that the model needs is missing from it."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         with quiet():
             folder = Path(download(name, **options))
-        _check_folder(name, folder)
+        _check_folder(name, folder, beside)
     except LocalEntryNotFoundError:
         if "local_files_only" in options:
             return None

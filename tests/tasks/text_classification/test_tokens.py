@@ -12,9 +12,9 @@ import pytest
 
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
+from distcore.tasks.classes import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data import text
 from distcore.tasks.text_classification.data.labelled import Rows
-from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data.text import prepare_text
 from distcore.tasks.text_classification.data.tokens import open_tokens, write_tokens
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.tasks import pretrained
-from distcore.tasks.pretrained import one_line, quiet, set_dropout
+from distcore.tasks.pretrained import class_fields, load_classifier, set_dropout
 from distcore.tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:
@@ -61,20 +61,16 @@ def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size
     Under torch's meta device it has no weights, and none are read. ``vocab_size`` and ``pad_token`` are the
     tokenizer's; a pretrained model keeps the vocabulary size of its weights. Raises ModelError.
     """
-    labels: dict[str, Any] = {
-        "num_labels": len(classes),
-        "id2label": dict(enumerate(classes)),
-        "label2id": {name: number for number, name in enumerate(classes)},
-        "pad_token_id": pad_token,
-    }
+    fields = class_fields(classes) | {"pad_token_id": pad_token}
     built_in = BUILT_IN_MODELS.get(options.model)
     if built_in is not None:
-        return _build_from_scratch(built_in, options, vocab_size, labels)
-    return _load_pretrained(options, labels)
+        return _build_from_scratch(built_in, options, vocab_size, fields)
+    folder = model_folder(options.model)
+    return load_classifier("AutoModelForSequenceClassification", options.model, folder, options.dropout, fields)
 
 
 def _build_from_scratch(
-    built_in: BertShape, options: TextOptions, vocab_size: int, labels: dict[str, Any]
+    built_in: BertShape, options: TextOptions, vocab_size: int, fields: dict[str, Any]
 ) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -85,31 +81,8 @@ def _build_from_scratch(
         num_attention_heads=built_in.hidden // 64,
         intermediate_size=4 * built_in.hidden,
         max_position_embeddings=max(512, options.max_seq_len),  # 512 as in BERT, more for longer rows
-        **labels,
+        **fields,
     )
     set_dropout(shape, options.dropout)
     model: nn.Module = BertForSequenceClassification(shape)
-    return model
-
-
-def _load_pretrained(options: TextOptions, labels: dict[str, Any]) -> nn.Module:
-    import torch
-
-    folder = model_folder(options.model)
-    with quiet(), one_line(f"model {options.model}: cannot be loaded"):
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        auto: Any = AutoModelForSequenceClassification
-        saved = AutoConfig.from_pretrained(folder, local_files_only=True)
-        # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
-        other_head = saved.num_labels != labels["num_labels"]
-        shape = AutoConfig.from_pretrained(folder, local_files_only=True, **labels)
-        set_dropout(shape, options.dropout)
-        if torch.get_default_device().type == "meta":
-            skeleton: nn.Module = auto.from_config(shape)
-            return skeleton
-        # fp32 even if the files hold half precision: these are the master weights.
-        model: nn.Module = auto.from_pretrained(
-            folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
-        ).float()
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from distcore.data.files import describe_value, read_records, row_error
 from distcore.errors import DataError
+from distcore.tasks.class_checks import is_integer
+from distcore.tasks.classes import label_problem, row_places
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
 
@@ -30,6 +31,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def places(self, rows: Sequence[int]) -> str:
+        """Return ``row 3``, ``rows 3 and 7``: counted from 1, while ``rows`` count from 0."""
+        return row_places(rows)
+
 
 def read_rows(path: Path, columns: Columns) -> Rows:
     """Read a data file with one text and one label per row and, if a column is named for it, one id.
@@ -49,10 +54,7 @@ def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
     labels: list[Any] = []
     ids: list[Any] = []
     for number, (text, label, *named) in enumerate(records, 1):
-        problem = text_problem(text) or _label_problem(label) or id_problem(named)
-        if problem is None and labels and type(label) is not type(labels[0]):
-            kind, first = describe_value(label), describe_value(labels[0])
-            problem = f"label is {kind}, but row 1 has {first}: use one type throughout"
+        problem = text_problem(text) or label_problem(label, labels[0] if labels else label) or id_problem(named)
         if problem is not None:
             raise row_error(name, number, problem)
         texts.append(str(text))
@@ -70,20 +72,7 @@ def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object
     return records
 
 
-def is_integer(label: object) -> bool:
-    """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
-    return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
-
-
 def id_problem(named: Sequence[object]) -> str | None:
     """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
     wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
-
-
-def _label_problem(label: object) -> str | None:
-    if type(label) is int:  # not isinstance: a boolean is an int too
-        return f"label {label} is out of range: integer labels count from 0" if label < 0 else None
-    if isinstance(label, str):
-        return None if label.strip() else "label is empty: fill it in or remove the row"
-    return f"label is {describe_value(label)}, expected an integer or a string"

@@ -15,12 +15,12 @@ import numpy as np
 from distcore.data.cache import cached_folder
 from distcore.data.files import digest
 from distcore.plugin.task import Datasets
+from distcore.tasks.class_checks import check_classes
+from distcore.tasks.classes import distinct_labels, split_parts
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_files
 from distcore.tasks.sources import source_file, source_name
 from distcore.tasks.text_classification.data import embedded
-from distcore.tasks.text_classification.data.checks import check_lengths, check_parts
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
-from distcore.tasks.text_classification.data.split import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, tokenize, write_tokens
 from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
@@ -144,7 +144,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
         "vocab_size": len(tokenizer),
         "pad_token": pad_token(tokenizer),
         "facts": facts,
-        "warnings": list(check_parts(rows, parts["evaluation"].labels, classes, options)),
+        "warnings": list(check_classes(rows, parts["evaluation"].labels, classes, options.eval_data is not None)),
     }
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
@@ -177,22 +177,13 @@ def _pad_as_trained(tokenizer: Any, left: bool) -> None:
 
 def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> dict[str, _Part]:
     """Return the data sets by name. Without ``--test-data`` there is no ``test``: the evaluation rows serve as test."""
-    labels = encode_labels(rows, classes)
-    if options.eval_data is None:
-        train, evaluation = split_rows(rows.name, labels, options.eval_fraction, seed)
-        parts = {"train": _take(rows, labels, train), "evaluation": _take(rows, labels, evaluation)}
-    else:
-        parts = {"train": _take(rows, labels, np.arange(len(rows)))}
-    for name, source in (("evaluation", options.eval_data), ("test", options.test_data)):
-        if source is not None:
-            read = _rows(source, options)
-            parts[name] = _take(read, encode_labels(read, classes), np.arange(len(read)))
-    return parts
+    found = split_parts(rows, classes, options, seed, lambda source: _rows(source, options))
+    return {name: _take(source, labels, numbers) for name, source, numbers, labels in found}
 
 
 def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
     ids = None if rows.ids is None else [rows.ids[number] for number in numbers]
-    return _Part([rows.texts[number] for number in numbers], labels[numbers], numbers, ids)
+    return _Part([rows.texts[number] for number in numbers], labels, numbers, ids)
 
 
 def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
@@ -201,6 +192,12 @@ def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
     from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
+
+
+def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
+    """Return a line that says how many of all rows were cut to ``max_length`` tokens, if any were."""
+    line = f"{cut} of {rows} rows have more than {max_length} tokens and are cut; --max-seq-len sets another length"
+    return [line] if cut else []
 
 
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
@@ -212,7 +209,7 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     sets = {name: open_tokens(folder / name, pad, pad_left=left, source=str(sources[name])) for name in entry["facts"]}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()
-    cut = check_lengths(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
+    cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
     # The entry names the option and not the file: the next run's file may be another one, of the same content.
     warnings = [
         f"{source_name(getattr(options, source), embedded.EMBEDDED)}: {line}" for source, line in entry["warnings"]

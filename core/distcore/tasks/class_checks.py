@@ -1,14 +1,14 @@
-"""What a user should know of rows that can be trained on, but perhaps not as they were meant: one line each."""
+"""What a user should know of labelled rows that can be trained on, but perhaps not as they were meant."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distcore.tasks.text_classification.data.labelled import Rows, is_integer
-from distcore.tasks.text_classification.options import TextOptions
+from distcore.tasks.classes import Labelled
 
 ENOUGH = 3
 """Rows of a class below which a line names it."""
@@ -16,49 +16,49 @@ NAMED = 5
 """Most classes that a line names."""
 
 
-def check_parts(
-    rows: Rows, evaluation: np.ndarray, classes: Sequence[str], options: TextOptions
+def check_classes(
+    rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is odd: the option that names the file, and a line on its rows, which count from 1 as in errors.
+    """Yield what is odd: the option that names the source, and a line on its rows, which says where as errors do.
 
-    ``rows``: those of ``options.data``, before the split. ``evaluation``: the class numbers of the evaluation rows.
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: the class numbers of the evaluation rows.
+    ``held_out``: whether these have a source of their own.
     """
     counts = Counter(map(str, rows.labels))
     yield from (("data", line) for line in (*_odd_labels(rows, counts), *_rare_classes(rows, counts)))
     evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
-    if options.eval_data is None:
+    if held_out:
+        source, remedy = "eval_data", "add rows of them"
+    else:
         evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}  # else named above
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
-    else:
-        source, remedy = "eval_data", "add rows of them"
     if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
         yield source, f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by: {_listed(few)}; {remedy}"
 
 
-def check_lengths(cut: int, rows: int, max_length: int) -> Iterator[str]:
-    """Yield how many of all rows were cut to ``max_length`` tokens, if any were."""
-    if cut:
-        yield f"{cut} of {rows} rows have more than {max_length} tokens and are cut; --max-seq-len sets another length"
+def is_integer(label: object) -> bool:
+    """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
+    return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
 
 
-def _odd_labels(rows: Rows, counts: Counter[str]) -> Iterator[str]:
+def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
     """Yield the words among numbers that no other row has: in a CSV file they turn all labels into strings."""
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
-        row = rows.labels.index(words[0]) + 1  # type: ignore[arg-type]
+        place = rows.places([rows.labels.index(words[0])])  # type: ignore[arg-type]
         others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
-        what = f"label {words[0]!r} in row {row} is no number and occurs once{others}"
+        what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
         yield f"{what}: so all labels are strings; correct it if it is a slip"
 
 
-def _rare_classes(rows: Rows, counts: Counter[str]) -> Iterator[str]:
+def _rare_classes(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
     """Yield the classes that have too few rows, with these rows."""
-    found: dict[str, list[str]] = {label: [] for label, count in counts.items() if count < ENOUGH}
-    for row, label in enumerate(rows.labels, 1) if found else ():
+    found: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
+    for row, label in enumerate(rows.labels) if found else ():
         if str(label) in found:
-            found[str(label)].append(str(row))
+            found[str(label)].append(row)
     if found:
-        where = {label: f"row{'s' * (len(numbers) > 1)} {' and '.join(numbers)}" for label, numbers in found.items()}
+        where = {label: rows.places(numbers) for label, numbers in found.items()}
         yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
 
 

@@ -1,0 +1,1 @@
+"""Image classification: images in folders, Parquet files or arrays to a convolutional net or a vision transformer."""

@@ -1,0 +1,42 @@
+"""A small convolutional net whose answer for an image does not depend on the images beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput
+
+GROUPS = 8
+"""Groups of channels that are normalised together; batch normalisation would mix the images of a micro-batch."""
+
+
+class ConvBlock(nn.Module):
+    """A convolution, group normalisation and a rectifier."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.norm = nn.GroupNorm(GROUPS, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map ``(n, before, h, w)`` to ``(n, width, h / stride, w / stride)``."""
+        return nn.functional.relu(self.norm(self.conv(values)))
+
+
+class ConvNet(nn.Module):
+    """Blocks, of which all but the first halve height and width, the mean over these two, and a linear layer."""
+
+    def __init__(self, widths: tuple[int, ...], classes: int, dropout: float) -> None:
+        super().__init__()
+        first = ConvBlock(3, widths[0], stride=1)
+        self.blocks = nn.ModuleList([first, *(ConvBlock(*pair, stride=2) for pair in pairwise(widths))])
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(widths[-1], classes)
+
+    def forward(self, pixel_values: Tensor) -> ImageClassifierOutput:
+        """Return ``logits``, shape ``(n, classes)``, of images ``(n, 3, h, w)``."""
+        values = pixel_values
+        for block in self.blocks:
+            values = block(values)
+        return ImageClassifierOutput(logits=self.classifier(self.dropout(values.mean((2, 3)))))

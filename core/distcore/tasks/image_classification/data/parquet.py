@@ -1,0 +1,89 @@
+"""Images in Parquet files, encoded, one per row; as Hugging Face writes them, or as plain bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from distcore.data.cache import cached_folder
+from distcore.data.files import describe_value, digest, read_records, row_error
+from distcore.errors import DataError
+from distcore.tasks.classes import label_problem
+from distcore.tasks.image_classification.data.decoding import check_images, check_pillow
+from distcore.tasks.image_classification.data.images import Blob, Images
+from distcore.tasks.image_classification.options import Columns
+
+FORMAT = 1
+"""Version of a cache entry, part of its key: raise it when its files change."""
+
+
+def open_parquet(path: Path, columns: Columns) -> Images:
+    """Return the images of a Parquet file; raises DataError, one line, which names the row, counted from 1.
+
+    The file is copied to the cache, where any row can be read, and all images are decoded once.
+    """
+    name = f"data file {path}"
+    check_pillow(name)
+    key = hashlib.sha256(json.dumps([FORMAT, digest(path), columns.image, columns.label]).encode()).hexdigest()
+    folder = cached_folder("images", key[:40], lambda folder: _copy(name, path, columns, folder))
+    return Images(
+        name=name,
+        labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
+        digests=np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False),
+        store=_blob(folder, path),
+    )
+
+
+def _blob(folder: Path, path: Path) -> Blob:
+    blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
+    return Blob(str(path), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
+
+
+def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
+    """Write images, labels and digests into the new cache entry ``folder``."""
+    words = _class_names(path, columns.label)
+    labels: list[object] = []
+    offsets = [0]
+    with (folder / "images.bin").open("wb") as blob:
+        records = read_records(path, {"columns.image": columns.image, "columns.label": columns.label})
+        for number, (image, label) in enumerate(records, 1):
+            content = image.get("bytes") if isinstance(image, dict) else image
+            if not isinstance(content, bytes) or not content:
+                raise row_error(name, number, f"image is {_described(image)}, expected the bytes of an encoded image")
+            if words and type(label) is int and label not in range(len(words)):
+                raise row_error(name, number, f"label {label} is out of range: the file names {len(words)} classes")
+            labels.append(words[label] if words and type(label) is int else label)
+            if problem := label_problem(labels[-1], labels[0]):
+                raise row_error(name, number, problem)
+            offsets.append(offsets[-1] + blob.write(content))
+    if not labels:
+        raise DataError(f"{name}: holds no rows")
+    np.save(folder / "offsets.npy", np.asarray(offsets, np.int64))
+    (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    store = _blob(folder, path)
+    try:
+        np.save(folder / "digests.npy", check_images(len(labels), store.encoded, store.places))
+    except ValueError as error:
+        raise DataError(f"{name}, {error}") from None
+
+
+def _described(image: object) -> str:
+    if isinstance(image, dict) and image.get("path"):
+        return f"the path {image['path']!r} alone"
+    return "empty" if image == b"" else describe_value(image)
+
+
+def _class_names(path: Path, column: str) -> list[str]:
+    """Return the class names that Hugging Face's ``ClassLabel`` keeps in the schema; none without them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        stored = (pq.read_schema(path).metadata or {}).get(b"huggingface", b"{}")
+        names = json.loads(stored)["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException):  # a damaged file is named by its reader
+        return []
+    return list(map(str, names)) if isinstance(names, list) else []

@@ -1,0 +1,122 @@
+"""Image models: a convolutional net and vision transformers with random weights, local folders, models of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore.errors import ModelError
+from distcore.tasks import pretrained
+from distcore.tasks.image_classification.options import ImageOptions
+from distcore.tasks.pretrained import IMAGE_PROCESSORS, class_fields, load_classifier, set_dropout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """Size of a convolutional net."""
+
+    widths: tuple[int, ...]
+    """Channels of each block; behind the first, each halves height and width."""
+    lr: float
+    """Peak learning rate from random weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViTShape:
+    """Size of a transformer. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
+
+    layers: int
+    """Transformer layers."""
+    hidden: int
+    """Hidden size, a multiple of 64."""
+    lr: float
+    """Peak learning rate from random weights."""
+
+
+BUILT_IN_MODELS: dict[str, ConvShape | ViTShape] = {
+    "conv-tiny": ConvShape((32, 64, 128), 3e-3),
+    "vit-tiny": ViTShape(2, 128, 1e-3),
+    "vit-mini": ViTShape(4, 256, 5e-4),
+    "vit-base": ViTShape(12, 768, 1e-4),
+}
+"""The built-in models, by the name that follows ``--model``."""
+PRETRAINED_LR = 5e-5
+"""Peak learning rate for fine-tuning pretrained weights."""
+PATCHES = 7
+"""Least patches along a side of an image."""
+LARGEST_PATCH = 16
+"""Most pixels along a side of a patch, as in the published vision transformers."""
+
+
+def from_scratch(options: ImageOptions) -> bool:
+    """True for a built-in model, which starts from random weights."""
+    return options.model in BUILT_IN_MODELS
+
+
+def suggested_lr(name: str) -> float:
+    """Return the peak learning rate to use for the model where the config says ``auto``."""
+    built_in = BUILT_IN_MODELS.get(name)
+    return built_in.lr if built_in else PRETRAINED_LR
+
+
+def model_folder(name: str) -> Path:
+    """Return the local folder of a model that is not built in; raises ModelError, one line."""
+    return pretrained.model_folder(name, BUILT_IN_MODELS, IMAGE_PROCESSORS)
+
+
+def patch_size(image_size: int) -> int:
+    """Return the side of a built-in transformer's patches: the largest that fits into an image, and often enough."""
+    sides = range(1, min(LARGEST_PATCH, image_size // PATCHES) + 1)
+    return max(side for side in sides if image_size % side == 0)
+
+
+def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) -> nn.Module:
+    """Return the configured model in fp32, with a head for ``classes``, for images of this height and width.
+
+    It maps ``pixel_values`` to an object with ``logits``. Under torch's meta device it has no weights, and none are
+    read. Raises ModelError.
+    """
+    shape, fields = BUILT_IN_MODELS.get(options.model), class_fields(classes)
+    if shape is None:
+        folder = model_folder(options.model)
+        model = load_classifier("AutoModelForImageClassification", options.model, folder, options.dropout, fields)
+        _check_layers(options.model, model)
+        return model
+    if isinstance(shape, ViTShape):
+        return _transformer(shape, options, image_size, fields)
+    from distcore.tasks.image_classification.conv import ConvNet
+
+    return ConvNet(shape.widths, len(classes), options.dropout or 0.0)
+
+
+def _transformer(shape: ViTShape, options: ImageOptions, image_size: int, fields: dict[str, Any]) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.hidden // 64,
+        intermediate_size=4 * shape.hidden,
+        image_size=image_size,
+        patch_size=patch_size(image_size),
+        **fields,
+    )
+    set_dropout(config, options.dropout)
+    model: nn.Module = ViTForImageClassification(config)
+    return model
+
+
+def _check_layers(name: str, model: nn.Module) -> None:
+    """Raise ModelError for a model whose answer for an image depends on the images beside it."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ModelError(
+            f"model {name}: has batch normalisation, so what it learns would depend on the images that share a "
+            "micro-batch; take a model without it, such as ViT, DeiT, Swin or ConvNeXt"
+        )

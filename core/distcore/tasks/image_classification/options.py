@@ -1,0 +1,65 @@
+"""What can be set of image classification: its model, its images and how they are changed for training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distcore.plugin.task import Direction, OnResume
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in Parquet files."""
+
+    image: str = "image"
+    """Column with encoded images: bytes, or ``bytes`` and ``path``, as in the Parquet files of Hugging Face."""
+    label: str = "label"
+    """Column that holds the label."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are changed, in each epoch in another way; evaluation images never are."""
+
+    shift: Annotated[float, Field(ge=0, lt=1)] = 0.125
+    """Most that an image is moved up or down and to a side, as a part of its size; 0: not at all."""
+    flip: bool = False
+    """Whether half of the images are mirrored, left to right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The options of image classification."""
+
+    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "accuracy": "max"}
+    on_resume: ClassVar[dict[str, OnResume]] = {
+        "data": "free",  # where the images are: what they show is compared by content
+        "eval_data": "free",
+        "test_data": "free",
+        "columns": "free",
+        "model": "ask",
+        "augment": "ask",
+        "dropout": "ask",
+    }
+
+    model: str = "conv-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "digits"
+    """Folder with a folder of images per class, file (.parquet .npz), or the name of an embedded data set."""
+    eval_data: str | None = None
+    """Folder or file to evaluate on, instead of a part of ``data``."""
+    test_data: str | None = None
+    """Folder or file for the final test; default: the evaluation rows."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Part of ``data`` that is kept for evaluation."""
+    columns: Columns = Columns()
+    """Names of the columns in Parquet files."""
+    image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
+    """Height and width to which images are resized, in pixels; auto: the model's, else that of arrays, else 64."""
+    augment: Augment = Augment()
+    """How training images are changed."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Probability of dropout; null: the model's own."""

@@ -1,0 +1,101 @@
+"""From pixels to what a model takes: size, scale, mean, standard deviation; and the file that says all that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE = "preprocessor_config.json"
+"""File of a model folder that says all this."""
+BILINEAR = 2
+"""Pillow's number of the filter that images are resized with unless the model says another one."""
+OTHERS = ("do_flip_channel_order", "rescale_offset")
+"""What some models do to pixels beyond that."""
+Triple = tuple[float, float, float]
+"""A value each for red, green and blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How images become the values that a model takes: ``(pixel * scale - mean) / std``."""
+
+    size: int
+    """Height and width in pixels."""
+    resample: int = BILINEAR
+    """Pillow's number of the filter that resizes."""
+    scale: float = 1 / 255
+    """Factor of a pixel, which is 0 to 255."""
+    mean: Triple = (0.5, 0.5, 0.5)
+    """What is subtracted from the scaled values."""
+    std: Triple = (0.5, 0.5, 0.5)
+    """What they are then divided by."""
+
+    def values(self, images: np.ndarray) -> Tensor:
+        """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size, size)``, on the CPU."""
+        import torch
+
+        mean, std = (np.asarray(triple, np.float32) for triple in (self.mean, self.std))
+        values = (images * np.float32(self.scale) - mean) / std
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
+
+    def save(self, folder: Path) -> None:
+        """Write the file with which transformers prepares images as training did; any of its models takes it."""
+        side = {"height": self.size, "width": self.size}
+        tree = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": side,
+            "resample": self.resample,
+            "do_rescale": True,
+            "rescale_factor": self.scale,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+        (folder / FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+def read_preprocessing(name: str, folder: Path) -> Preprocessing:
+    """Return what ``FILE`` in ``folder`` says, the folder of the model ``name``; raises ModelError, one line."""
+    try:
+        tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if other := next((key for key in OTHERS if tree.get(key)), None):
+            raise ValueError(f"{other} is not supported")
+        if (resample := int(tree.get("resample", BILINEAR))) not in range(6):
+            raise ValueError(f"resample = {resample} is none of Pillow's filters, 0 to 5")
+        normalized = tree.get("do_normalize", True)
+        return Preprocessing(
+            size=_side(tree),
+            resample=resample,
+            scale=float(tree.get("rescale_factor", 1 / 255)) if tree.get("do_rescale", True) else 1.0,
+            mean=_triple(tree["image_mean"]) if normalized else (0.0, 0.0, 0.0),
+            std=_triple(tree["image_std"]) if normalized else (1.0, 1.0, 1.0),
+        )
+    except KeyError as error:
+        raise ModelError(f"model {name}: {FILE} has no {error.args[0]!r}") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"model {name}: {FILE} cannot be used: {error}") from None
+
+
+def _side(tree: Mapping[str, Any]) -> int:
+    """Return height and width of what the model gets in the end."""
+    size = tree["crop_size"] if tree.get("do_center_crop") and "crop_size" in tree else tree["size"]
+    sides = set(size.values()) if isinstance(size, dict) else {size}
+    if len(sides) != 1:
+        raise ValueError(f"size {size} is not square")
+    return int(sides.pop())
+
+
+def _triple(values: Any) -> Triple:
+    red, green, blue = values
+    return float(red), float(green), float(blue)

@@ -1,0 +1,87 @@
+"""Image classification: one label per image, by a convolutional net or a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distcore.config import RunConfig
+from distcore.plugin.task import Datasets
+from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
+from distcore.tasks.image_classification.data.dataset import ImageDataset
+from distcore.tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
+from distcore.tasks.image_classification.models import build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.image_classification.options import ImageOptions
+from distcore.tasks.image_classification.preprocessing import read_preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageClassification(ImageOptions):
+    """One label per image; implements ``distcore.plugin.task.Task``."""
+
+    def suggest(self, config: RunConfig) -> dict[str, object]:
+        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
+        return {"lr": suggested_lr(self.model)}
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the data sets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
+        return prepare_images(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a classifier with one output per class of ``data``."""
+        data = _images(data)
+        return build_model(self, data.classes, data.preprocessing.size)
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the folder with the model's weights; ``None`` for a built-in model."""
+        return None if from_scratch(self) else model_folder(self.model)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the images of ``batch``: fp32, without dimensions."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``loss``, ``label``, ``prediction``, ``scored`` and ``scores`` of each image."""
+        return class_outputs(_logits(model, batch), batch["labels"])
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
+        return class_metrics(outputs, _images(data).classes)
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield a line for each image, in order: labels as the source writes them, ``row`` in a file with several."""
+        data, test = _images(data), data.test
+        origins = map(test.origin, range(len(test))) if isinstance(test, ImageDataset) else repeat({})
+        return class_lines(outputs, data.labels, origins)
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write ``labels.json`` and ``preprocessor_config.json``, what predictions need in addition to the weights."""
+        data = _images(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_labels(folder, data.labels)
+        data.preprocessing.save(folder)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with what ``save`` wrote; ``None`` if it did not."""
+        labels = read_labels(folder)
+        return None if labels is None else without_rows(labels, read_preprocessing(str(folder), folder))
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits in fp32, shape ``(n, classes)``: under autocast the model gives half precision."""
+    logits: Tensor = model(pixel_values=batch["pixel_values"]).logits.float()
+    return logits
+
+
+def _images(data: Datasets) -> ImageDatasets:
+    if not isinstance(data, ImageDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data

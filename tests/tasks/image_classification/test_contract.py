@@ -1,0 +1,15 @@
+"""Image classification keeps the laws from its side, with either kind of model."""
+
+from typing import ClassVar
+
+from distcore.testing import TaskContract
+
+
+class TestConvNet(TaskContract):
+    task = "image-classification"
+    settings: ClassVar = {"task_options.dropout": 0.1}
+
+
+class TestTransformer(TaskContract):
+    task = "image-classification"
+    settings: ClassVar = {"task_options.model": "vit-tiny", "task_options.augment.flip": True}

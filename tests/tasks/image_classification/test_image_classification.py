@@ -1,0 +1,130 @@
+"""Image classification as a user runs it: what it learns, reports and exports; under every strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_cases import in_folders
+from transformers import pipeline
+
+from distcore import RunConfig, launch, train
+from distcore.cli.main import main
+from distcore.plugin import registry
+
+WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
+STEPS = 10
+ROWS = 60
+AUGMENT = {"shift": 0.2, "flip": True}
+
+
+def config(folder: Path, out: str, **changes: Any) -> RunConfig:
+    tree = {
+        "task": "image-classification", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12,
+        "micro_batch_size": 3, "lr": 1e-3, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
+        "schedule": {"name": "constant"},
+    }  # fmt: skip
+    options = {"data": str(folder / "photos"), "image_size": 16, "augment": AUGMENT, "model": "vit-tiny"}
+    return RunConfig.model_validate(tree | {"task_options": options | changes.pop("task_options", {})} | changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    in_folders(folder / "photos", ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, Any]:
+    """The report of one process."""
+    report: dict[str, Any] = train(config(folder, "single"))
+    return report
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, file.read_text().splitlines()))
+
+
+def losses(folder: Path, out: str) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines(folder / out / "metrics.jsonl") if "loss" in line}
+
+
+def test_it_reports_what_text_classification_does(plain: dict[str, Any]) -> None:
+    found = plain["evaluation"]
+    assert found["accuracy"] > found["majority_accuracy"]
+    assert "blue" in found["classification_report"]
+    assert found["evaluated"] == found["dataset_size"] == 6
+    assert plain["data"]["classes"] == ["blue", "red"]
+
+
+def test_its_predictions_name_the_files(plain: dict[str, Any], folder: Path) -> None:
+    found = lines(folder / "single/predictions.jsonl")
+    assert [list(line) for line in found] == [["index", "file", "label", "prediction"]] * 6
+    assert all(Path(line["file"]).parent.name == line["label"] for line in found)
+    right = sum(line["label"] == line["prediction"] for line in found)
+    assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])
+
+
+def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: dict[str, Any], folder: Path) -> None:
+    assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
+    classify = pipeline("image-classification", str(folder / "exported"))
+    loss = 0.0
+    for line in lines(folder / "single/predictions.jsonl"):
+        scores = {found["label"]: found["score"] for found in classify(line["file"])}
+        assert max(scores, key=scores.__getitem__) == line["prediction"]
+        loss -= float(np.log(scores[line["label"]])) / 6
+    assert loss == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
+
+
+def test_an_exported_model_can_be_trained_on(plain: dict[str, Any], folder: Path) -> None:
+    main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "again")])
+    report = train(config(folder, "tuned", max_steps=1, lr=1e-9, task_options={"model": str(folder / "again")}))
+    assert report["evaluation"]["loss"] == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
+
+
+def test_the_convolutional_net_learns_and_its_export_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = train(config(folder, "conv", task_options={"model": "conv-tiny"}))
+    assert report["evaluation"]["accuracy"] > report["evaluation"]["majority_accuracy"]
+    assert main(["checkpoint", "export", str(folder / "conv"), "--to", str(folder / "conv-exported")]) == 2
+    assert "its model is a ConvNet, not one of transformers" in capsys.readouterr().err
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", ["vit-tiny", "conv-tiny"])
+def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(folder: Path, model: str) -> None:
+    """Each strategy goes on for two steps where another one stopped, over two epochs of images that change."""
+    options = {"model": model}
+    train(config(folder, f"whole-{model}", task_options=options))
+    whole = losses(folder, f"whole-{model}")
+    ways = [way for way in WAYS if way.partition(":")[0] in registry.offers("strategies")]
+    for number, way in enumerate(ways, 1):
+        going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
+        name, _, stage = way.partition(":")
+        changes = {"strategy": name, "strategy_options": {"stage": 3} if stage else {}, "max_steps": 2 * number}
+        launch(train, config(folder, f"chain-{model}", nproc=2, task_options=options, **changes, **going_on), nproc=2)
+    found = losses(folder, f"chain-{model}")
+    assert sorted(found) == list(range(1, 2 * len(ways) + 1))
+    for step, loss in found.items():
+        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: Path, plain: dict[str, Any]) -> None:
+    """Stopped in the first epoch, after 3 of its 5 steps, and gone on with until the end of the second."""
+    workers = {"strategy": "ddp", "loader": {"workers": 2}, "nproc": 2}
+    launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)
+    going_on = {"resume": "auto", "resume_changed": ["total_steps"]}
+    launch(train, config(folder, "workers", **workers, **going_on), nproc=2)
+    found, whole = losses(folder, "workers"), losses(folder, "single")
+    assert sorted(found) == list(range(1, STEPS + 1))
+    for step, loss in found.items():
+        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
