@@ -11,7 +11,7 @@ import pytest
 from image_cases import in_folders
 from transformers import pipeline
 
-from distcore import RunConfig, launch, train
+from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
 from distcore.plugin import registry
 
@@ -39,10 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> dict[str, Any]:
+def plain(folder: Path) -> Report:
     """The report of one process."""
-    report: dict[str, Any] = train(config(folder, "single"))
-    return report
+    return train(config(folder, "single"))
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -53,7 +52,7 @@ def losses(folder: Path, out: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines(folder / out / "metrics.jsonl") if "loss" in line}
 
 
-def test_it_reports_what_text_classification_does(plain: dict[str, Any]) -> None:
+def test_it_reports_what_text_classification_does(plain: Report) -> None:
     found = plain["evaluation"]
     assert found["accuracy"] > found["majority_accuracy"]
     assert "blue" in found["classification_report"]
@@ -61,7 +60,7 @@ def test_it_reports_what_text_classification_does(plain: dict[str, Any]) -> None
     assert plain["data"]["classes"] == ["blue", "red"]
 
 
-def test_its_predictions_name_the_files(plain: dict[str, Any], folder: Path) -> None:
+def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
     found = lines(folder / "single/predictions.jsonl")
     assert [list(line) for line in found] == [["index", "file", "label", "prediction"]] * 6
     assert all(Path(line["file"]).parent.name == line["label"] for line in found)
@@ -69,7 +68,7 @@ def test_its_predictions_name_the_files(plain: dict[str, Any], folder: Path) -> 
     assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])
 
 
-def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: dict[str, Any], folder: Path) -> None:
+def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder: Path) -> None:
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
     classify = pipeline("image-classification", str(folder / "exported"))
     loss = 0.0
@@ -80,7 +79,7 @@ def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: dict[str, Any]
     assert loss == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
 
 
-def test_an_exported_model_can_be_trained_on(plain: dict[str, Any], folder: Path) -> None:
+def test_an_exported_model_can_be_trained_on(plain: Report, folder: Path) -> None:
     main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "again")])
     report = train(config(folder, "tuned", max_steps=1, lr=1e-9, task_options={"model": str(folder / "again")}))
     assert report["evaluation"]["loss"] == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
@@ -118,7 +117,7 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(folder: Path, mod
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: Path, plain: dict[str, Any]) -> None:
+def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: Path, plain: Report) -> None:
     """Stopped in the first epoch, after 3 of its 5 steps, and gone on with until the end of the second."""
     workers = {"strategy": "ddp", "loader": {"workers": 2}, "nproc": 2}
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)

@@ -59,7 +59,7 @@ class TextClassification(TextOptions):
         return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, ``scored``, ``scores`` of each row; of rows with labels ``loss`` and ``label``, too."""
+        """Return ``prediction``, ``scored``, ``scores`` of each row; with labels ``loss`` and ``label``, too."""
         return class_outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
