@@ -25,12 +25,12 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 """Characters per line of the terminal."""
 TRAIN = (
-    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 1e-3 --max-steps 200 "
+    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 2e-3 --epochs 2 "
     "--out runs/first"
 )
 COMPARE = (
     "distcore compare --strategies single,ddp,fsdp --nproc 2 --model bert-tiny --max-seq-len 64 --dropout 0 "
-    "--max-steps 40 --rounds 3 --no-communication --out compare"
+    "--max-steps 30 --rounds 2 --no-communication --out compare"
 )
 OUTPUT = re.compile(
     r"\x1b\[(?P<up>\d*)A|(?P<erase>\x1b\[2K)|\x1b\[\?\d+[hl]|(?P<down>\n)|(?P<start>\r)|"
