@@ -97,6 +97,8 @@ def test_listings_fit_eighty_columns_and_keep_names_whole(
     words = set(out.split())
     assert main([command.split()[0] if "train" not in command else "tasks", "--json"]) == 0
     for facts in json.loads(capsys.readouterr().out):
+        if "train" in command and facts["name"] != "text-classification":
+            continue
         names = {option["name"] for option in facts["options"]}
         if "train" not in command:
             names |= set(facts["distribution"].split()) if facts["importable"] else set()

@@ -62,7 +62,7 @@ class CausalOptions:
     """File for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Part of the rows of ``data`` that is kept for evaluation."""
-    form: Literal["auto"] | Form = "auto"
+    form: Literal["auto", "documents", "prompts", "messages"] = "auto"
     """What a row is: a document, a prompt with its completion, or a list of messages; auto: what the columns say."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
@@ -72,7 +72,7 @@ class CausalOptions:
     """Tokens that the model reads at once: documents are cut into blocks of so many, longer conversations are cut."""
     split_documents: bool = False
     """Whether a document sees nothing of the one before it in its block; needs packing."""
-    packing: Literal["auto"] | bool = "auto"
+    packing: bool | Literal["auto"] = "auto"
     """Whether short rows of a micro-batch share a sequence instead of being padded; auto: where that is exact."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
