@@ -87,17 +87,16 @@ def is_writing(out: Path) -> bool:
     return any((out / "checkpoints").glob(".writing-*"))
 
 
-def has_stepped(out: Path) -> bool:
-    """True if the run has logged a step."""
-    return (out / "metrics.jsonl").exists()
+def content(metrics: Path) -> bytes:
+    """Return what the run has logged so far."""
+    return metrics.read_bytes() if metrics.exists() else b""
 
 
 def run_and_kill(strategy: str, out: Path, chance: random.Random, in_save: bool) -> str | None:
     """Start the run and kill it at a random moment; return its error output if it failed before that."""
     process = start(strategy, out)
-    before = (out / "metrics.jsonl").stat().st_size if has_stepped(out) else 0
-    while process.poll() is None and not (has_stepped(out) and (out / "metrics.jsonl").stat().st_size > before):
-        time.sleep(0.01)
+    metrics = out / "metrics.jsonl"
+    wait_for_step(metrics, content(metrics), process)
     time.sleep(chance.random() * 0.5)
     while in_save and process.poll() is None and not is_writing(out):
         pass
@@ -148,14 +147,14 @@ def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float],
     command = [sys.executable, "-m", "distcore", "train", *flags.split()]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     metrics, seconds, chance = out / "metrics.jsonl", [], random.Random(seed)
-    wait_for_step(metrics, 0, process)
+    wait_for_step(metrics, b"", process)
     for _ in range(restarts):
         time.sleep(1 + chance.random())
         ranks = psutil.Process(process.pid).children()
         chance.choice(ranks).kill()
         psutil.wait_procs(ranks, timeout=20)
-        since, size = time.monotonic(), metrics.stat().st_size
-        if not wait_for_step(metrics, size, process):
+        since = time.monotonic()
+        if not wait_for_step(metrics, content(metrics), process):
             break
         seconds.append(time.monotonic() - since)
     problem = None if process.poll() is None else (process.stderr and process.stderr.read()) or "it ended"
@@ -164,9 +163,12 @@ def restart_series(restarts: int, folder: Path, seed: int) -> tuple[list[float],
     return seconds, problem
 
 
-def wait_for_step(metrics: Path, size: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until the file has grown beyond ``size`` bytes; False if the process ends before that."""
-    while not (metrics.exists() and metrics.stat().st_size > size):
+def wait_for_step(metrics: Path, before: bytes, process: subprocess.Popen[str]) -> bool:
+    """Wait until the file is no more as it was ``before``; False if the process ends before that.
+
+    It may become shorter: the first line of a resumed run replaces those of the steps that were lost.
+    """
+    while content(metrics) == before:
         if process.poll() is not None:
             return False
         time.sleep(0.01)

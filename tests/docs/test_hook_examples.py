@@ -152,7 +152,7 @@ def test_a_strategy_with_the_example_trains_and_resumes_as_the_core_does(
 
 
 SAID = {
-    "on_run_start": r"6 steps on 1 rank\(s\), 5 per epoch\n",
+    "on_run_start": r"from step 0 to 6 on 1 rank\(s\)\n",
     "on_step_end": r"epoch 1 ends at step 5: 50 rows so far\n",
     "on_log": r"(step [246]: loss \d\.\d{3}, learning rate [\d.e-]+\n){3}",
     "on_evaluation_end": r"step 5: 11 of 11 rows evaluated\nstep 6: 11 of 11 rows evaluated\n",

@@ -80,7 +80,7 @@ def test_numbers_of_numpy_and_tensors_are_numbers_in_the_report(tmp_path: Path) 
     evaluation = json.loads((tmp_path / "run/report.json").read_text())["evaluation"]
     assert (evaluation["f1"], evaluation["rank"], evaluation["sum"]) == (0.5, 3, 2.0)
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["evaluation"]["f1"] == 0.5
+    assert last["eval/f1"] == 0.5
 
 
 class Masked(Rows):
@@ -99,9 +99,9 @@ class NothingCounts(Problem):
 def test_a_step_whose_rows_count_nothing_is_a_step_without_a_gradient(tmp_path: Path) -> None:
     train(config(tmp_path / "run", optimizer={"weight_decay": 0.0}), NothingCounts())
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    logged = [line for line in lines if "grad_norm" in line]
-    assert [line["grad_norm"] for line in logged] == [0.0] * 3
-    assert [line["loss"] for line in logged] == [0.0] * 3
+    logged = [line for line in lines if "train/loss" in line]
+    assert [line["train/grad_norm"] for line in logged] == [0.0] * 3
+    assert [line["train/loss"] for line in logged] == [0.0] * 3
 
 
 class RoundTheWrapper(Problem):

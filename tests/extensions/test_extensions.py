@@ -109,25 +109,51 @@ def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
 def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
     report = train(config)
     first, second, evaluation = lines_of("run/metrics.jsonl")
-    assert set(first) == {"step", "epoch", "samples", "loss", "lr", "grad_norm", "samples_per_second"}
+    logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second"}
+    assert set(first) == {"step", "epoch", "samples", *logged}
     assert (second["step"], second["samples"]) == (2, report["samples"])
-    assert evaluation["step"] == 2
-    assert evaluation["evaluation"]["loss"] == report["evaluation"]["loss"]
-    assert (evaluation["evaluation"]["evaluated"], evaluation["evaluation"]["dataset_size"]) == (4, 4)
+    numbers = {name: value for name, value in report["evaluation"].items() if name != "classification_report"}
+    assert evaluation == {
+        **{key: second[key] for key in ("step", "epoch", "samples")},
+        **{f"eval/{name}": value for name, value in numbers.items()},
+    }
+    assert 0 < first["epoch"] < second["epoch"] == 1
 
 
-def test_metrics_goes_on_in_the_file_of_a_resumed_run(config: RunConfig) -> None:
+def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
     longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
     train(longer)
-    (newest,) = (path for path in Path("run/checkpoints").iterdir() if path.name.endswith("4"))
-    train(longer.model_copy(update={"resume": str(newest.with_name("step-00000002"))}))
-    steps = [line["step"] for line in lines_of("run/metrics.jsonl") if "evaluation" not in line]
-    assert steps == [1, 2, 3, 4, 3, 4]
+    first = lines_of("run/metrics.jsonl")
+    with Path("run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "train/lo')  # as a run that was killed while it wrote leaves it
+    train(longer.model_copy(update={"resume": "run/checkpoints/step-00000002"}))
+    lines = lines_of("run/metrics.jsonl")
+    assert [line["step"] for line in lines] == [line["step"] for line in first]
+    speed = "train/samples_per_second"
+    assert [line.get(speed) == old.get(speed) for line, old in zip(lines, first, strict=True)] == [
+        line["step"] <= 2 or speed not in line for line in lines
+    ]
+
+
+def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: RunConfig) -> None:
+    longer = config.model_copy(update={"max_steps": 4, "save_every": 2})
+    train(longer)
+    before = lines_of("run/metrics.jsonl")
+    Path("ends.py").write_text(
+        "from distcore import hookimpl\n"
+        "class Ends:\n    @hookimpl\n    def on_step_end(self): raise ValueError('at once')\n"
+    )
+    again = with_extensions(longer, **{"ends.py:Ends": True}).model_copy(
+        update={"resume": "run/checkpoints/step-00000002"}
+    )
+    with pytest.raises(ValueError, match="at once"):
+        train(again)
+    assert lines_of("run/metrics.jsonl") == before
 
 
 def test_metrics_writes_null_for_what_is_not_a_number(config: RunConfig) -> None:
     train(config.model_copy(update={"lr": 1e30, "clip": config.clip.model_copy(update={"norm": None})}))
-    losses = [line["loss"] for line in lines_of("run/metrics.jsonl") if "loss" in line]
+    losses = [line["train/loss"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
     assert any(loss is None or loss > 10 for loss in losses)
 
 
@@ -258,7 +284,7 @@ def test_tensorboard_writes_scalars_of_training_and_evaluation(config: RunConfig
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train(with_extensions(config, tensorboard={"folder": "events"}))
     events = event_accumulator.EventAccumulator("run/events").Reload()
-    assert {"train/loss", "train/lr", "evaluation/accuracy"} <= set(events.Tags()["scalars"])
+    assert {"train/loss", "train/lr", "eval/accuracy"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
 
 

@@ -33,7 +33,7 @@ class Meter:
     def record(
         self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
     ) -> tuple[dict[str, float], bool]:
-        """Return a record for metrics.jsonl, and whether a stop was ``requested`` on any rank; every rank calls.
+        """Return the values to log, and whether a stop was ``requested`` on any rank; every rank calls.
 
         The record has the mean loss over all ranks since the last one, and the speed in samples per second. One sum
         over ranks serves both, so that agreeing to stop costs no extra collective.
@@ -45,7 +45,7 @@ class Meter:
         seconds = self.seconds - self._seconds_at_last
         record: dict[str, float] = {
             "step": progress.step,
-            "epoch": round(progress.epoch + progress.step_in_epoch / run.steps_per_epoch, 4),
+            "epoch": run.epochs_at(progress),
             "samples": progress.samples,
             "loss": total / (loss_multiplier(run) * steps),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,

@@ -156,7 +156,7 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets, rows: st
         task_calls.reopen(task, out, run.config)  # so that an export of what is trained now will not fail
 
     on_main(run, hooks, write_start_files)
-    hooks.on_run_start(run)
+    hooks.on_run_start(run, progress)
     return progress, best
 
 

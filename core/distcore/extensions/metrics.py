@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from distcore.files import strict_json
+from distcore.files import strict_json, write_atomically
 from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.hookspecs import hookimpl
+
+EVERYWHERE = ("step", "epoch", "samples")
+"""Keys that say how far the run is: they are in every line, and belong to no group."""
 
 
 @dataclass
 class Metrics:
     """Write one JSON object per logged step and one per evaluation, as they happen; on the main rank.
 
-    A resumed run appends to the file that is there. If two lines have the same step, the later line is the valid one.
+    Keys are flat: ``train/NAME`` is a logged value, ``eval/NAME`` a number of an evaluation; ``step``, ``epoch`` and
+    ``samples`` are in every line. A resumed run replaces the lines after the step that it resumes from.
     """
 
     file: str = "metrics.jsonl"
     """Path of the file, relative to the run folder."""
 
     def __post_init__(self) -> None:
+        self._path: Path | None = None
+        self._resumed_at = 0
         self._out: TextIO | None = None
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        """Open the file."""
+    def on_run_start(self, run: Run, progress: Progress) -> None:
+        """Note where the file is, and from which step on its lines are replaced."""
         if run.world.is_main:
-            path = Path(str(run.config.out), self.file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._out = path.open("a", encoding="utf-8", buffering=1)  # line by line: a killed run loses none
+            self._path, self._resumed_at = Path(str(run.config.out), self.file), progress.step
+            self._path.parent.mkdir(parents=True, exist_ok=True)
 
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         """Write the logged values of a step."""
-        self._write(record)
+        self._write(grouped("train", record))
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Write the numbers of an evaluation."""
-        self._write(asdict(progress) | {"evaluation": numbers(evaluation.summary())})
+        how_far = {"step": progress.step, "epoch": run.epochs_at(progress), "samples": progress.samples}
+        self._write(how_far | grouped("eval", numbers(evaluation.summary())))
 
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
@@ -51,8 +58,32 @@ class Metrics:
             self._out = None
 
     def _write(self, record: Mapping[str, object]) -> None:
-        if self._out is not None:
-            self._out.write(strict_json(record) + "\n")
+        if self._path is None:
+            return
+        line = strict_json(record) + "\n"
+        if self._out is None:
+            # With the first new line and not before: a run that ends without one loses none of its old lines.
+            if self._path.is_file():
+                write_atomically(self._path, "".join(lines_up_to(self._resumed_at, self._path)) + line)
+                line = ""
+            self._out = self._path.open("a", encoding="utf-8", buffering=1)  # line by line: a killed run loses none
+        self._out.write(line)
+
+
+def lines_up_to(step: int, file: Path) -> Iterator[str]:
+    """Yield the whole lines of ``file`` that are not of a later step; a killed run may have cut its last one off."""
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                if json.loads(line)["step"] <= step:
+                    yield line.rstrip("\n") + "\n"
+            except (ValueError, LookupError, TypeError):
+                continue
+
+
+def grouped(group: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return ``values`` with ``group/`` before their names, but those of ``EVERYWHERE`` as they are."""
+    return {name if name in EVERYWHERE else f"{group}/{name}": value for name, value in values.items()}
 
 
 def numbers(summary: Mapping[str, object]) -> dict[str, float]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TensorBoard:
-    """Write every logged value and every metric of an evaluation as a scalar per optimizer step; on the main rank."""
+    """Write every logged value (``train/NAME``) and every metric of an evaluation (``eval/NAME``); on the main rank.
+
+    The x-axis is the optimizer step.
+    """
 
     folder: str = "tensorboard"
     """Folder of the event files, relative to the run folder."""
@@ -52,7 +55,7 @@ class TensorBoard:
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Write the metrics of an evaluation."""
-        self._write("evaluation", numbers(evaluation.metrics), progress.step)
+        self._write("eval", numbers(evaluation.metrics), progress.step)
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:

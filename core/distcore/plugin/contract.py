@@ -216,3 +216,7 @@ class Run:
     """Rows of the training data."""
     accumulation: int = 1
     """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+
+    def epochs_at(self, progress: Progress) -> float:
+        """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""
+        return round(progress.epoch + progress.step_in_epoch / self.steps_per_epoch, 4)

@@ -175,9 +175,9 @@ class Hooks:
         """Call the hook; raises StrategyError unless it returns a bool."""
         self._checked("teardown", bool, self._call.teardown(world=world))
 
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: Run, progress: Progress) -> None:
         """Tell all listeners that training is about to start."""
-        self._call.on_run_start(run=run)
+        self._call.on_run_start(run=run, progress=progress)
 
     def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
         """Tell all listeners that an optimizer step is done."""

@@ -276,15 +276,17 @@ class Events:
     """Told to every plugin on every rank; answers are ignored. A listener must not change the run."""
 
     @hookspec
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: Run, progress: Progress) -> None:
         """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
+
+        ``progress`` is where it starts: at step 0, or at that of the checkpoint.
 
         Example::
 
             @hookimpl
-            def on_run_start(self, run: Run) -> None:
+            def on_run_start(self, run: Run, progress: Progress) -> None:
                 if run.world.is_main:
-                    print(f"{run.total_steps} steps on {run.world.size} rank(s), {run.steps_per_epoch} per epoch")
+                    print(f"from step {progress.step} to {run.total_steps} on {run.world.size} rank(s)")
         """
 
     @hookspec

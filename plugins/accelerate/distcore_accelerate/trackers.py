@@ -54,8 +54,8 @@ class AccelerateTrackers:
 
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
-        """Send the numbers among the metrics as ``evaluation/NAME``."""
-        self._log("evaluation", evaluation.metrics, progress.step)
+        """Send the numbers among the metrics as ``eval/NAME``."""
+        self._log("eval", evaluation.metrics, progress.step)
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:

@@ -38,7 +38,7 @@ def half(out: Path, scale: dict[str, int], **changes: Any) -> list[float]:
     }  # fmt: skip
     launch(train, load_config(None, settings | changes), Problem(), nproc=2)
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in found if "evaluation" not in line]
+    return [line["train/loss"] for line in found if "train/loss" in line]
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:

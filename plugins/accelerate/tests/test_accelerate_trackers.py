@@ -38,7 +38,7 @@ def test_tensorboard_holds_every_logged_value_and_every_evaluation_once(
     read: Any = events.EventAccumulator(str(folder))
     read.Reload()
     assert [event.step for event in read.Scalars("train/loss")] == [1, 2, 3, 4]
-    assert [event.step for event in read.Scalars("evaluation/accuracy")] == [2, 4]
+    assert [event.step for event in read.Scalars("eval/accuracy")] == [2, 4]
     (values,) = folder.rglob("hparams.yml")
     kept = yaml.safe_load(values.read_text())
     assert (kept["strategy"], kept["global_batch_size"]) == (strategy, 8)

@@ -39,7 +39,7 @@ def half(out: Path, strategy: str = "deepspeed", options: dict[str, Any] | None 
     settings = {"strategy": strategy, "strategy_options": options or {}, "nproc": nproc, "out": str(out)}
     launch(train, load_config(None, JOB | settings | changes), Problem(), nproc=nproc)
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in found if "evaluation" not in line]
+    return [line["train/loss"] for line in found if "train/loss" in line]
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:

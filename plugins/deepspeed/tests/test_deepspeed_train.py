@@ -36,11 +36,11 @@ def lines(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> l
     settings = config(out, options, **changes)
     launch(train, settings, Problem(), nproc=int(settings.nproc))
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if "evaluation" not in line]
+    return [line for line in found if "train/loss" in line]
 
 
 def column(found: list[dict[str, Any]], name: str) -> list[float]:
-    return [line[name] for line in found]
+    return [line[f"train/{name}"] for line in found]
 
 
 @pytest.fixture(scope="module")

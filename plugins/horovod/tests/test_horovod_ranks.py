@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -152,7 +153,7 @@ def training(out: Path, *flags: str, start: tuple[str, ...] = ()) -> subprocess.
 
 def losses(out: Path) -> list[str]:
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [line.split('"loss": ')[1].split(",")[0] for line in lines if '"loss"' in line]
+    return [str(record["train/loss"]) for record in map(json.loads, lines) if "train/loss" in record]
 
 
 @pytest.mark.ranks
