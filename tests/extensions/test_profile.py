@@ -12,7 +12,8 @@ from distcore import load_config, train
 from distcore.distributed.devices import has_fast_bf16
 from distcore.engine.resolve import resolve
 from distcore.errors import ConfigError
-from distcore.extensions.profile import PHASES, overlap, union
+from distcore.extensions.phases import PHASES, overlap, union
+from distcore.extensions.profile import Plan
 from distcore.launchers import launch
 
 CHANGES = {
@@ -43,21 +44,46 @@ def test_the_phases_of_one_process_add_up_to_the_step(rows: str, tmp_path: Path)
 
 
 @pytest.mark.ranks
-def test_two_ranks_show_the_all_reduce_in_the_backward_pass(rows: str, tmp_path: Path) -> None:
+def test_two_ranks_show_the_all_reduce_in_the_backward_pass(
+    rows: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     seconds, inside = trained({"data": rows, "strategy": "ddp", "nproc": 2}, tmp_path / "run")
     assert inside is not None
     assert 0 < seconds["communication"] < seconds["total"]
     assert inside["backward"] == max(inside.values())
+    assert all(inside[phase] <= seconds[phase] for phase in PHASES)
     names = {event.get("name") for event in json.loads((tmp_path / "run/trace-rank1.json").read_text())["traceEvents"]}
     assert "gloo:all_reduce" in names
     assert "gloo:broadcast" not in names  # BERT's buffers never change
+    assert "ERROR" not in capfd.readouterr().err
 
 
-def test_a_run_shorter_than_its_profile_says_so(rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config(None, CHANGES | {"data": rows, "max_steps": 3, "out": str(tmp_path / "run")})
+def test_a_run_shorter_than_its_profile_says_so_and_profiles_the_steps_that_there_are(
+    rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds, _ = trained({"data": rows, "max_steps": 3, "log_level": "warning"}, tmp_path / "run")
+    assert "profile: 3 step(s) to train, a whole profile needs 8: 0 not measured, 2 timed, 1 traced" in caplog.text
+    facts = json.loads((tmp_path / "run/profile.json").read_text())
+    assert (facts["steps"], facts["traced_steps"]) == (2, 1)
+    assert 0 < seconds["total"] < 60
+    assert (tmp_path / "run/trace-rank0.json").exists()
+
+
+def test_one_step_cannot_be_timed_and_traced(
+    rows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(None, CHANGES | {"data": rows, "max_steps": 1, "out": str(tmp_path / "run")})
     train(config)
-    assert "profile: the run has 3 steps, fewer than the 8 that the profile needs" in caplog.text
-    assert not (tmp_path / "run/profile.json").exists()
+    assert "profile: 1 step(s) to train, a whole profile needs 8: none is written" in caplog.text
+    assert not [*(tmp_path / "run").glob("profile*"), *(tmp_path / "run").glob("trace*")]
+    assert "profile of" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", range(2, 20))
+def test_a_plan_uses_the_steps_that_are_left(left: int) -> None:
+    plan = Plan(5, 10, 3).within(left)
+    assert plan.end == min(left, 18)
+    assert plan.steps >= plan.traced >= 1
 
 
 def test_time_that_collectives_share_counts_once() -> None:

@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from distcore.extensions.phases import PHASES, communication, table
 from distcore.plugin.contract import Progress, Run, StepResult
 from distcore.plugin.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
-PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "rest")
-"""The parts of a step; together they make up all of its time."""
-COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel")
-"""How the names of communication events begin in torch's traces, on a CPU (gloo) and on a GPU (nccl)."""
-
-Span = tuple[float, float]
-"""Start and end, in microseconds."""
 
 
 @dataclass
@@ -36,8 +30,9 @@ class Profile:
     """Time the phases of some steps, then trace a few more; write ``profile.json`` and one trace per rank.
 
     The timed steps run without the tracer, which would slow them down. On a GPU they wait for the device between
-    phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum. It is
-    measured in the traced steps; for a backend that communicates outside of ``torch.distributed`` it is unknown.
+    phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum. Its share
+    of each phase is measured in the traced steps; for a backend that communicates outside of ``torch.distributed`` it
+    is unknown. A run of fewer steps is profiled as far as they go.
     """
 
     wait: int = 5
@@ -55,16 +50,17 @@ class Profile:
         self._tracer: profile | None = None
         self._range: record_function | None = None
         self._on_gpu = False
+        self._plan = Plan(self.wait, self.steps, self.traced)
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        """Warn if the run is too short for a profile."""
+    def on_run_start(self, run: Run, progress: Progress) -> None:
+        """Make do with the steps that there are, and warn if these are too few."""
         self._on_gpu = run.world.device.type == "cuda"
-        need = self.wait + self.steps + self.traced
-        if run.total_steps < need and run.world.is_main:
-            log.warning(
-                "profile: the run has %d steps, fewer than the %d that the profile needs", run.total_steps, need
-            )
+        self._phase, self._since = "data_wait", time.perf_counter()
+        left, whole = run.total_steps - progress.step, self._plan
+        self._plan = whole.within(left)
+        if self._plan is not whole and run.world.is_main:
+            log.warning("profile: %d step(s) to train, a whole profile needs %d: %s", left, whole.end, self._plan)
 
     # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
@@ -115,12 +111,14 @@ class Profile:
         """Count the step; start the tracer after the timed steps, write everything after the traced ones."""
         self._enter("data_wait")
         self._done += 1
-        if self._done == self.wait + self.steps:
+        plan = self._plan
+        if plan.traced and self._done == plan.wait + plan.steps:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's tracer prints to stderr when it starts
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
             self._tracer = profile(activities=activities, acc_events=True)
-            self._tracer.start()
-        elif self._done == self.wait + self.steps + self.traced and self._tracer is not None:
+            with _stderr_closed():
+                self._tracer.start()
+        elif self._done == plan.end and self._tracer is not None:
             self._close_range()
             self._tracer.stop()
             self._write(run, self._tracer)
@@ -138,7 +136,7 @@ class Profile:
 
     def _enter(self, phase: str) -> None:
         """End the current phase and start ``phase``: add up its time, and mark it in the trace."""
-        timed = self.wait <= self._done < self.wait + self.steps
+        timed = self._plan.wait <= self._done < self._plan.wait + self._plan.steps
         if timed and self._on_gpu:
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -167,60 +165,62 @@ class Profile:
 
     def _facts(self, events: Iterable[Any], world_size: int) -> dict[str, Any]:
         """Return the content of profile.json, times in seconds per step; ``None`` for an unknown communication time."""
-        seconds = {phase: self._seconds[phase] / self.steps for phase in PHASES}
+        seconds = {phase: self._seconds[phase] / self._plan.steps for phase in PHASES}
         total = sum(seconds.values())
-        spans = communication(events)
-        inside = {phase: sum(parts) / 1e6 / self.traced for phase, parts in spans.items()} if spans else None
+        shares = communication(events)
+        # Shares, because a traced step takes longer than a timed one: times of the two do not go into one table.
+        inside = {phase: share * seconds[phase] for phase, share in shares.items()} if shares else None
         # No collective in the trace: a single process has none, several communicate where torch does not see it.
         unseen = 0.0 if world_size == 1 else None
         total_inside = sum(inside.values()) if inside is not None else unseen
         return {
-            "steps": self.steps,
+            "steps": self._plan.steps,
+            "traced_steps": self._plan.traced,
             "seconds_per_step": seconds | {"communication": total_inside, "total": total},
             "communication_in": inside,
         }
 
 
-def communication(events: Iterable[Any]) -> dict[str, list[float]] | None:
-    """Return the microseconds of communication in each phase, one number per traced occurrence of the phase.
-
-    ``events`` are those of a trace. ``None`` if there is no collective among them.
-    """
-    spans: list[Span] = []
-    phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
-    for event in events:
-        span = (event.time_range.start, event.time_range.end)
-        if event.name.startswith(COLLECTIVES):
-            spans.append(span)
-        elif event.name.startswith("distcore:") and event.device_type.name == "CPU":
-            phases[event.name.removeprefix("distcore:")].append(span)
-    busy = union(spans)
-    return {name: [overlap(span, busy) for span in parts] for name, parts in phases.items()} if busy else None
+@contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """Send what C++ code prints to nowhere: in a rank that was forked, torch's tracer prints an error that is none."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Merge overlapping spans, in order of time: collectives that run at the same time count once."""
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which steps of this process are measured, and how."""
 
+    wait: int
+    """First steps, not measured."""
+    steps: int
+    """Steps after them that are timed."""
+    traced: int
+    """Steps after these that are traced; 0: there is no profile."""
 
-def overlap(span: Span, others: Iterable[Span]) -> float:
-    """Return how much of ``span`` is covered by ``others``, which do not overlap each other."""
-    return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
+    @property
+    def end(self) -> int:
+        """Steps until the profile is written."""
+        return self.wait + self.steps + self.traced
 
+    def within(self, left: int) -> Plan:
+        """Return the plan for ``left`` steps: this one if they suffice, else a smaller one."""
+        if self.end <= left:
+            return self
+        if left < 2:
+            return Plan(0, 0, 0)
+        wait, traced = min(self.wait, left // 4), min(self.traced, max(1, left // 4))
+        return Plan(wait, min(self.steps, left - wait - traced), traced)
 
-def table(facts: dict[str, Any]) -> str:
-    """Return the table of phases: milliseconds per step, share of the step, milliseconds with a collective running."""
-    seconds, inside = facts["seconds_per_step"], facts["communication_in"]
-    lines = [f"profile of {facts['steps']} steps, rank 0:    ms/step    share  of it communicating"]
-    for phase in (*PHASES, "total"):
-        share = f"{seconds[phase] / seconds['total']:.1%}"
-        part = inside.get(phase, sum(inside.values())) * 1e3 if inside is not None else None
-        shown = f"{part:.2f}" if part is not None else "-"
-        lines.append(f"  {phase.replace('_', ' '):<28}{seconds[phase] * 1e3:>10.2f}{share:>9}{shown:>22}")
-    return "\n".join(lines)
+    def __str__(self) -> str:
+        if not self.traced:
+            return "none is written"
+        return f"{self.wait} not measured, {self.steps} timed, {self.traced} traced"
