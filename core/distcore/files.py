@@ -1,9 +1,10 @@
-"""Text files that other programs read: strict JSON, and atomic writes."""
+"""Files: strict JSON for other programs, atomic writes, and paths that are found again from any folder."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 
@@ -20,6 +21,24 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
+
+
+def absolute(path: str) -> str:
+    """Return ``path``, or the ``file.py`` of a ``file.py:Class``, absolute if it is there; anything else unchanged."""
+    file, colon, name = path.rpartition(":") if ".py:" in path else (path, "", "")
+    there = Path(file).exists()  # never so for what begins with ~, which is found from every folder as it is
+    return f"{os.path.abspath(file)}{colon}{name}" if there else path
+
+
+def same_place(one: object, other: object) -> bool:
+    """Return True for equal values, and for two paths of one name of which at least one is absolute.
+
+    Where a file is does not matter then: it may have been moved since, or be named from another folder.
+    """
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return one == other
+    rooted = os.path.isabs(one) or os.path.isabs(other)
+    return one == other or (rooted and Path(one).name == Path(other).name)
 
 
 def _finite(value: object) -> object:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
+from distcore.files import same_place
 from distcore.plugin.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.contract import Progress, Run
 from distcore.plugin.permutation import BLOCK, order_kind
@@ -117,7 +118,7 @@ def check_job(
         raise CheckpointError(f"--resume-changed {key}: not a key that a resumed run may change{hint}")
     for key, value in mine.items():
         # An option that the task did not have when the checkpoint was written cannot be compared.
-        if key in saved and saved[key] != value and key not in accepted:
+        if key in saved and not same_place(saved[key], value) and key not in accepted:
             then = "resume with the same" if key in fixed else f"accept that with --resume-changed {key}"
             raise CheckpointError(
                 f"resume = {str(path)!r}: {key} was {saved[key]!r} and is {value!r}: "

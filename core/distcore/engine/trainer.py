@@ -25,6 +25,7 @@ from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
@@ -77,6 +78,7 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
     check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
+    run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     rehearse(run, hooks, task, data)
@@ -245,6 +247,7 @@ def finish(
         "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
+        "metrics": dict(declared_metrics(task)),
         "out": str(run.config.out),
     }
 

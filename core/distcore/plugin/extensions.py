@@ -7,6 +7,7 @@ or ``path/to/file.py:Class`` for a class that is not packaged.
 from __future__ import annotations
 
 from distcore.config import RunConfig
+from distcore.files import absolute
 from distcore.plugin import registry
 from distcore.plugin.options import build
 
@@ -16,8 +17,10 @@ def load_extensions(config: RunConfig) -> dict[str, object]:
 
     Raises StrategyError, one line, for an unknown name, a file that does not import, or a wrong option.
     """
+    # A file may be named twice: by its absolute path in a run's config.yaml, and as the user names it now.
+    given = {absolute(name): (name, switch) for name, switch in config.extensions.items()}
     return {
         name: build("extension", name, registry.load("extensions", name), {} if switch is True else switch)
-        for name, switch in config.extensions.items()
+        for name, switch in given.values()
         if switch is not False
     }

@@ -16,7 +16,13 @@ def source_file(source: str, embedded: Collection[str]) -> Path:
         known = ", ".join(embedded)
         hint = nearest(source, embedded)
         raise DataError(f"data {source!r}: neither a file nor an embedded data set{hint} (embedded: {known})")
-    return path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
+
+
+def path_options(task: object, built_in: Collection[str]) -> tuple[str, ...]:
+    """Return the options of ``task`` for model and data that are none of the ``built_in`` names, so are paths."""
+    names = ("model", "data", "eval_data", "test_data")
+    return tuple(name for name in names if getattr(task, name) is not None and getattr(task, name) not in built_in)
 
 
 def source_name(source: str, embedded: Collection[str]) -> str:

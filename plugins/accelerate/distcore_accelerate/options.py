@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 BackendName = Literal["ddp", "fsdp2", "deepspeed"]
 
@@ -11,6 +11,8 @@ BackendName = Literal["ddp", "fsdp2", "deepspeed"]
 @dataclass(frozen=True, kw_only=True)
 class AccelerateOptions:
     """What a user may choose beside what an ``accelerate config`` file says."""
+
+    path_options: ClassVar = ("config_file", "deepspeed_config")
 
     backend: BackendName | None = None
     """Accelerate's way to spread the model: ddp, fsdp2 or deepspeed; default: the config file's, else ddp."""

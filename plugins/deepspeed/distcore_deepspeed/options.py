@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from distcore_deepspeed.json_config import ZERO, Setting, UserConfig, read
 
@@ -34,6 +34,8 @@ SECTION_OF = {
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedOptions:
     """What a user may choose; each option that stands for a key of DeepSpeed's JSON must agree with it."""
+
+    path_options: ClassVar = ("config", "nvme_path")
 
     stage: Literal[0, 1, 2, 3] | None = None
     """What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. Default 2, or config's."""

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
-from distcore.tasks.causal_lm.models import build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.causal_lm.embedded import EMBEDDED
+from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model, from_scratch, model_folder, suggested_lr
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.prepare import CausalDatasets, prepare_rows, without_rows
 from distcore.tasks.causal_lm.sequences import IGNORED
 from distcore.tasks.pretrained import load_tokenizer, tokenizer_files
+from distcore.tasks.sources import path_options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +34,11 @@ class CausalLM(CausalOptions):
 
     An item of the mean loss is a token that is predicted.
     """
+
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""

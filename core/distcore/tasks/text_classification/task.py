@@ -13,10 +13,13 @@ from distcore.config import RunConfig
 from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
 from distcore.tasks.pretrained import set_length, tokenizer_files
+from distcore.tasks.sources import path_options
+from distcore.tasks.text_classification.data.embedded import EMBEDDED
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.data.tokens import TokenDataset
 from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
 from distcore.tasks.text_classification.models import (
+    BUILT_IN_MODELS,
     build_classifier,
     from_scratch,
     model_folder,
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(TextOptions):
     """One label per text, by a transformers classifier; implements ``distcore.plugin.task.Task``."""
+
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
