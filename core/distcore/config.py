@@ -219,15 +219,26 @@ def parse_settings(given: Iterable[str]) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     """Read the value of ``--set key=value`` as YAML does, and ``1e-4`` as a number."""
     try:
-        value = yaml.safe_load(text)
+        return _number_if(yaml.safe_load(text))
     except yaml.YAMLError:
         return text
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML 1.1 takes 1e-4 for a string
-        except ValueError:
-            return value
-    return value
+
+
+def parse_values(text: str) -> list[Any]:
+    """Read values separated by commas, each as ``parse_value`` does; a comma in brackets separates none."""
+    try:
+        found = yaml.safe_load(f"[{text}]")
+    except yaml.YAMLError:
+        found = text.split(",")
+    return [_number_if(value) for value in found]
+
+
+def _number_if(value: Any) -> Any:
+    """Return a text that is a number as one: YAML 1.1 takes 1e-4 for a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def dump_config(config: RunConfig) -> str:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from itertools import chain, takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from distcore.errors import ConfigError
 
 
 class Flag(NamedTuple):
@@ -126,6 +130,26 @@ def flag_of_others(flag: str, known: Container[str]) -> str:
     """Return a hint if other libraries have ``flag`` and this command, whose flags are ``known``, has its like."""
     here = WORDS_OF_OTHERS.get(flag.replace("_", "-"))
     return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
+
+
+def refuse_several(argv: Sequence[str], known: Container[str]) -> None:
+    """Raise ConfigError where a flag is followed by several values, as in ``--lr 0.001 0.003``.
+
+    ``known`` are the flags of the command; only one that has ``--sweep`` knows what to do with several values.
+    """
+    groups = [flags for title, flags in GROUPS.items() if title != "run folder" and "--sweep" in known]
+    keys = {flag.name: flag.key.removeprefix(OPTION) for flag in chain(*groups)}
+    for index, word in enumerate(argv):
+        values = list(takewhile(lambda value: not value.startswith("-"), argv[index + 1 :]))
+        if values and _is_config(values[-1]):
+            values.pop()
+        if word in keys and len(values) > 1:
+            sweep = f"--sweep {keys[word]}={','.join(values)}"
+            raise ConfigError(f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}")
+
+
+def _is_config(word: str) -> bool:
+    return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
 def with_flags(message: str) -> str:

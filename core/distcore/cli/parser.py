@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import NoReturn
 
-from distcore.cli.flags import flag_of_others
+from distcore.cli.flags import flag_of_others, refuse_several
 from distcore.errors import ConfigError, nearest
 
 WIDEST = 110
@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
         self.argv = argv
+        refuse_several(argv, self._option_string_actions)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
         if not unknown:

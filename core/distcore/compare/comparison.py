@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -32,7 +32,7 @@ log = logging.getLogger("distcore")
 def run(request: Request) -> int:
     """Compare, and return the exit code: 0, or 3 if a row failed. Raises DistcoreError."""
     load = foreign_load()  # first of all: what follows is load of our own
-    out = _folder(request.out)
+    out = free_folder(request.out)
     rows, reference = rows_of(request, out)
     set_up_logging(rows[0].config, rank=0)
     for warning in warnings_of(rows, load):
@@ -44,7 +44,7 @@ def run(request: Request) -> int:
         complete = True
     finally:  # an interrupted comparison keeps what it has measured so far
         facts = facts_of(entries, reference, request.warm_up, _about(request, load) | {"complete": complete})
-        write(facts, out)
+        write({"json": strict_json(facts, indent=1), "md": markdown(facts), "html": page(facts)}, out)
     show(facts)
     print(f"compared: {out}/compare.html, compare.md, compare.json", flush=True)
     return RankError.exit_code if any(entry.failed for entry in entries) else 0
@@ -80,9 +80,13 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
 
 def _about(request: Request, load: float | None) -> Facts:
     """Return how the comparison was made, for compare.json. ``load``: of other programs when it began, if too much."""
-    command = shlex.join(["distcore", *sys.argv[1:]])
-    made: Facts = {"command": command, "rounds": request.rounds, "interleaved": request.interleave}
+    made: Facts = {"command": command_line(), "rounds": request.rounds, "interleaved": request.interleave}
     return made | {"foreign_load": load}
+
+
+def command_line() -> str:
+    """Return the command that runs, as a user would type it."""
+    return shlex.join(["distcore", *sys.argv[1:]])
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:
@@ -97,15 +101,14 @@ def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tu
         yield from ((number, entry) for entry in (entries if number % 2 else reversed(entries)))
 
 
-def write(facts: Facts, out: Path) -> None:
-    """Write the three files into ``out``; raises ConfigError if that fails."""
-    files = {"compare.json": strict_json(facts, indent=1), "compare.md": markdown(facts), "compare.html": page(facts)}
-    for name, text in files.items():
+def write(texts: Mapping[str, str], out: Path) -> None:
+    """Write the files ``compare.KIND`` into ``out``; raises ConfigError if that fails."""
+    for kind, text in texts.items():
         try:
             out.mkdir(parents=True, exist_ok=True)
-            (out / name).write_text(text, encoding="utf-8")
+            (out / f"compare.{kind}").write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--out {out}: {name} cannot be written: {error.strerror}") from None
+            raise ConfigError(f"--out {out}: compare.{kind} cannot be written: {error.strerror}") from None
 
 
 def _time(entry: Entry, number: int, rounds: int) -> None:
@@ -139,7 +142,7 @@ def _checkpoint(out: Path) -> Path:
     return found
 
 
-def _folder(given: str | None) -> Path:
+def free_folder(given: str | None) -> Path:
     """Return the folder to write to, not created yet; raises ConfigError if another comparison is in it."""
     folder = Path(given or f"runs/compare-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.is_file() or any((folder / name).exists() for name in ("compare.json", "runs")):

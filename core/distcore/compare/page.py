@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from distcore.compare import plots
@@ -45,18 +46,42 @@ PARTS = {
 
 def page(facts: Facts) -> str:
     """Return the page as HTML."""
-    listed = "".join(f"<li>{escape(line)}</li>" for line in remarks(facts))
     explained = "".join(f"<li>{escape(line)}</li>" for line in explanations(facts))
     rows = [row for row in facts["rows"] if has_run(row)]
+    reference = next((index for index, row in enumerate(rows) if row["name"] == facts["reference"]), None)
+    table = html_table(headings(facts), [cells(row, facts) for row in rows], reference)
+    return document(
+        "Strategies compared",
+        facts["command"],
+        f'<p class="soft">{escape(_where(facts))}</p>\n{table}\n{remark_list(remarks(facts))}\n'
+        f"{_plots(rows, facts) if rows else ''}"
+        f"<h2>How it was measured</h2>\n<ul>{explained}</ul>\n",
+    )
+
+
+def document(title: str, command: str, body: str) -> str:
+    """Return a page of its own: the title, the command that made it, and ``body``, which is HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Strategies compared</title><style>{STYLE}</style></head><body>\n"
-        f"<h1>Strategies compared</h1>\n<p><code>{escape(facts['command'])}</code></p>\n"
-        f'<p class="soft">{escape(_where(facts))}</p>\n{_table(rows, facts)}\n<ul class="remarks">{listed}</ul>\n'
-        f"{_plots(rows, facts) if rows else ''}"
-        f"<h2>How it was measured</h2>\n<ul>{explained}</ul>\n</body></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
+        f"<h1>{title}</h1>\n<p><code>{escape(command)}</code></p>\n{body}</body></html>\n"
     )
+
+
+def html_table(names: Sequence[str], rows: Iterable[Sequence[str]], reference: int | None = None) -> str:
+    """Return a table as HTML; ``reference`` is the number of the row that stands out."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = ""
+    for index, row in enumerate(rows):
+        marked = ' class="reference"' if index == reference else ""
+        body += f"<tr{marked}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def remark_list(lines: Iterable[str]) -> str:
+    """Return the remarks below a table as HTML."""
+    return f'<ul class="remarks">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
 
 
 def _where(facts: Facts) -> str:
@@ -64,19 +89,6 @@ def _where(facts: Facts) -> str:
     machine, job = facts["machine"], facts["job"]
     said = ", ".join(f"{key.rpartition('.')[2]} {job[key]}" for key in HEADLINE if key in job)
     return f"{said}; {machine['cores']} cores, {machine['processor']}; distcore {facts['distcore']}"
-
-
-def _table(rows: list[Facts], facts: Facts) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in headings(facts))
-    body = "".join(
-        f"<tr{_class(row, facts)}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(row, facts))}</tr>\n"
-        for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _class(row: Facts, facts: Facts) -> str:
-    return ' class="reference"' if row["name"] == facts["reference"] else ""
 
 
 def _plots(rows: list[Facts], facts: Facts) -> str:

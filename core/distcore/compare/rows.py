@@ -85,10 +85,7 @@ class Row:
 
 def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     """Return the rows, and the name of the reference row; raises DistcoreError before anything has started."""
-    if rank_info := join(os.environ):
-        raise ConfigError(
-            f"compare: {rank_info.launcher} started this process as a rank; compare starts its own: run it directly"
-        )
+    refuse_ranks("compare")
     requested = parse_rows(request.strategies, request.row)
     reference = request.reference or next(iter(requested))
     if reference not in requested:
@@ -96,12 +93,25 @@ def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
         raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
     load_config(request.config, dict(request.changes))  # an error in all rows is reported without the name of a row
     rows = [
-        _row(request, name, settings, out / "runs" / f"{number:02d}-{re.sub(r'[^0-9A-Za-z.=-]+', '-', name)}")
+        _row(request, name, settings, out / "runs" / f"{number:02d}-{folder_name(name)}")
         for number, (name, settings) in enumerate(requested.items())
     ]
     if all(row.reason for row in rows):
         raise ConfigError(f"no row can run: row {rows[0].name!r}: {rows[0].reason}")
     return compared(rows, reference, request.allow_different), reference
+
+
+def refuse_ranks(what: str) -> None:
+    """Raise ConfigError in a process that a launcher started as a rank; ``what`` starts processes of its own."""
+    if rank_info := join(os.environ):
+        raise ConfigError(
+            f"{what}: {rank_info.launcher} started this process as a rank; {what} starts its own: run it directly"
+        )
+
+
+def folder_name(name: str) -> str:
+    """Return ``name`` as the name of a folder that no shell takes apart."""
+    return re.sub(r"[^0-9A-Za-z.=,+_-]+", "-", name)
 
 
 def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -119,7 +129,9 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
             raise ConfigError(f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other settings")
         found[name] = {"strategy": words[0], **_settings(words[1:], name)}
     if not found:
-        raise ConfigError("compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE'")
+        raise ConfigError(
+            "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
+        )
     return found
 
 
@@ -147,6 +159,11 @@ def _compared(row: Row, base: Row, allowed: list[str]) -> Row:
             f"--allow-different {','.join(refused)}"
         )
     return replace(row, differs=differs)
+
+
+def is_of_job(key: str) -> bool:
+    """Return True for a dotted key that says what is trained, False for one that says how."""
+    return not any(_is_under(key, free) for free in MAY_DIFFER)
 
 
 def _is_under(key: str, above: str) -> bool:
@@ -181,7 +198,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
             raise ConfigError(f"row {name!r}: {error}") from None
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
     leaves = flatten(config.model_dump(mode="json"))
-    job = {key: value for key, value in leaves.items() if not any(_is_under(key, free) for free in MAY_DIFFER)}
+    job = {key: value for key, value in leaves.items() if is_of_job(key)}
     if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
         job["schedule.name"] = f"{config.strategy}'s own"
     exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)

@@ -88,18 +88,23 @@ def _train(config: RunConfig, out: Path) -> str | None:
     out.parent.mkdir(parents=True, exist_ok=True)
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
     file.write_text(dump_config(config), encoding="utf-8")
-    # -P: files in the current folder must not shadow installed modules.
-    command = [sys.executable, "-P", "-m", "distcore", "train", str(file), "--out", str(out)]
+    command = train_command(file, out)
     with log.open("wb") as output, sigterm_raises():
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
             code = child.wait()
         finally:
-            _end(child)
+            end(child)
     return _error_line(log, code) if code else None
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def train_command(file: Path, out: Path) -> list[str]:
+    """Return the command that trains the job of the config ``file`` in a process of its own."""
+    # -P: files in the current folder must not shadow installed modules.
+    return [sys.executable, "-P", "-m", "distcore", "train", str(file), "--out", str(out)]
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
     """End the process, if it still runs: by SIGTERM, on which it also ends its ranks, after ``GRACE`` by SIGKILL."""
     if child.poll() is None:
         child.terminate()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from distcore.compare.facts import Facts
@@ -29,13 +29,15 @@ def show(facts: Facts) -> None:
 
 def markdown(facts: Facts) -> str:
     """Return the table, the remarks and the explanations as a Markdown page."""
-    names = headings(facts)
-    rows = [cells(row, facts) for row in facts["rows"] if has_run(row)]
-    lines = [_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)]
+    table = markdown_table(headings(facts), [cells(row, facts) for row in facts["rows"] if has_run(row)])
     notes = "".join(f"- {line}\n" for line in remarks(facts))
     explained = "".join(f"- {line}\n" for line in explanations(facts))
-    table = "\n".join(lines)
     return f"# Strategies compared\n\n`{facts['command']}`\n\n{table}\n\n{notes}\n## How it was measured\n\n{explained}"
+
+
+def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; all columns but the first are aligned to the right."""
+    return "\n".join([_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)])
 
 
 def headings(facts: Facts) -> list[str]:
@@ -54,15 +56,15 @@ def columns(facts: Facts) -> dict[str, Cell]:
     several = facts["rounds"] > 1
     return {
         "ranks": lambda row: f"{row['world_size']} × {row['threads']} thr.",
-        "wall s": lambda row: _number(row["wall_seconds"], 1),
-        "start-up s": lambda row: _number(row["start_up_seconds"], 1),
-        "warm-up s": lambda row: _number(row["warm_up_seconds"], 2),
-        "training s": lambda row: _number(row["training_seconds"], 2),
+        "wall s": lambda row: number(row["wall_seconds"], 1),
+        "start-up s": lambda row: number(row["start_up_seconds"], 1),
+        "warm-up s": lambda row: number(row["warm_up_seconds"], 2),
+        "training s": lambda row: number(row["training_seconds"], 2),
         "samples/s": lambda row: _speed(row, several),
         "p50 ms": lambda row: _milliseconds(row["step_p50_seconds"]),
         "p95 ms": lambda row: _milliseconds(row["step_p95_seconds"]),
         "comm. ms/step": _communication,
-        "peak MiB/rank": lambda row: _number(row["peak_memory_bytes"] / 2**20, 0),
+        "peak MiB/rank": lambda row: number(row["peak_memory_bytes"] / 2**20, 0),
         **{name: partial(_metric, name) for name in facts["metrics"]},
         "max |Δ|": lambda row: _difference(row["distance"], "largest"),
         "rel. Δ": lambda row: _difference(row["distance"], "relative"),
@@ -113,16 +115,17 @@ def has_run(row: Facts) -> bool:
     return bool(row.get("rounds"))
 
 
-def _line(texts: list[str]) -> str:
+def _line(texts: Sequence[str]) -> str:
     # chr(92) is the backslash, which an f-string of Python 3.11 cannot contain.
     return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
 def _metric(name: str, row: Facts) -> str:
-    return _number(row["metrics"][name], 4)
+    return number(row["metrics"][name], 4)
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """Return ``value`` with so many digits after the point, or that it is not there."""
     return NOT_AVAILABLE if value is None else f"{value:.{digits}f}"
 
 

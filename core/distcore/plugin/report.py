@@ -43,5 +43,7 @@ class Report(TypedDict):
     """What the task says of its data: ``Datasets.facts``."""
     evaluation: dict[str, Any]
     """Of the test rows: each metric of the task by name, and ``evaluated``, ``unique`` and ``dataset_size`` in rows."""
+    metrics: dict[str, str]
+    """The metrics that the task declares, each with ``min`` or ``max``: what is better."""
     out: str
     """The run folder."""

@@ -21,18 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
     parser.more_help = _options_of_task  # type: ignore[attr-defined]
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     other = add_job_flags(parser)
     other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
         help="print where the time of a step goes, and write traces",
     )  # fmt: skip
+    other.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=V,V,…",
+        help="a run for each of these values, into one folder; repeated: for each combination",
+    )  # fmt: skip
     other.add_argument("--dry-run", action="store_true", default=False, help="print the resolved config and stop")
 
 
 def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
-    """Add the config file, the flags of ``GROUPS`` but those in ``leave_out``, and ``--set``; return the last group."""
+    """Add the flags of ``GROUPS`` but those in ``leave_out``, and ``--set``; return the last group."""
     parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
-    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
@@ -103,8 +107,12 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train and return 0; raises DistcoreError."""
+    """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
     waiting.sleep_if_busy()
+    if arguments.sweep:
+        from distcore.compare import sweep
+
+        return sweep.run(arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run)
     from distcore.jobs import train
 
     train.run(partial(config_of, arguments), arguments.dry_run)
