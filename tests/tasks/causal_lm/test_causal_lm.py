@@ -50,7 +50,7 @@ def plain(folder: Path) -> Report:
 
 def losses(folder: Path, out: str) -> dict[int, float]:
     lines = map(json.loads, (folder / out / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
 def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
