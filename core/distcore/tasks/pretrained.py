@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,17 +56,26 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
 
 
-def check_length(name: str, folder: Path, max_seq_len: int) -> None:
-    """Raise ConfigError if ``max_seq_len`` exceeds the positions that the model in ``folder`` has."""
+def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
+    """Return name and digest of each file in ``folder`` that tokens depend on, as a part of a cache key."""
+    files = [folder / "config.json", *tokenizer_files(folder)]
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.is_file()]
+
+
+def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
+    """Raise ConfigError if ``tokens``, which ``option`` asks for, exceed the positions of the model in ``folder``."""
     tree = read_config(name, folder)
-    positions = tree.get("max_position_embeddings", tree.get("n_positions"))
+    # T5 and its relatives count distances instead; what their config calls positions bounds nothing.
+    counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
+    positions = tree.get("max_position_embeddings", counted)
     if not isinstance(positions, int):
         return
     # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
     reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
-    if max_seq_len > positions - reserved:
+    if tokens > positions - reserved:
         where = f"model {name} has positions for {positions - reserved} tokens"
-        raise ConfigError(f"max_seq_len = {max_seq_len}: {where}; use --max-seq-len {positions - reserved}")
+        change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
+        raise ConfigError(f"{option} = {tokens}: {where}; use {change}{positions - reserved}")
 
 
 def set_length(folder: Path, tokens: int) -> None:
@@ -121,22 +131,22 @@ def class_fields(classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def load_classifier(auto: str, name: str, folder: Path, dropout: float | None, fields: dict[str, Any]) -> nn.Module:
-    """Return the model in ``folder`` in fp32, with a head for the classes that ``fields`` of its config say.
+def load_model(kind: str, name: str, folder: Path, dropout: float | None, **settings: Any) -> nn.Module:
+    """Load the folder's model in fp32; under torch's meta device it has no weights, and none are read.
 
-    ``auto`` is the class of transformers that loads it. Under torch's meta device it has no weights, and none are read.
-    Raises ModelError.
+    ``kind`` is the class of transformers that loads it, such as ``AutoModelForCausalLM``; ``settings`` go into the
+    model's config, those of ``class_fields`` among them. Raises ModelError, one line.
     """
     import torch
 
     with quiet(), one_line(f"model {name}: cannot be loaded"):
         import transformers
 
-        loader: Any = getattr(transformers, auto)
+        loader: Any = getattr(transformers, kind)
         saved = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
-        other_head = saved.num_labels != fields["num_labels"]
-        shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+        other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
+        shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
         if torch.get_default_device().type == "meta":
             skeleton: nn.Module = loader.from_config(shape)

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Protocol
 
-from distcore.data.files import describe_value
+from distcore.data.files import describe_value, digest
 from distcore.errors import DataError, nearest
+
+
+class Sources(Protocol):
+    """The options that say where rows come from."""
+
+    @property
+    def data(self) -> str:
+        """Data file, or the name of an embedded data set."""
+        ...
+
+    @property
+    def eval_data(self) -> str | None:
+        """The same for the evaluation; without it a part of ``data`` is kept for that."""
+        ...
+
+    @property
+    def test_data(self) -> str | None:
+        """The same for the final test."""
+        ...
+
+    @property
+    def eval_fraction(self) -> float:
+        """Part of the rows of ``data`` that is kept for evaluation."""
+        ...
 
 
 def source_file(source: str, embedded: Collection[str]) -> Path:
@@ -28,6 +53,19 @@ def path_options(task: object, built_in: Collection[str]) -> tuple[str, ...]:
 def source_name(source: str, embedded: Collection[str]) -> str:
     """Return what messages call the rows of a file or an embedded data set."""
     return f"data set {source}" if source in embedded else f"data file {source_file(source, embedded)}"
+
+
+def source_digests(sources: Sources, embedded: Collection[str], fingerprint: Callable[[str], str]) -> list[str | None]:
+    """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
+
+    ``fingerprint`` gives that of an embedded data set. Raises DataError.
+    """
+
+    def digest_of(source: str) -> str:
+        return fingerprint(source) if source in embedded else digest(source_file(source, embedded))
+
+    given = (sources.data, sources.eval_data, sources.test_data)
+    return [None if source is None else digest_of(source) for source in given]
 
 
 def text_problem(text: object, name: str = "text") -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+Definition = ast.ClassDef | ast.FunctionDef
 _SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 
 
@@ -19,6 +21,14 @@ def source_files(library: Path, modules: Iterable[str]) -> Iterator[Path]:
         for path in paths:
             if path.is_file() and not _SKIPPED.intersection(path.relative_to(library).parts):
                 yield path
+
+
+def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
+    """Yield the functions and classes of the modules that have a docstring, with its first paragraph on one line."""
+    for path in source_files(Path(sysconfig.get_path("stdlib")), modules):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, Definition) and (text := ast.get_docstring(node)):
+                yield node, " ".join(text.split("\n\n")[0].split())
 
 
 def fingerprint(*facts: object) -> str:

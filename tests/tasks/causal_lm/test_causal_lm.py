@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import strategy_chain
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.plugin import registry
 from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model
 from distcore.tasks.causal_lm.task import CausalLM
 
 ROWS = [{"prompt": f"after {row}", "completion": f" comes {row + 1}" + " and on" * (row % 5)} for row in range(60)]
-WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
 STEPS = 10
 
 
-def config(folder: Path, out: str, **changes: Any) -> RunConfig:
+def config(folder: Path, out: str | Path, **changes: Any) -> RunConfig:
     tree = {
         "task": "causal-lm", "out": str(folder / out), "max_steps": STEPS, "global_batch_size": 12, "lr": 0.01,
         "micro_batch_size": 3, "log_every": 1, "device": "cpu", "extensions": {"progress": False},
@@ -46,11 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(folder: Path) -> Report:
     """The report of one process, which also generates."""
     return train(config(folder, "single", task_options={"max_new_tokens": 4}))
-
-
-def losses(folder: Path, out: str) -> dict[int, float]:
-    lines = map(json.loads, (folder / out / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
 def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
@@ -85,17 +79,8 @@ def test_an_exported_model_generates_what_evaluation_did(plain: Report, folder: 
 @pytest.mark.timeout(300)
 def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, folder: Path) -> None:
     """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7 for tokens that are packed."""
-    whole = losses(folder, "single")
-    ways = [way for way in WAYS if way.partition(":")[0] in registry.offers("strategies")]
-    for number, way in enumerate(ways, 1):
-        going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
-        name, _, stage = way.partition(":")
-        changes = {"strategy": name, "strategy_options": {"stage": 3} if stage else {}, "max_steps": 2 * number}
-        launch(train, config(folder, "chain", nproc=2, **changes, **going_on), nproc=2)
-    found = losses(folder, "chain")
-    assert sorted(found) == list(range(1, 2 * len(ways) + 1))
-    for step, loss in found.items():
-        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
+    strategy_chain.run_chain(folder / "chain", lambda **changes: config(folder, **changes))
+    strategy_chain.assert_one_run(folder / "chain", folder / "single")
 
 
 @pytest.mark.ranks
@@ -103,15 +88,12 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, fo
 @pytest.mark.parametrize("way", ["fsdp", "deepspeed:3"])
 def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(way: str, plain: Report, folder: Path) -> None:
     """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
-    if way.partition(":")[0] not in registry.offers("strategies"):
+    if not strategy_chain.is_offered(way):
         pytest.skip(f"{way} is not installed")
     out = f"generates-{way[0]}"
-    launch(train, config(folder, out, strategy=way, nproc=2, task_options={"max_new_tokens": 4}), nproc=2)
-    texts = [
-        [json.loads(line)["generated"] for line in (folder / run / "predictions.jsonl").read_text().splitlines()]
-        for run in ("single", out)
-    ]
-    assert texts[0] == texts[1]
+    changes = strategy_chain.options_of(way) | {"nproc": 2, "task_options": {"max_new_tokens": 4}}
+    launch(train, config(folder, out, **changes), nproc=2)
+    assert strategy_chain.generated(folder / out) == strategy_chain.generated(folder / "single")
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN_MODELS if "tiny" in name or "mini" in name])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from distcore.tasks import stdlib
@@ -39,34 +39,23 @@ def fingerprint(name: str) -> str:
 
 def stdlib_source() -> Rows:
     """Return the source files as documents; those of under 200 characters are left out."""
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in _files())
+    files = stdlib.source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split())
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in files)
     return check_rows("data set stdlib-source", "documents", ((text,) for text in texts if len(text) >= 200))
 
 
 def stdlib_help() -> Rows:
     """Return the first line of each documented function and class with the first sentence of its docstring."""
-    pairs = dict(pair for path in _files() for pair in _documented(path))
-    return check_rows("data set stdlib-help", "prompts", iter(pairs.items()))
+    found = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(DOCUMENTS.split())}
+    kept = ((prompt, text) for prompt, text in found.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
+    return check_rows("data set stdlib-help", "prompts", kept)
 
 
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
 """Name, as in ``--data NAME``, to the function that returns its rows."""
 
 
-def _files() -> Iterator[Path]:
-    return stdlib.source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split())
-
-
-def _documented(path: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            prompt = f"{_first_line(node)}\n"
-            sentence = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-            if len(prompt) in _LENGTHS and len(sentence) in _LENGTHS:
-                yield prompt, sentence
-
-
-def _first_line(node: ast.ClassDef | ast.FunctionDef) -> str:
+def _first_line(node: stdlib.Definition) -> str:
     if isinstance(node, ast.FunctionDef):
         return f"def {node.name}({ast.unparse(node.args)}):"
     bases = ", ".join(map(ast.unparse, node.bases))

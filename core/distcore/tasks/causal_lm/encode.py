@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from distcore.data.files import row_error
-from distcore.errors import DataError, ModelError
+from distcore.errors import ModelError
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows
 from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays
+from distcore.tasks.parts import Part
 
 CHUNK = 1024
 """Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
@@ -20,25 +19,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some rows of a source: those of one data set."""
-
-    rows: Rows
-    """The whole source."""
-    numbers: np.ndarray
-    """Which of them, int64, ascending, from 0."""
-
-    def values(self) -> list[Any]:
-        """Return the rows' values, in order."""
-        return [self.rows.values[number] for number in self.numbers]
-
-    def problem(self, place: int, what: str) -> DataError:
-        """Return the error for the row at ``place`` of this part."""
-        return row_error(self.rows.name, int(self.numbers[place]) + 1, what)
-
-
-def encode(part: Part, tokenizer: Any, options: CausalOptions) -> tuple[Arrays, int]:
+def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions) -> tuple[Arrays, int]:
     """Return the tokens of all rows, and how many rows were cut to ``max_seq_len``; raises DataError or ModelError."""
     if part.rows.form == "documents":
         return _blocks(_documents(part, tokenizer), options), 0
@@ -46,7 +27,7 @@ def encode(part: Part, tokenizer: Any, options: CausalOptions) -> tuple[Arrays, 
     return _cut(part, rows, options.max_seq_len)
 
 
-def _documents(part: Part, tokenizer: Any) -> Iterator[np.ndarray]:
+def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the one that ends it."""
     end = _end(tokenizer)
     for tokens in _tokens(tokenizer, part.values(), special=True):
@@ -66,7 +47,7 @@ def _blocks(documents: Iterator[np.ndarray], options: CausalOptions) -> Arrays:
     return Arrays(tokens=tokens, flags=flags, starts=starts, lengths=lengths)
 
 
-def _prompts(part: Part, tokenizer: Any) -> Iterator[Encoded]:
+def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield prompt, completion and the token that ends it; the latter two count."""
     end = _end(tokenizer)
     prompts, completions = zip(*part.values(), strict=True)
@@ -77,7 +58,7 @@ def _prompts(part: Part, tokenizer: Any) -> Iterator[Encoded]:
         yield tokens, np.arange(len(tokens)) >= len(prompt)
 
 
-def _conversations(part: Part, tokenizer: Any) -> Iterator[Encoded]:
+def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield each conversation as the chat template writes it; the assistant's answers count."""
     if not tokenizer.chat_template:
         raise ModelError(
@@ -98,7 +79,7 @@ def _conversations(part: Part, tokenizer: Any) -> Iterator[Encoded]:
         yield np.asarray(found["input_ids"], np.int32), counted
 
 
-def _written(part: Part, place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _written(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
     from jinja2 import TemplateError
 
@@ -120,7 +101,7 @@ def _written(part: Part, place: int, messages: list[Any], tokenizer: Any) -> tup
     return whole, spans
 
 
-def _cut(part: Part, rows: Iterator[Encoded], length: int) -> tuple[Arrays, int]:
+def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int) -> tuple[Arrays, int]:
     """Join the rows, each cut so that the model reads ``length`` tokens at most; raises DataError without an answer."""
     tokens, flags, sizes, cut = [], [], [], 0
     for place, (row, counted) in enumerate(rows):

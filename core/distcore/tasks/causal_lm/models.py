@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from distcore.errors import ModelError
 from distcore.tasks import pretrained
 from distcore.tasks.causal_lm.options import CausalOptions
-from distcore.tasks.pretrained import one_line, quiet, read_config, set_dropout
+from distcore.tasks.pretrained import load_model, read_config, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,7 +99,8 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
     shape = BUILT_IN_MODELS.get(options.model)
     if shape is None:
-        return _load_pretrained(options, pad)
+        folder = model_folder(options.model)
+        return load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
     config = _config(shape, options, vocab_size, pad, end)
     set_dropout(config, options.dropout)
     from transformers import AutoModelForCausalLM
@@ -135,24 +136,6 @@ def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end
         tie_word_embeddings=True,
         **tokens,
     )
-
-
-def _load_pretrained(options: CausalOptions, pad: int) -> nn.Module:
-    import torch
-
-    folder = model_folder(options.model)
-    with quiet(), one_line(f"model {options.model}: cannot be loaded"):
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        auto: Any = AutoModelForCausalLM
-        shape = AutoConfig.from_pretrained(folder, local_files_only=True, pad_token_id=pad)
-        set_dropout(shape, options.dropout)
-        if torch.get_default_device().type == "meta":
-            skeleton: nn.Module = auto.from_config(shape)
-            return skeleton
-        # fp32 even if the files hold half precision: these are the master weights.
-        model: nn.Module = auto.from_pretrained(folder, config=shape, local_files_only=True).float()
-    return model
 
 
 def _model_type(options: CausalOptions) -> str:

@@ -41,6 +41,11 @@ class Arrays:
         found: np.ndarray = total[self.starts + self.lengths + 1] - total[self.starts + 1]
         return found
 
+    def targets(self) -> np.ndarray:
+        """Return the tokens that are predicted, int32, shape ``(targets,)``."""
+        found: np.ndarray = self.tokens[(self.flags & COUNTED) > 0]
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SequenceDataset:

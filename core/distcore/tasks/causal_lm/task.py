@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +12,17 @@ from distcore.plugin.task import Datasets
 from distcore.tasks.causal_lm.embedded import EMBEDDED
 from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model, from_scratch, model_folder, suggested_lr
 from distcore.tasks.causal_lm.options import CausalOptions
-from distcore.tasks.causal_lm.prepare import CausalDatasets, prepare_rows, without_rows
-from distcore.tasks.causal_lm.sequences import IGNORED
-from distcore.tasks.pretrained import load_tokenizer, tokenizer_files
+from distcore.tasks.causal_lm.prepare import prepare_rows
+from distcore.tasks.causal_lm.sequences import IGNORED, no_sequences
+from distcore.tasks.pretrained import load_tokenizer
 from distcore.tasks.sources import path_options
+from distcore.tasks.token_metrics import token_report
+from distcore.tasks.tokenised import tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore.plugin.ragged import Ragged
-
-MOST = 700.0
-"""Loss above which the perplexity is that of this one: the next would be no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ class CausalLM(CausalOptions):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language-modelling head."""
-        data = _causal(data)
+        data = tokenised(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
@@ -112,16 +109,11 @@ class CausalLM(CausalOptions):
 
         ``token_accuracy`` is the share of targets that the model finds likeliest. All are ``None`` without rows.
         """
-        tokens = int(outputs["tokens"].sum()) if outputs else 0
-        if not tokens:
-            return dict.fromkeys(("loss", "perplexity", "token_accuracy"))
-        loss = outputs["loss"].double().sum().item() / tokens
-        right = int(outputs["right"].sum()) / tokens
-        return {"loss": loss, "perplexity": math.exp(min(loss, MOST)), "token_accuracy": right}
+        return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates."""
-        data = _causal(data)
+        data = tokenised(data)
         tokenizer = load_tokenizer(str(data.tokenizer), data.tokenizer) if "generated" in outputs else None
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             line: dict[str, object] = {
@@ -136,13 +128,11 @@ class CausalLM(CausalOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in tokenizer_files(_causal(data).tokenizer):
-            shutil.copy(file, folder)
+        tokenised(data).save_tokenizer(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(folder) if (folder / "tokenizer_config.json").is_file() else None
+        return without_rows(folder, no_sequences)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -158,9 +148,3 @@ def _answer(tokens: Tensor, end: int | None) -> list[int]:
     """Return the tokens before the one that ends the answer."""
     found: list[int] = tokens.tolist()
     return found[: found.index(end)] if end in found else found
-
-
-def _causal(data: Datasets) -> CausalDatasets:
-    if not isinstance(data, CausalDatasets):
-        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
-    return data

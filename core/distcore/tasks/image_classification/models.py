@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distcore.errors import ModelError
 from distcore.tasks import pretrained
 from distcore.tasks.image_classification.options import ImageOptions
-from distcore.tasks.pretrained import IMAGE_PROCESSORS, class_fields, load_classifier, set_dropout
+from distcore.tasks.pretrained import IMAGE_PROCESSORS, class_fields, load_model, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +84,7 @@ def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) 
     shape, fields = BUILT_IN_MODELS.get(options.model), class_fields(classes)
     if shape is None:
         folder = model_folder(options.model)
-        model = load_classifier("AutoModelForImageClassification", options.model, folder, options.dropout, fields)
+        model = load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
         _check_layers(options.model, model)
         return model
     if isinstance(shape, ViTShape):

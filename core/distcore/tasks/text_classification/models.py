@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.tasks import pretrained
-from distcore.tasks.pretrained import class_fields, load_classifier, set_dropout
+from distcore.tasks.pretrained import class_fields, load_model, set_dropout
 from distcore.tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size
     if built_in is not None:
         return _build_from_scratch(built_in, options, vocab_size, fields)
     folder = model_folder(options.model)
-    return load_classifier("AutoModelForSequenceClassification", options.model, folder, options.dropout, fields)
+    return load_model("AutoModelForSequenceClassification", options.model, folder, options.dropout, **fields)
 
 
 def _build_from_scratch(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from distcore.data.cache import cached_folder
-from distcore.data.files import digest
 from distcore.plugin.task import Datasets
 from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import distinct_labels, split_parts
-from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_files
-from distcore.tasks.sources import source_file, source_name
+from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_digest
+from distcore.tasks.sources import source_digests, source_file, source_name
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
-from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, tokenize, write_tokens
+from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
 from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import check_padding, pads_left
+from distcore.tasks.tokenizing import tokenize
 
 FORMAT = 6
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
@@ -85,7 +85,7 @@ def _key(options: TextOptions, seed: int) -> str:
     """Return the key of the cache entry: a digest of everything that its content depends on."""
     facts = [
         FORMAT,
-        [_source_digest(source) for source in (options.data, options.eval_data, options.test_data)],
+        source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
         asdict(options.columns),
         None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
         options.max_seq_len,
@@ -95,20 +95,10 @@ def _key(options: TextOptions, seed: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
 
-def _source_digest(source: str | None) -> str | None:
-    if source is None:
-        return None
-    return (
-        embedded.fingerprint(source) if source in embedded.EMBEDDED else digest(source_file(source, embedded.EMBEDDED))
-    )
-
-
 def _tokenizer_digest(options: TextOptions) -> list[Any]:
     if from_scratch(options):
         return ["wordpiece", options.tokenizer.vocab_size]
-    folder = model_folder(options.model)
-    files = [folder / "config.json", *tokenizer_files(folder)]
-    return [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files if path.is_file()]
+    return tokenizer_digest(model_folder(options.model))
 
 
 def _rows(source: str, options: TextOptions) -> Rows:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +19,6 @@ CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
 IDS = "ids.json"
 """File with the ids of a data set's rows, if they have any."""
-CHUNK = 4096
-"""Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -90,37 +88,6 @@ def pad_rows(
         "input_ids": torch.from_numpy(np.where(mask, found, np.int64(pad))),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
     }
-
-
-def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Tokenise all texts with a transformers tokenizer, each cut to ``max_length`` tokens.
-
-    Returns all tokens one after the other, int32 ``(sum of lengths,)``, the lengths, int64 ``(texts,)``, and how many
-    texts were cut.
-    """
-    parts: list[np.ndarray] = []
-    lengths: list[int] = []
-    cut = 0
-    for start in range(0, len(texts), CHUNK):
-        some = list(texts[start : start + CHUNK])
-        found = _tokens(tokenizer, some, max_length)
-        rows = found["input_ids"]
-        full = [number for number, row in enumerate(rows) if len(row) == max_length]
-        if found.encodings:
-            cut += sum(bool(found.encodings[number].overflowing) for number in full)
-        elif full:  # a tokenizer written in Python keeps nothing of what it cuts off
-            longer = _tokens(tokenizer, [some[number] for number in full], max_length + 1)["input_ids"]
-            cut += sum(len(row) > max_length for row in longer)
-        lengths += map(len, rows)
-        parts.append(np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]))
-    tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    return tokens, np.asarray(lengths, dtype=np.int64), cut
-
-
-def _tokens(tokenizer: Any, texts: list[str], max_length: int) -> Any:
-    return tokenizer(
-        texts, truncation=True, max_length=max_length, return_attention_mask=False, return_token_type_ids=False
-    )
 
 
 def write_tokens(

@@ -1,0 +1,138 @@
+"""Tokens of all pairs as flat arrays on disk, memory-mapped, and the texts beside them where they are evaluated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONTENT = "content.sha256"
+"""File with the digest of a data set's rows."""
+IGNORED = -100
+"""Label of a place without a target."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flat:
+    """Entries of all rows, one row after the other."""
+
+    values: np.ndarray
+    """Tokens, int32, or bytes, uint8, shape ``(entries,)``."""
+    offsets: np.ndarray
+    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
+
+    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
+
+        The entries keep their dtype; the second array is a mask, bool, of the same shape.
+        """
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        columns = np.arange(lengths.max(initial=0))
+        mask = columns < lengths[:, None]
+        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
+        found = self.values.take(starts[:, None] + columns, mode="clip")
+        return np.where(mask, found, self.values.dtype.type(fill)), mask
+
+
+def flat_texts(texts: Sequence[str]) -> Flat:
+    """Return the texts as bytes of UTF-8."""
+    parts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return Flat(np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class PairDataset:
+    """Sources and targets; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
+
+    source: Flat
+    """Tokens of the sources."""
+    target: Flat
+    """Tokens of the targets."""
+    texts: dict[str, Flat]
+    """The ``source`` and ``target`` as text, for an evaluation to show; empty where none is made."""
+    pad: int
+    """Token that fills up the shorter sources of a batch."""
+    lengths: np.ndarray
+    """Tokens of source and target of each row together, int64, shape ``(rows,)``."""
+    items: np.ndarray
+    """Tokens of each target, int64, shape ``(rows,)``: what a row counts in the mean loss."""
+    content: str
+    """SHA-256 over the tokens of both, in hexadecimal."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
+
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``, ``labels`` int64 ``(n, longest
+        target)``, ``IGNORED`` behind a target. Of each text that there is, ``NAME_text`` has the bytes of all rows one
+        after the other, uint8, and ``NAME_bytes`` how many each row has, int64 ``(n,)``.
+        """
+        import torch
+
+        source, mask = self.source.padded(indices, self.pad)
+        labels, _ = self.target.padded(indices, IGNORED)
+        found = {"input_ids": source, "attention_mask": mask, "labels": labels}
+        batch = {name: torch.from_numpy(table.astype(np.int64)) for name, table in found.items()}
+        for name, texts in self.texts.items():
+            text, mask = texts.padded(indices, 0)
+            batch |= {f"{name}_text": torch.from_numpy(text[mask]), f"{name}_bytes": torch.from_numpy(mask.sum(1))}
+        return batch
+
+
+def write_pairs(folder: Path, source: Flat, target: Flat, texts: Sequence[tuple[str, str]]) -> None:
+    """Write one data set, and the digest of its tokens, into the new folder ``folder``."""
+    folder.mkdir()
+    digest = hashlib.sha256()
+    for name, flat in {"source": source, "target": target}.items():
+        _write(folder, name, flat)
+        for column in (flat.values, flat.offsets):
+            digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
+    for name, column in zip(("source", "target"), zip(*texts, strict=True), strict=True):
+        _write(folder, f"{name}_text", flat_texts(column))
+    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+
+
+def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
+    """Map what ``write_pairs`` wrote into memory; ``texts``: with the texts."""
+    content = (folder / CONTENT).read_text(encoding="ascii")
+    found = {name: _open(folder, f"{name}_text") for name in ("source", "target") if texts}
+    return _dataset(_open(folder, "source"), _open(folder, "target"), found, pad, content)
+
+
+def no_pairs(pad: int) -> PairDataset:
+    """Return a data set without rows."""
+    none = Flat(np.empty(0, np.int32), np.zeros(1, np.int64))
+    return _dataset(none, none, {}, pad, "")
+
+
+def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str) -> PairDataset:
+    items = np.diff(target.offsets)
+    lengths = items + np.diff(source.offsets)
+    return PairDataset(
+        source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
+    )
+
+
+def _write(folder: Path, name: str, flat: Flat) -> None:
+    np.save(folder / f"{name}.npy", flat.values)
+    np.save(folder / f"{name}_offsets.npy", flat.offsets)
+
+
+def _open(folder: Path, name: str) -> Flat:
+    # As plain arrays: indexing numpy's memmap class is several times slower.
+    values, offsets = (
+        np.asarray(np.load(folder / f"{file}.npy", mmap_mode="r", allow_pickle=False))
+        for file in (name, f"{name}_offsets")
+    )
+    return Flat(values, offsets)

@@ -1,0 +1,123 @@
+"""From options to tokenised pairs: read, check, split and tokenise rows, and cache the result by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore.data.cache import cached_folder
+from distcore.tasks.parts import Part, parts_of
+from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
+from distcore.tasks.seq2seq import embedded
+from distcore.tasks.seq2seq.encode import encode
+from distcore.tasks.seq2seq.models import check_model, from_scratch, model_folder
+from distcore.tasks.seq2seq.options import Seq2SeqOptions
+from distcore.tasks.seq2seq.pairs import open_pairs, write_pairs
+from distcore.tasks.seq2seq.rows import Pairs, read_pairs
+from distcore.tasks.seq2seq.scores import check_scores
+from distcore.tasks.sources import source_digests, source_file
+from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
+from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
+
+FORMAT = 1
+"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+
+
+def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenisedDatasets:
+    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+
+    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    """
+    if options.max_new_tokens:
+        check_scores()
+    check_model(options)
+    folder = cached_folder("pairs", _key(options, seed), lambda folder: _build(folder, options, seed))
+    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+    facts = entry["facts"]
+    sets = {name: open_pairs(folder / name, entry["tokens"]["pad"], texts=name != "train") for name in facts}
+    return with_rows(
+        sets,
+        folder / "tokenizer",
+        facts={"data": options.data, **facts},
+        warnings=tuple(_warnings(facts, options)),
+        **entry["tokens"],
+    )
+
+
+def _key(options: Seq2SeqOptions, seed: int) -> str:
+    """Return the key of the cache entry: a digest of everything that its content depends on."""
+    tokens = (
+        tokenizer_digest(model_folder(options.model)) if not from_scratch(options) else options.tokenizer.vocab_size
+    )
+    facts = [
+        FORMAT,
+        source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
+        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
+        [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len],
+        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenise differently
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
+    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+    parts = parts_of(options, lambda source: _rows(source, options), seed)
+    tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    facts: dict[str, dict[str, object]] = {}
+    common = None
+    for name, part in parts.items():
+        source, target, cut = encode(part, tokenizer, options)
+        if not from_scratch(options):
+            largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
+            check_vocabulary(options.model, model_folder(options.model), largest)
+        write_pairs(folder / name, source, target, part.values())
+        common = log_frequencies(target.values, count_tokens(tokenizer)) if common is None else common
+        facts[name] = {
+            "rows": len(part.numbers),
+            "tokens": len(source.values),
+            "targets": len(target.values),
+            **cut,
+            "unigram_perplexity": unigram_perplexity(target.values, common),
+            "commonest_target": _commonest(parts["train"], part),
+        }
+    tokenizer.save_pretrained(folder / "tokenizer")
+    entry = {"facts": facts, "tokens": tokens_of(tokenizer)}
+    (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+
+
+def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
+    reader = embedded.EMBEDDED.get(source)
+    return reader() if reader else read_pairs(source_file(source, embedded.EMBEDDED), options.columns)
+
+
+def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
+    if not from_scratch(options):
+        return load_tokenizer(options.model, model_folder(options.model))
+    from distcore.tasks.seq2seq.vocabulary import train_tokenizer
+
+    return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)
+
+
+def _commonest(train: Part[Pairs], part: Part[Pairs]) -> float:
+    """Return the share of rows whose target is the commonest of training: the exact match of always writing that."""
+    [(commonest, _)] = Counter(target for _, target in train.values()).most_common(1)
+    return round(float(np.mean([target == commonest for _, target in part.values()])), 4)
+
+
+def _warnings(facts: dict[str, dict[str, int]], options: Seq2SeqOptions) -> Iterator[str]:
+    rows = sum(part["rows"] for part in facts.values())
+    for name, length, setting in (
+        ("sources", options.max_seq_len, "--max-seq-len"),
+        ("targets", options.max_target_len, "--set task_options.max_target_len=N"),
+    ):
+        if cut := sum(part[f"{name}_cut"] for part in facts.values()):
+            yield f"{cut} of {rows} {name} have more than {length} tokens and are cut; {setting} sets another length"

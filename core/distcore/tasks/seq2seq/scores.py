@@ -1,0 +1,33 @@
+"""How like the targets what was written is: exact match, and chrF as sacrebleu has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from distcore.errors import ConfigError
+
+NAMES = ("exact_match", "chrf")
+"""The metrics of ``scores``."""
+
+
+def check_scores() -> None:
+    """Raise ConfigError if sacrebleu is not installed; it is not imported."""
+    if find_spec("sacrebleu") is None:
+        raise ConfigError(
+            "task_options.max_new_tokens: what is written is scored by the package sacrebleu, which is not installed. "
+            "Install it with: pip install 'distcore[seq2seq]'"
+        )
+
+
+def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
+    """Return ``exact_match``, a share of 0 to 1, spaces around aside, and ``chrf``, of 0 to 100, over all rows.
+
+    chrF is the F score of character n-grams up to 6, recall counted twice. Both are ``None`` without rows.
+    """
+    if not targets:
+        return dict.fromkeys(NAMES)
+    from sacrebleu.metrics.chrf import CHRF
+
+    equal = sum(one.strip() == other.strip() for one, other in zip(written, targets, strict=True))
+    return {"exact_match": equal / len(targets), "chrf": CHRF().corpus_score(list(written), [list(targets)]).score}

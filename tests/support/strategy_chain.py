@@ -1,0 +1,54 @@
+"""One run handed from strategy to strategy, and what its ranks must agree on with a run of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcore import RunConfig, launch, train
+from distcore.plugin import registry
+
+WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
+STEPS = 2
+"""Steps that each strategy takes."""
+
+
+def is_offered(way: str) -> bool:
+    return way.partition(":")[0] in registry.offers("strategies")
+
+
+def options_of(way: str) -> dict[str, Any]:
+    name, _, stage = way.partition(":")
+    return {"strategy": name, "strategy_options": {"stage": int(stage)} if stage else {}}
+
+
+def run_chain(folder: Path, config: Callable[..., RunConfig]) -> None:
+    """Train in ``folder`` on two ranks, each strategy that is there going on where the one before it stopped.
+
+    ``config`` makes the config of a run, with the keys that it is given.
+    """
+    for number, way in enumerate(filter(is_offered, WAYS), 1):
+        going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
+        run = {"out": str(folder), "nproc": 2, "max_steps": STEPS * number}
+        launch(train, config(**options_of(way), **run, **going_on), nproc=2)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+def assert_one_run(chain: Path, whole: Path) -> None:
+    """The chain has each of its steps once, each with the loss that the run in ``whole`` has there."""
+    found, expected = losses(chain), losses(whole)
+    assert sorted(found) == list(range(1, STEPS * len(list(filter(is_offered, WAYS))) + 1))
+    for step, loss in found.items():
+        assert loss == pytest.approx(expected[step], rel=1e-5), f"step {step}"
+
+
+def generated(folder: Path) -> list[str]:
+    return [json.loads(line)["generated"] for line in (folder / "predictions.jsonl").read_text().splitlines()]
