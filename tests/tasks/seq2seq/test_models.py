@@ -54,7 +54,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> str:
 def task_of(folder: Path, **options: Any) -> Seq2Seq:
     file = folder / "rows.json"
     file.write_text(json.dumps(ROWS))
-    few = {"data": str(file), "eval_data": str(file), "dropout": 0.0, "max_seq_len": 64}
+    few: dict[str, Any] = {"data": str(file), "eval_data": str(file), "dropout": 0.0, "max_seq_len": 64}
     return Seq2Seq(**(few | options))
 
 
@@ -73,9 +73,10 @@ def test_a_row_has_one_loss_alone_and_padded(kind: str, smoothing: float, tmp_pa
     rows = np.arange(len(dataset))
     with torch.no_grad():
         together = task.outputs(model, dataset.batch(rows))
-        alone = [task.outputs(model, dataset.batch(row[None])) for row in rows]
+        alone = [task.outputs(model, dataset.batch(rows[row : row + 1])) for row in range(len(rows))]
         total = task.loss(model.train(), dataset.batch(rows))  # no layer is skipped, though the config says so
-    assert together["tokens"].tolist() == dataset.items.tolist()
+    tokens: Any = together["tokens"]
+    assert tokens.tolist() == dataset.items.tolist()
     for name in ("loss", "surprise") if smoothing else ("loss",):
         values: Any = together[name]
         assert values.tolist() == pytest.approx([float(one[name]) for one in alone], rel=1e-5)  # type: ignore[arg-type]

@@ -98,8 +98,8 @@ def write_pairs(folder: Path, source: Flat, target: Flat, texts: Sequence[tuple[
         _write(folder, name, flat)
         for column in (flat.values, flat.offsets):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
-    for name, column in zip(("source", "target"), zip(*texts, strict=True), strict=True):
-        _write(folder, f"{name}_text", flat_texts(column))
+    for place, name in enumerate(("source", "target")):
+        _write(folder, f"{name}_text", flat_texts([pair[place] for pair in texts]))
     (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
 
 
