@@ -11,7 +11,7 @@ import pytest
 import strategy_chain
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from distcore import RunConfig, launch, train
+from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
 
 ROWS = [
@@ -42,17 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> dict[str, Any]:
+def plain(folder: Path) -> Report:
     """The report of one process, which also lets the model write."""
-    report: dict[str, Any] = train(config(folder, out=str(folder / "single"), task_options={"max_new_tokens": 6}))
-    return report
+    return train(config(folder, out=str(folder / "single"), task_options={"max_new_tokens": 6}))
 
 
 def predictions(folder: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, (folder / "predictions.jsonl").read_text().splitlines()))
 
 
-def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(plain: dict[str, Any]) -> None:
+def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(plain: Report) -> None:
     found = plain["evaluation"]
     assert 1 < found["perplexity"] < math.exp(found["loss"])  # the loss is smoothed
     assert found["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
@@ -62,7 +61,7 @@ def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(pl
     assert found["evaluated"] == found["dataset_size"] == 6
 
 
-def test_its_predictions_say_what_was_read_wanted_and_written(plain: dict[str, Any], folder: Path) -> None:
+def test_its_predictions_say_what_was_read_wanted_and_written(plain: Report, folder: Path) -> None:
     lines = predictions(folder / "single")
     assert [list(line) for line in lines] == [["index", "source", "target", "generated", "loss"]] * 6
     assert all({"source": line["source"], "target": line["target"]} in ROWS for line in lines)
@@ -70,7 +69,7 @@ def test_its_predictions_say_what_was_read_wanted_and_written(plain: dict[str, A
     assert plain["evaluation"]["exact_match"] == right / 6
 
 
-def test_an_exported_model_writes_what_evaluation_did(plain: dict[str, Any], folder: Path) -> None:
+def test_an_exported_model_writes_what_evaluation_did(plain: Report, folder: Path) -> None:
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder / "exported").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "exported")
@@ -82,7 +81,7 @@ def test_an_exported_model_writes_what_evaluation_did(plain: dict[str, Any], fol
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: dict[str, Any], folder: Path) -> None:
+def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, folder: Path) -> None:
     """Each strategy goes on for two steps where another one stopped: laws 2, 5 and 7 for tokens of targets."""
     strategy_chain.run_chain(folder / "chain", lambda **changes: config(folder, **changes))
     strategy_chain.assert_one_run(folder / "chain", folder / "single")
@@ -91,9 +90,7 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: dict[str, 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["fsdp", "deepspeed:3"])
-def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(
-    way: str, plain: dict[str, Any], folder: Path
-) -> None:
+def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(way: str, plain: Report, folder: Path) -> None:
     """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
     if not strategy_chain.is_offered(way):
         pytest.skip(f"{way} is not installed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distcore.config import RunConfig
 from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Datasets
-from distcore.tasks.pretrained import load_tokenizer, quiet
+from distcore.tasks.pretrained import load_tokenizer, quiet, set_length
 from distcore.tasks.seq2seq.models import build_model, from_scratch, model_folder, suggested_lr
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.pairs import IGNORED, no_pairs
@@ -125,8 +125,9 @@ class Seq2Seq(Seq2SeqOptions):
             yield {"index": index, **{name: texts[index] for name, texts in columns.items()}, "loss": loss}
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
+        """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts as training did."""
         tokenised(data).save_tokenizer(folder)
+        set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
