@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
 from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
+from distcore.tasks.image_classification.data.arrays import EMBEDDED
 from distcore.tasks.image_classification.data.dataset import ImageDataset
 from distcore.tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
-from distcore.tasks.image_classification.models import build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.image_classification.models import (
+    BUILT_IN_MODELS,
+    build_model,
+    from_scratch,
+    model_folder,
+    suggested_lr,
+)
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import read_preprocessing
+from distcore.tasks.sources import path_options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,6 +32,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ImageClassification(ImageOptions):
     """One label per image; implements ``distcore.plugin.task.Task``."""
+
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""

@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
-from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Datasets
 from distcore.tasks.pretrained import load_tokenizer, quiet, set_length
-from distcore.tasks.seq2seq.models import build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.seq2seq.embedded import EMBEDDED
+from distcore.tasks.seq2seq.models import BUILT_IN_MODELS, build_model, from_scratch, model_folder, suggested_lr
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.pairs import IGNORED, no_pairs
 from distcore.tasks.seq2seq.prepare import prepare_pairs
 from distcore.tasks.seq2seq.scores import scores
+from distcore.tasks.sources import path_options
 from distcore.tasks.token_metrics import token_report
 from distcore.tasks.tokenised import tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from distcore.plugin.ragged import Ragged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,11 @@ class Seq2Seq(Seq2SeqOptions):
 
     An item of the mean loss is a token of a target.
     """
+
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
@@ -61,6 +69,8 @@ class Seq2Seq(Seq2SeqOptions):
         With label smoothing ``surprise`` is the same as ``loss`` without it. ``source`` and ``target`` are the texts of
         a row for evaluation, as bytes.
         """
+        from distcore.plugin.ragged import Ragged
+
         logits, labels = _logits(model, batch), batch["labels"]
         counted = labels != IGNORED
         found: dict[str, Tensor | Ragged] = {
