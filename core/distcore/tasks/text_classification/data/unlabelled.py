@@ -14,9 +14,10 @@ from distcore.plugin.task import FileRows
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.data.labelled import id_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
-from distcore.tasks.text_classification.data.tokens import pad_rows, tokenize
+from distcore.tasks.text_classification.data.tokens import pad_rows
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import pads_left
+from distcore.tasks.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from torch import Tensor
