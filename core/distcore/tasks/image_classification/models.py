@@ -39,7 +39,7 @@ class ViTShape:
 
 
 BUILT_IN_MODELS: dict[str, ConvShape | ViTShape] = {
-    "conv-tiny": ConvShape((32, 64, 128), 3e-3),
+    "conv-tiny": ConvShape((32, 64, 128), 2e-3),
     "vit-tiny": ViTShape(2, 128, 1e-3),
     "vit-mini": ViTShape(4, 256, 5e-4),
     "vit-base": ViTShape(12, 768, 1e-4),
@@ -48,9 +48,9 @@ BUILT_IN_MODELS: dict[str, ConvShape | ViTShape] = {
 PRETRAINED_LR = 5e-5
 """Peak learning rate for fine-tuning pretrained weights."""
 PATCHES = 7
-"""Least patches along a side of an image."""
-LARGEST_PATCH = 16
-"""Most pixels along a side of a patch, as in the published vision transformers."""
+"""Least patches along a side of an image that is not very small."""
+PATCH_SIZES = (2, 16)
+"""Pixels along a side of a patch: those of very small images, and the most, as published vision transformers have."""
 
 
 def from_scratch(options: ImageOptions) -> bool:
@@ -71,8 +71,8 @@ def model_folder(name: str) -> Path:
 
 def patch_size(image_size: int) -> int:
     """Return the side of a built-in transformer's patches: the largest that fits into an image, and often enough."""
-    sides = range(1, min(LARGEST_PATCH, image_size // PATCHES) + 1)
-    return max(side for side in sides if image_size % side == 0)
+    most = min(max(image_size // PATCHES, PATCH_SIZES[0]), PATCH_SIZES[1])
+    return max(side for side in range(1, most + 1) if image_size % side == 0)
 
 
 def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) -> nn.Module:
