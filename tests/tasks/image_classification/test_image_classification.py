@@ -62,7 +62,7 @@ def test_it_reports_what_text_classification_does(plain: Report) -> None:
 
 def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
     found = lines(folder / "single/predictions.jsonl")
-    assert [list(line) for line in found] == [["index", "file", "label", "prediction"]] * 6
+    assert [list(line) for line in found] == [["index", "file", "label", "prediction", "scores"]] * 6
     assert all(Path(line["file"]).parent.name == line["label"] for line in found)
     right = sum(line["label"] == line["prediction"] for line in found)
     assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])

@@ -98,6 +98,16 @@ def test_without_pillow_one_line_says_how_to_install_it(photos: Path, monkeypatc
         data.touch()
         with pytest.raises(DataError, match=install):
             prepared(data)
+    with pytest.raises(DataError, match=f"^data set digits, from 8 x 8 pixels to 16 x 16: {install}"):
+        prepared("digits", image_size=16)
+
+
+def test_arrays_are_resized_too(tmp_path: Path) -> None:
+    images = np.stack([pixels(row)[:, :9] for row in range(4)])
+    np.savez(tmp_path / "rows.npz", images=images, labels=[0, 1, 0, 1])
+    data = prepared(tmp_path / "rows.npz")
+    assert data.facts["image_size"] == 12
+    assert data.train.batch(np.arange(3))["pixel_values"].shape == (3, 3, 12, 12)
 
 
 MODES = {

@@ -63,7 +63,7 @@ def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Im
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
         digests=np.load(folder / "digests.npy", allow_pickle=False),
         store=Arrays(source, array),
-        side=max(array.shape[1:3]),
+        shape=(array.shape[1], array.shape[2]),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from distcore.errors import DataError
 from distcore.tasks.classes import row_places
-from distcore.tasks.image_classification.data.decoding import check_pillow, decode, resized
+from distcore.tasks.image_classification.data.decoding import decode, resized
 
 
 class Store(Protocol):
@@ -42,8 +42,8 @@ class Images:
     """SHA-256 of each image, as it is encoded; uint8 ``(rows, 32)``."""
     store: Store
     """The images."""
-    side: int | None = None
-    """The longer side of images that are all alike, in pixels; ``None`` if each has its own."""
+    shape: tuple[int, int] | None = None
+    """Height and width of images that are all alike, in pixels; ``None`` if each has its own."""
     warnings: tuple[str, ...] = ()
     """What the user should know of the source, one line each."""
 
@@ -137,7 +137,6 @@ class Arrays(InFile):
         image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
         if image.shape[:2] == (size, size):
             return image
-        check_pillow(f"{self.source}, images of {image.shape[0]} x {image.shape[1]} as {size} x {size}")
         from PIL import Image
 
         return resized(Image.fromarray(np.ascontiguousarray(image)), size, resample)
