@@ -18,8 +18,9 @@ demo: install
 quick: install
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not ranks and not programs"
 
-test: install
-	$(BIN)/python -m pytest
+# Those that start ranks or programs of their own take all cores already.
+test: quick
+	$(BIN)/python -m pytest -m "not slow and (ranks or programs)"
 
 slow: install
 	$(BIN)/python -m pytest -m slow
