@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import resource
 from collections.abc import Iterator
@@ -143,6 +144,18 @@ def test_another_prediction_does_not_go_on_there(
         assert predict(run_folder, Path(file), ended, *map(str, flags)) == 2
         assert f"lines.jsonl.part was begun with another {what}; remove that file" in capfd.readouterr().err
     assert (tmp_path / "lines.jsonl.part").read_bytes() == before
+
+
+def test_two_processes_do_not_write_one_prediction(
+    run_folder: Path, rows: Path, ended: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "lines.jsonl.part"
+    before = part.read_bytes()
+    with part.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert predict(run_folder, rows, ended) == 2
+    assert f"cannot be written: {part}: another process is writing it\n" in capfd.readouterr().err
+    assert part.read_bytes() == before
 
 
 GOOD = '{"text": "x", "id": 1}\n'

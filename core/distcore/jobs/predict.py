@@ -119,7 +119,10 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     set_up_logging(prediction.config, rank_info.rank)
     config = _resolved(prediction.config, task)
     hooks, world = set_up(config, rank_info)
-    _predict_in(world, config, hooks, _checked(task or load_task(config)), rank_info, prediction)
+    try:
+        _predict_in(world, config, hooks, _checked(task or load_task(config)), rank_info, prediction)
+    finally:
+        prediction.out.close()
     hooks.teardown(world)
     if rank_info.rank == 0:
         print(f"predicted {prediction.rows} rows: {prediction.out.out}", flush=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from distcore.errors import ConfigError
 from distcore.files import strict_json, write_atomically
@@ -24,6 +27,7 @@ class PredictionFile:
         self.out, self.facts = out, facts
         self.part = out.with_name(f"{out.name}.part")
         self._about = out.with_name(f"{out.name}.part.json")
+        self._lock: BinaryIO | None = None
 
     def check(self) -> None:
         """Raise ConfigError if ``out`` is there or cannot be made, or if its part has other predictions."""
@@ -34,15 +38,23 @@ class PredictionFile:
         above = next(path for path in self.out.absolute().parents if path.exists())
         if not (above.is_dir() and os.access(above, os.W_OK)):
             raise ConfigError(f"--out {self.out}: cannot be created: {above} is not a folder that you may write to")
-        if self.part.exists() and (other := self._other_fact()):
+        if self.part.exists() and self.part.stat().st_size and (other := self._other_fact()):
             begun = f"{self.part} was begun with another {other}"
             raise ConfigError(f"--out {self.out}: {begun}; remove that file, or name another --out")
 
     def begin(self) -> int:
-        """Create the part or cut off what follows its last whole line; return its number of lines."""
+        """Create the part or cut off what follows its last whole line; return its number of lines.
+
+        Raises OSError, also if another process, such as a rank that outlived a crash, is writing it.
+        """
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._about, strict_json(self.facts, indent=1))
         self.part.touch()
+        self._lock = self.part.open("rb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EAGAIN, "another process is writing it", str(self.part)) from None
+        write_atomically(self._about, strict_json(self.facts, indent=1))
         lines, end = _whole_lines(self.part)
         os.truncate(self.part, end)
         return lines
@@ -58,6 +70,11 @@ class PredictionFile:
         """Give the part, which has all lines, its name."""
         self.part.replace(self.out)
         self._about.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another process write the part."""
+        if self._lock:
+            self._lock.close()
 
     def _other_fact(self) -> str | None:
         """Return the name of the first fact in which the part differs, ``None`` if it has the same ones."""
