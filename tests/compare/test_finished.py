@@ -68,10 +68,12 @@ def test_what_differs_stands_below_the_table_where_the_screen_is_narrow(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     lines = lines_of(capsys, "runs/slow", "runs/fast")
-    assert lines[0] == "run loss ↓ accuracy ↑ samples/s"
+    assert lines[0] == "run loss ↓ accuracy ↑ samples/s training s"
     assert lines[3:] == [
-        "slow: lr = 0.0001, optimizer.betas = [0.9, 0.999]",
-        "fast: lr = 0.001, optimizer.betas = [0.9, 0.98]",
+        "",
+        "run peak MiB/rank lr optimizer.betas",
+        "slow 256 0.0001 [0.9, 0.999]",
+        "fast 256 0.001 [0.9, 0.98]",
     ]
 
 

@@ -72,10 +72,10 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
         return
     # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
     reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
-    if tokens > positions - reserved:
-        where = f"model {name} has positions for {positions - reserved} tokens"
+    most = positions - reserved
+    if tokens > most:
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
-        raise ConfigError(f"{option} = {tokens}: {where}; use {change}{positions - reserved}")
+        raise ConfigError(f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}")
 
 
 def set_length(folder: Path, tokens: int) -> None:

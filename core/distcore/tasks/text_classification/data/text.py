@@ -190,13 +190,19 @@ def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
     return [line] if cut else []
 
 
+def _said(source: str) -> str:
+    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
+    return source if source in embedded.EMBEDDED else str(source_file(source, embedded.EMBEDDED))
+
+
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
     left = pads_left(options)
-    sources = {"evaluation": options.eval_data or options.data, "test": options.test_data, "train": options.data}
-    sets = {name: open_tokens(folder / name, pad, pad_left=left, source=str(sources[name])) for name in entry["facts"]}
+    sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
+    said = {name: _said(sources[name]) for name in entry["facts"]}
+    sets = {name: open_tokens(folder / name, pad, pad_left=left, source=source) for name, source in said.items()}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()
     cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
