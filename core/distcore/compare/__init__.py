@@ -1,1 +1,1 @@
-"""Strategies side by side: one job under each, its speed, its memory, and how far apart the parameters end."""
+"""Runs side by side: one job under each of several strategies, several settings of one job, or runs that are there."""
