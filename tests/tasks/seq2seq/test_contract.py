@@ -1,10 +1,16 @@
 """Sequence to sequence keeps the laws from its side, with a smoothed loss and with what the model writes."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from distcore.testing import TaskContract
 
-SMALL = {"task_options.max_seq_len": 24, "task_options.max_target_len": 8, "task_options.tokenizer.vocab_size": 400}
+SMALL = {
+    "task_options.data": str(Path(__file__).with_name("pairs.jsonl")),
+    "task_options.max_seq_len": 24,
+    "task_options.max_target_len": 8,
+    "task_options.tokenizer.vocab_size": 400,
+}
 
 
 class TestPlain(TaskContract):

@@ -79,6 +79,7 @@ def test_an_exported_model_writes_what_evaluation_did(plain: Report, folder: Pat
         assert tokenizer.decode(made[0], skip_special_tokens=True) == line["generated"]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, folder: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(plain: Report, fo
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["fsdp", "deepspeed:3"])
+@pytest.mark.parametrize("way", ["fsdp", pytest.param("deepspeed:3", marks=pytest.mark.slow)])
 def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(way: str, plain: Report, folder: Path) -> None:
     """Six rows on two ranks in micro-batches of three, whose answers end at unlike steps."""
     if not strategy_chain.is_offered(way):
