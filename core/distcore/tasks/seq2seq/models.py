@@ -28,7 +28,7 @@ class T5Shape:
 
 
 BUILT_IN_MODELS = {
-    "t5-tiny": T5Shape(2, 128, 2e-3),
+    "t5-tiny": T5Shape(2, 128, 3e-3),
     "t5-mini": T5Shape(4, 256, 1e-3),
     "t5-medium": T5Shape(6, 512, 5e-4),
 }

@@ -24,7 +24,7 @@ class Columns:
 class Tokenizer:
     """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
 
-    vocab_size: Annotated[int, Field(ge=300)] = 2048
+    vocab_size: Annotated[int, Field(ge=300)] = 512
     """Tokens in the vocabulary."""
 
 
@@ -49,7 +49,7 @@ class Seq2SeqOptions:
 
     model: str = "t5-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
-    data: str = "stdlib-names"
+    data: str = "stdlib-words"
     """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
     eval_data: str | None = None
     """File to evaluate on, instead of a part of ``data``."""
