@@ -49,7 +49,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path, out: str) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in lines(folder / out / "metrics.jsonl") if "loss" in line}
+    return {line["step"]: line["train/loss"] for line in lines(folder / out / "metrics.jsonl") if "train/loss" in line}
 
 
 def test_it_reports_what_text_classification_does(plain: Report) -> None:
