@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import strategy_chain
 from image_cases import in_folders
 from transformers import pipeline
 
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.plugin import registry
 
-WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
 STEPS = 10
 ROWS = 60
 AUGMENT = {"shift": 0.2, "flip": True}
@@ -46,10 +45,6 @@ def plain(folder: Path) -> Report:
 
 def lines(file: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, file.read_text().splitlines()))
-
-
-def losses(folder: Path, out: str) -> dict[int, float]:
-    return {line["step"]: line["train/loss"] for line in lines(folder / out / "metrics.jsonl") if "train/loss" in line}
 
 
 def test_it_reports_what_text_classification_does(plain: Report) -> None:
@@ -100,19 +95,10 @@ def test_the_convolutional_net_learns_and_its_export_is_refused(
 @pytest.mark.parametrize("model", ["vit-tiny", "conv-tiny"])
 def test_a_chain_of_checkpoints_over_all_strategies_is_one_run(folder: Path, model: str) -> None:
     """Each strategy goes on for two steps where another one stopped, over two epochs of images that change."""
-    options = {"model": model}
-    train(config(folder, f"whole-{model}", task_options=options))
-    whole = losses(folder, f"whole-{model}")
-    ways = [way for way in WAYS if way.partition(":")[0] in registry.offers("strategies")]
-    for number, way in enumerate(ways, 1):
-        going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
-        name, _, stage = way.partition(":")
-        changes = {"strategy": name, "strategy_options": {"stage": 3} if stage else {}, "max_steps": 2 * number}
-        launch(train, config(folder, f"chain-{model}", nproc=2, task_options=options, **changes, **going_on), nproc=2)
-    found = losses(folder, f"chain-{model}")
-    assert sorted(found) == list(range(1, 2 * len(ways) + 1))
-    for step, loss in found.items():
-        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
+    whole, chain = folder / f"whole-{model}", folder / f"chain-{model}"
+    train(config(folder, str(whole), task_options={"model": model}))
+    strategy_chain.run_chain(chain, lambda **changes: config(folder, task_options={"model": model}, **changes))
+    strategy_chain.assert_one_run(chain, whole)
 
 
 @pytest.mark.ranks
@@ -123,7 +109,6 @@ def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: 
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)
     going_on = {"resume": "auto", "resume_changed": ["total_steps"]}
     launch(train, config(folder, "workers", **workers, **going_on), nproc=2)
-    found, whole = losses(folder, "workers"), losses(folder, "single")
+    found, whole = (strategy_chain.losses(folder / out) for out in ("workers", "single"))
     assert sorted(found) == list(range(1, STEPS + 1))
-    for step, loss in found.items():
-        assert loss == pytest.approx(whole[step], rel=1e-5), f"step {step}"
+    assert found == pytest.approx(whole, rel=1e-5)
