@@ -39,7 +39,7 @@ class ViTShape:
 
 
 BUILT_IN_MODELS: dict[str, ConvShape | ViTShape] = {
-    "conv-tiny": ConvShape((32, 64, 128), 2e-3),
+    "conv-tiny": ConvShape((32, 64, 128), 3e-3),
     "vit-tiny": ViTShape(2, 128, 1e-3),
     "vit-mini": ViTShape(4, 256, 5e-4),
     "vit-base": ViTShape(12, 768, 1e-4),
