@@ -69,6 +69,7 @@ def test_ranks_skip_the_same_overflowing_steps(tmp_path: Path) -> None:
     assert ranks[0][-1] == ranks[0][-2], "the last was not to"
 
 
+@pytest.mark.programs
 def test_a_resumed_run_goes_on_with_the_scale_bit_for_bit(tmp_path: Path) -> None:
     whole = half("single", tmp_path / "whole", 2.0**24, save_every=5, checkpoints={"keep_last": 3})
     again = half("single", tmp_path / "again", 0, resume=str(tmp_path / "whole/checkpoints/step-00000005"))

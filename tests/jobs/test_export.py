@@ -15,6 +15,7 @@ LONG = "good text " * 400
 """More tokens than the model has positions."""
 
 
+@pytest.mark.programs
 def test_a_pipeline_answers_as_predict_does_also_for_texts_that_are_too_long(run_folder: Path, tmp_path: Path) -> None:
     from transformers import pipeline
 

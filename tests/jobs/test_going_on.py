@@ -122,6 +122,7 @@ def test_the_line_that_a_stopped_run_ends_with_goes_on(stopped: str) -> None:
     assert checkpoints("a run")[-1] == "step-00000005"
 
 
+@pytest.mark.programs
 def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_given(stopped: str) -> None:
     again = ["train", "--out", "a run", "--resume", "auto"]
     assert main([*again, "--keep-last", "7", "--save-every", "1"]) == 0
@@ -130,6 +131,7 @@ def test_without_a_config_file_it_is_the_run_s_own_under_the_flags_that_are_give
     assert (config["lr"], config["checkpoints"]["keep_last"]) == (0.003, 7)
 
 
+@pytest.mark.programs
 def test_another_strategy_does_not_get_the_options_of_the_run_s(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,12 +145,14 @@ def test_another_strategy_does_not_get_the_options_of_the_run_s(
     assert "strategy_options: {}" in capsys.readouterr().out
 
 
+@pytest.mark.programs
 def test_a_config_file_that_is_given_counts_alone(stopped: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.yaml").write_text("lr: 0.25\nmodel: bert-tiny\ndata: rows.json\n")
     assert main(["train", "other.yaml", "--out", "a run", "--resume", "auto", "--dry-run"]) == 0
     assert "lr: 0.25" in capsys.readouterr().out
 
 
+@pytest.mark.programs
 def test_nothing_to_resume_is_said(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--out", "rnus", "--resume", "auto"]) == 0
     assert "I rank 0: no checkpoint in rnus: starting at step 0\n" in capsys.readouterr().err

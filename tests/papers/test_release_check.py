@@ -14,6 +14,8 @@ import pytest
 
 import distcore
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).parents[2]
 CORE = f"distcore-{distcore.__version__}"
 PLACEHOLDER, ADDRESS = b"example.invalid", b"distcore.org"

@@ -45,6 +45,7 @@ class FirstMicroBatchOnly(Problem):
         return UsedOnce(unused=True)
 
 
+@pytest.mark.programs
 def test_a_parameter_that_only_an_earlier_micro_batch_uses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StrategyError, match=f"^parameter got no gradient in the last backward pass{ASKS}$"):
         train(config(tmp_path / "run", micro_batch_size=4), FirstMicroBatchOnly())

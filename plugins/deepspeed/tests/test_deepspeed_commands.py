@@ -136,6 +136,7 @@ def train(folder: Path, strategy: str, out: Path) -> str:
     return f"{job} --nproc 1 --out {out} {QUIET}"
 
 
+@pytest.mark.programs
 def test_a_broken_deepspeed_is_one_line_when_it_is_selected(
     folder: Path, tmp_path: Path, broken: dict[str, str]
 ) -> None:

@@ -18,6 +18,8 @@ from distcore.cli.main import main
 from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model
 from distcore.tasks.causal_lm.task import CausalLM
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 ROWS = [{"prompt": f"after {row}", "completion": f" comes {row + 1}" + " and on" * (row % 5)} for row in range(60)]
 STEPS = 10
 

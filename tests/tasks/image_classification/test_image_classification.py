@@ -15,6 +15,8 @@ from transformers import pipeline
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 STEPS = 10
 ROWS = 60
 AUGMENT = {"shift": 0.2, "flip": True}

@@ -65,6 +65,7 @@ def test_the_report_has_the_baselines_of_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), [("stdlib-words", "is alive"), ("stdlib-names", "is_alive")])
+@pytest.mark.programs
 def test_the_embedded_rows_are_thousands_and_no_source_occurs_twice(name: str, row: str) -> None:
     pairs = embedded.EMBEDDED[name]()
     assert len(pairs.values) > 2000

@@ -14,6 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 ROWS = [
     {"source": f"after {row}" + " comes" * (row % 4), "target": f"{row + 1}" + " and on" * (row % 3)}
     for row in range(60)

@@ -18,6 +18,7 @@ def cache(tmp_path_factory, monkeypatch):
     return folder
 
 
+@pytest.mark.programs
 def test_stdlib_docs_has_thousands_of_rows_in_balanced_classes():
     rows = embedded.stdlib_docs()
     counts = Counter(rows.labels)
@@ -27,6 +28,7 @@ def test_stdlib_docs_has_thousands_of_rows_in_balanced_classes():
     assert min(counts.values()) > 0.04 * len(rows)
 
 
+@pytest.mark.programs
 def test_no_text_has_a_twin_that_differs_only_in_case_or_digits():
     texts = embedded.stdlib_docs().texts
     bare = ["".join(character for character in text.lower() if character.isalpha()) for text in texts]

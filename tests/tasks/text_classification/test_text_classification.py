@@ -148,6 +148,7 @@ def test_predictions_of_a_test_file_name_its_rows_by_the_ids_that_they_have(task
     assert (first["file"], first["row"], first["id"]) == (files["test_data"], 1, "glad-0")
 
 
+@pytest.mark.programs
 def test_predictions_of_an_embedded_data_set_have_its_name(task):
     data = replace(task, data="stdlib-docs", columns=Columns(id="name")).prepare(CONFIG)
     first, *_ = task.predictions(scored([0], [0]), data)
