@@ -144,7 +144,7 @@ def test_what_is_only_shown_would_train(
     assert main(["train", *arguments, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.programs
+@pytest.mark.ranks
 def test_python_examples_run(tmp_path: Path) -> None:
     workshop(tmp_path / "page", ROOT / "README.md")
     for body in blocks(ROOT / "README.md", "python"):
