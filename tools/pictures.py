@@ -25,7 +25,7 @@ PICTURES = Path(__file__).parents[1] / "docs/pictures"
 COLUMNS = 100
 """Characters per line of the terminal."""
 TRAIN = (
-    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 2e-3 --epochs 2 --out runs/first"
+    "distcore train --strategy ddp --nproc 2 --model bert-tiny --max-seq-len 64 --lr 1e-3 --epochs 3 --out runs/first"
 )
 COMPARE = (
     "distcore compare --strategies single,ddp,fsdp --nproc 2 --model bert-tiny --max-seq-len 64 --dropout 0 "
