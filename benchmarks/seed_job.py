@@ -122,10 +122,10 @@ def split(data: Path, folder: Path) -> None:
 
 def pretrained(folder: Path, model: str, steps: int | None) -> Path:
     """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows."""
-    from distcore.tasks.text_classification.models import BUILT_IN_MODELS, model_folder
+    from distcore.tasks.text_classification.options import TextOptions
 
-    if model not in BUILT_IN_MODELS:
-        return model_folder(model)
+    if not (options := TextOptions(model=model)).from_scratch:
+        return options.model_folder()
     run = folder / "pretraining"
     job = ["--model", model, "--data", str(folder / "others.json"), "--eval-fraction", "0.05", "--out", str(run)]
     rate = ["--epochs", "2", "--lr", "1e-4", "--set", "checkpoints.best=null"]

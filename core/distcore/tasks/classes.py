@@ -9,6 +9,7 @@ import numpy as np
 
 from distcore.data.files import describe_value
 from distcore.errors import DataError, nearest
+from distcore.tasks.options import TaskOptions
 
 
 class Labelled(Protocol):
@@ -30,25 +31,6 @@ class Labelled(Protocol):
 
     def places(self, rows: Sequence[int]) -> str:
         """Return how messages say where these rows are, which count from 0: ``row 3``, ``rows 3 and 7``."""
-        ...
-
-
-class SplitOptions(Protocol):
-    """The options that say which rows are evaluated."""
-
-    @property
-    def eval_data(self) -> str | None:
-        """Source of the rows to evaluate on."""
-        ...
-
-    @property
-    def test_data(self) -> str | None:
-        """Source of the rows for the final test."""
-        ...
-
-    @property
-    def eval_fraction(self) -> float:
-        """Part of the rows that is kept for evaluation where ``eval_data`` names none."""
         ...
 
 
@@ -123,7 +105,7 @@ def split_rows(name: str, labels: np.ndarray, fraction: float, seed: int) -> tup
 
 
 def split_parts(
-    rows: R, classes: list[str], options: SplitOptions, seed: int, read: Callable[[str], R]
+    rows: R, classes: list[str], options: TaskOptions, seed: int, read: Callable[[str], R]
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
     """Yield for each data set its name, the source of its rows, which of them it has, and the class number of each.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from distcore.data.files import row_error
 from distcore.errors import DataError
-from distcore.tasks.sources import Sources
+from distcore.tasks.options import TaskOptions
 
 
 class Rows(Protocol):
@@ -48,18 +48,18 @@ class Part(Generic[R]):
         return row_error(self.rows.name, int(self.numbers[place]) + 1, what)
 
 
-def parts_of(sources: Sources, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
+def parts_of(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
     """Return the data sets by name. Without ``test_data`` there is no ``test``: the evaluation rows serve as test.
 
     ``read`` returns the rows of a source. Raises DataError.
     """
-    rows = read(sources.data)
-    if sources.eval_data is None:
-        parts = dict(zip(("train", "evaluation"), _split(rows, sources.eval_fraction, seed), strict=True))
+    rows = read(options.data)
+    if options.eval_data is None:
+        parts = dict(zip(("train", "evaluation"), _split(rows, options.eval_fraction, seed), strict=True))
     else:
-        parts = {"train": _whole(rows), "evaluation": _whole(read(sources.eval_data))}
-    if sources.test_data is not None:
-        parts["test"] = _whole(read(sources.test_data))
+        parts = {"train": _whole(rows), "evaluation": _whole(read(options.eval_data))}
+    if options.test_data is not None:
+        parts["test"] = _whole(read(options.test_data))
     return parts
 
 

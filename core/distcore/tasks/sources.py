@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 from distcore.data.files import describe_value, digest
 from distcore.errors import DataError, nearest
+from distcore.tasks.options import TaskOptions
 
-
-class Sources(Protocol):
-    """The options that say where rows come from."""
-
-    @property
-    def data(self) -> str:
-        """Data file, or the name of an embedded data set."""
-        ...
-
-    @property
-    def eval_data(self) -> str | None:
-        """The same for the evaluation; without it a part of ``data`` is kept for that."""
-        ...
-
-    @property
-    def test_data(self) -> str | None:
-        """The same for the final test."""
-        ...
-
-    @property
-    def eval_fraction(self) -> float:
-        """Part of the rows of ``data`` that is kept for evaluation."""
-        ...
+R = TypeVar("R")
 
 
 def source_file(source: str, embedded: Collection[str]) -> Path:
@@ -44,10 +23,10 @@ def source_file(source: str, embedded: Collection[str]) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
 
 
-def path_options(task: object, built_in: Collection[str]) -> tuple[str, ...]:
-    """Return the options of ``task`` for model and data that are none of the ``built_in`` names, so are paths."""
-    names = ("model", "data", "eval_data", "test_data")
-    return tuple(name for name in names if getattr(task, name) is not None and getattr(task, name) not in built_in)
+def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Path], R]) -> R:
+    """Return the rows of an embedded data set, or what ``read`` finds in a data file; raises DataError."""
+    reader = embedded.get(source)
+    return reader() if reader else read(source_file(source, embedded))
 
 
 def source_name(source: str, embedded: Collection[str]) -> str:
@@ -55,7 +34,9 @@ def source_name(source: str, embedded: Collection[str]) -> str:
     return f"data set {source}" if source in embedded else f"data file {source_file(source, embedded)}"
 
 
-def source_digests(sources: Sources, embedded: Collection[str], fingerprint: Callable[[str], str]) -> list[str | None]:
+def source_digests(
+    options: TaskOptions, embedded: Collection[str], fingerprint: Callable[[str], str]
+) -> list[str | None]:
     """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
 
     ``fingerprint`` gives that of an embedded data set. Raises DataError.
@@ -64,7 +45,7 @@ def source_digests(sources: Sources, embedded: Collection[str], fingerprint: Cal
     def digest_of(source: str) -> str:
         return fingerprint(source) if source in embedded else digest(source_file(source, embedded))
 
-    given = (sources.data, sources.eval_data, sources.test_data)
+    given = (options.data, options.eval_data, options.test_data)
     return [None if source is None else digest_of(source) for source in given]
 
 

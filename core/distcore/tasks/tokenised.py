@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ class TokenisedDatasets(Datasets):
     """Token that ends an answer."""
     tokenizer: Path
     """Folder that ``AutoTokenizer`` reads."""
+
+    @cached_property
+    def loaded_tokenizer(self) -> Any:
+        """The tokenizer itself; loading it takes a while."""
+        return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
     def save_tokenizer(self, folder: Path) -> None:
         """Copy the tokenizer's files into ``folder``, which is made where it is not there."""

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model
+from distcore.tasks.causal_lm.models import build_model
+from distcore.tasks.causal_lm.shapes import SHAPES
 from distcore.tasks.causal_lm.task import CausalLM
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
@@ -98,11 +99,11 @@ def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(way: str
     assert strategy_chain.generated(folder / out) == strategy_chain.generated(folder / "single")
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN_MODELS if "tiny" in name or "mini" in name])
+@pytest.mark.parametrize("name", [name for name in SHAPES if "tiny" in name or "mini" in name])
 def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
     built: Any = build_model(CausalLM(model=name), vocab_size=300, pad=0, end=0)
     assert (built.config.num_hidden_layers, built.config.hidden_size) == (
-        BUILT_IN_MODELS[name].layers, BUILT_IN_MODELS[name].hidden
+        SHAPES[name].layers, SHAPES[name].hidden
     )  # fmt: skip
 
 

@@ -21,9 +21,10 @@ from transformers import (
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
-from distcore.tasks.image_classification.models import BUILT_IN_MODELS, build_model, patch_size, suggested_lr
+from distcore.tasks.image_classification.models import build_model, patch_size
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
+from distcore.tasks.image_classification.shapes import SHAPES
 from distcore.tasks.image_classification.task import ImageClassification
 
 CLASSES = ("blue", "red", "green")
@@ -47,7 +48,7 @@ def parameters(model: torch.nn.Module) -> int:
 
 def test_built_in_models_have_their_sizes() -> None:
     with torch.device("meta"):
-        sizes = {name: parameters(build_model(ImageOptions(model=name), ["a", "b"], 224)) for name in BUILT_IN_MODELS}
+        sizes = {name: parameters(build_model(ImageOptions(model=name), ["a", "b"], 224)) for name in SHAPES}
     assert sizes["conv-tiny"] < 100_000
     assert sizes["vit-tiny"] < sizes["vit-mini"] < sizes["vit-base"]
     assert sizes["vit-base"] == 85_800_194  # as the published one, with a head for two classes
@@ -76,7 +77,7 @@ def test_a_pretrained_model_keeps_its_weights_and_gets_a_head_for_the_classes(fo
     assert torch.equal(model.vit.embeddings.cls_token, saved.vit.embeddings.cls_token)
     assert model.config.id2label == dict(enumerate(CLASSES))
     assert model.classifier.out_features == 3
-    assert suggested_lr(str(folder)) == 5e-5
+    assert ImageOptions(model=str(folder)).suggest(RunConfig()) == {"lr": 5e-5}
 
 
 def test_a_pretrained_model_gets_images_as_its_preprocessor_says(folder: Path, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError, DistcoreError, ModelError
-from distcore.tasks.seq2seq.models import BUILT_IN_MODELS, build_model
+from distcore.tasks.seq2seq.models import build_model
 from distcore.tasks.seq2seq.pairs import IGNORED
+from distcore.tasks.seq2seq.shapes import SHAPES
 from distcore.tasks.seq2seq.task import Seq2Seq
 from distcore.tasks.seq2seq.vocabulary import train_tokenizer
 
@@ -178,10 +179,10 @@ def test_an_unknown_model_lists_those_that_are_built_in(tmp_path: Path) -> None:
         task_of(tmp_path, model="./t5-tinny".removeprefix("./")).prepare(RunConfig())
 
 
-@pytest.mark.parametrize("name", BUILT_IN_MODELS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
     with torch.device("meta"):
         model: Any = build_model(Seq2Seq(model=name), vocab_size=300, pad=0, end=1)
-    shape = BUILT_IN_MODELS[name]
+    shape = SHAPES[name]
     assert (model.config.num_layers, model.config.num_decoder_layers) == (shape.layers, shape.layers)
     assert model.config.d_model == shape.hidden

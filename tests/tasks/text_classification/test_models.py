@@ -5,23 +5,19 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
+from distcore.tasks.bert import SHAPES
 from distcore.tasks.pretrained import check_length, load_tokenizer
 from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
-from distcore.tasks.text_classification.models import (
-    BUILT_IN_MODELS,
-    build_classifier,
-    from_scratch,
-    model_folder,
-    suggested_lr,
-)
+from distcore.tasks.text_classification.models import build_classifier
 from distcore.tasks.text_classification.options import TextOptions
 
 CLASSES = ["sad", "glad", "mad"]
 
 
 def build(**changes):
-    return build_classifier(TextOptions(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad_token=0)
+    return build_classifier(TextOptions(**({"model": "bert-tiny"} | changes)), CLASSES, vocab_size=100, pad=0)
 
 
 @pytest.fixture
@@ -37,10 +33,10 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN_MODELS) - {"bert-medium", "bert-base"}))
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - {"bert-medium", "bert-base"}))
 def test_a_built_in_model_has_its_layers_and_width(name):
     shape = build(model=name).config
-    assert (shape.num_hidden_layers, shape.hidden_size) == (BUILT_IN_MODELS[name].layers, BUILT_IN_MODELS[name].hidden)
+    assert (shape.num_hidden_layers, shape.hidden_size) == (SHAPES[name].layers, SHAPES[name].hidden)
     assert (shape.num_attention_heads, shape.intermediate_size) == (shape.hidden_size // 64, shape.hidden_size * 4)
 
 
@@ -71,15 +67,15 @@ def test_dropout_overrides_every_dropout_of_the_model():
 
 
 def test_only_built_in_models_start_from_scratch():
-    assert from_scratch(TextOptions(model="bert-base"))
-    assert not from_scratch(TextOptions(model="bert-base-chinese"))
+    assert TextOptions(model="bert-base").from_scratch
+    assert not TextOptions(model="bert-base-chinese").from_scratch
 
 
 @pytest.mark.parametrize(
     ("model", "lr"), [("bert-tiny", 5e-4), ("bert-mini", 5e-4), ("bert-small", 1e-4), ("bert-base-chinese", 3e-5)]
 )
 def test_a_model_has_the_rate_that_it_learns_at(model, lr):
-    assert suggested_lr(model) == lr
+    assert TextOptions(model=model).suggest(RunConfig()) == {"lr": lr}
 
 
 def test_a_folder_keeps_its_encoder_and_gets_a_head_for_the_classes(folder):
@@ -113,14 +109,14 @@ def test_an_incomplete_folder_is_one_line(folder, removed, message):
     for name in removed:
         (folder / name).unlink()
     with pytest.raises(ModelError, match=message):
-        model_folder(str(folder))
+        TextOptions(model=str(folder)).model_folder()
 
 
 @pytest.mark.parametrize(("content", "message"), [("{", "cannot be read"), ("{}", "has no 'model_type'")])
 def test_a_broken_config_is_one_line(folder, content, message):
     (folder / "config.json").write_text(content)
     with pytest.raises(ModelError, match=f"config.json {message}"):
-        model_folder(str(folder))
+        TextOptions(model=str(folder)).model_folder()
 
 
 def test_a_config_of_an_unknown_architecture_is_one_line(folder):
@@ -150,18 +146,18 @@ def test_rows_longer_than_the_model_are_refused_before_any_work(folder):
 def test_a_path_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ModelError, match="is a file, expected a folder"):
-        model_folder(str(tmp_path / "file"))
+        TextOptions(model=str(tmp_path / "file")).model_folder()
     with pytest.raises(ModelError, match=r"\./nowhere: no such folder"):
-        model_folder("./nowhere")
+        TextOptions(model="./nowhere").model_folder()
 
 
 def test_a_misspelt_built_in_model_is_one_line_that_names_the_nearest(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"model 'bert-tny': not built in .*\(did you mean 'bert-tiny'\?\)") as caught:
-        model_folder("bert-tny")
+        TextOptions(model="bert-tny").model_folder()
     assert "\n" not in str(caught.value)
 
 
 def test_an_impossible_hub_name_is_one_line():
     with pytest.raises(ModelError, match=r"not built in .* not a valid hub name"):
-        model_folder("not a name!")
+        TextOptions(model="not a name!").model_folder()

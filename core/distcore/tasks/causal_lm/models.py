@@ -3,74 +3,24 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ModelError
-from distcore.tasks import pretrained
 from distcore.tasks.causal_lm.options import CausalOptions
+from distcore.tasks.causal_lm.shapes import SHAPES, Shape
 from distcore.tasks.pretrained import load_model, read_config, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size of a built-in model. Its feed-forward layer is four times the hidden size, Llama's 8/3 of it."""
-
-    family: Literal["gpt2", "llama"]
-    """Architecture, as transformers names it."""
-    layers: int
-    """Transformer layers."""
-    hidden: int
-    """Hidden size."""
-    heads: int
-    """Attention heads."""
-    lr: float
-    """Peak learning rate from random weights. Only the tiny and mini ones are measured."""
-
-
-BUILT_IN_MODELS = {
-    "gpt2-tiny": Shape("gpt2", 2, 128, 2, 2e-3),
-    "gpt2-mini": Shape("gpt2", 4, 256, 4, 1e-3),
-    "gpt2-base": Shape("gpt2", 12, 768, 12, 6e-4),
-    "gpt2-medium": Shape("gpt2", 24, 1024, 16, 3e-4),
-    "gpt2-large": Shape("gpt2", 36, 1280, 20, 2.5e-4),
-    "gpt2-xl": Shape("gpt2", 48, 1600, 25, 2e-4),
-    "llama-tiny": Shape("llama", 2, 128, 2, 2e-3),
-    "llama-mini": Shape("llama", 4, 256, 4, 1e-3),
-    "llama-base": Shape("llama", 12, 768, 12, 6e-4),
-}
-"""The built-in models, by the name that follows ``--model``: the sizes of the published GPT-2s, and Llamas beside."""
-PUBLISHED = ("gpt2-medium", "gpt2-large", "gpt2-xl")
-"""Names that the hub knows, too, as weights of ``openai-community``."""
-PRETRAINED_LR = 5e-5
-"""Peak learning rate for fine-tuning pretrained weights."""
 POSITIONS = 1024
 """Positions of a built-in model, as in GPT-2; more for longer rows."""
 PACKED = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "olmo2", "smollm3")
 """Model types for which a packed row is known to be what it is alone: a test builds each of them."""
 PACKING_SINCE = (4, 53)
 """The first transformers that finds the borders of packed rows in their positions."""
-
-
-def from_scratch(options: CausalOptions) -> bool:
-    """True for a built-in model, which starts from random weights and trains its own tokenizer."""
-    return options.model in BUILT_IN_MODELS
-
-
-def suggested_lr(name: str) -> float:
-    """Return the peak learning rate to use for the model where the config says ``auto``."""
-    built_in = BUILT_IN_MODELS.get(name)
-    return built_in.lr if built_in else PRETRAINED_LR
-
-
-def model_folder(name: str) -> Path:
-    """Return the local folder of a model that is not built in; raises ModelError, one line."""
-    return pretrained.model_folder(name, BUILT_IN_MODELS)
 
 
 def packs(options: CausalOptions) -> bool:
@@ -97,9 +47,9 @@ def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int |
     """
     # Packed rows have no mask, and need none; transformers takes the token that fills up a sequence for a mistake.
     logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
-    shape = BUILT_IN_MODELS.get(options.model)
+    shape = SHAPES.get(options.model)
     if shape is None:
-        folder = model_folder(options.model)
+        folder = options.model_folder()
         return load_model("AutoModelForCausalLM", options.model, folder, options.dropout, pad_token_id=pad)
     config = _config(shape, options, vocab_size, pad, end)
     set_dropout(config, options.dropout)
@@ -139,6 +89,6 @@ def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end
 
 
 def _model_type(options: CausalOptions) -> str:
-    if built_in := BUILT_IN_MODELS.get(options.model):
+    if built_in := SHAPES.get(options.model):
         return built_in.family
-    return str(read_config(options.model, model_folder(options.model))["model_type"])
+    return str(read_config(options.model, options.model_folder())["model_type"])

@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
+from distcore.tasks.causal_lm.shapes import SHAPES
+from distcore.tasks.options import TaskOptions
 
 Form = Literal["documents", "prompts", "messages"]
 
@@ -35,18 +37,15 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions:
+class CausalOptions(TaskOptions):
     """The options of a causal language model."""
 
+    built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
-    on_resume: ClassVar[dict[str, OnResume]] = {
-        "data": "free",  # where the rows are: what they say is compared by content
-        "eval_data": "free",
-        "test_data": "free",
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
         "split_documents": "other rows",
-        "dropout": "ask",
         "packing": "free",  # the same mathematics
         "max_new_tokens": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
@@ -56,12 +55,6 @@ class CausalOptions:
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-source"
     """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
-    eval_data: str | None = None
-    """File to evaluate on, instead of a part of ``data``."""
-    test_data: str | None = None
-    """File for the final test; default: the evaluation rows."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Part of the rows of ``data`` that is kept for evaluation."""
     form: Literal["auto", "documents", "prompts", "messages"] = "auto"
     """What a row is: a document, a prompt with its completion, or a list of messages; auto: what the columns say."""
     columns: Columns = Columns()
@@ -74,7 +67,5 @@ class CausalOptions:
     """Whether a document sees nothing of the one before it in its block; needs packing."""
     packing: bool | Literal["auto"] = "auto"
     """Whether short rows of a micro-batch share a sequence instead of being padded; auto: where that is exact."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Probability of dropout; null: the model's own."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation lets the model generate, the likeliest each time, for every evaluation row; 0: none."""

@@ -16,13 +16,14 @@ from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore.tasks.causal_lm import embedded
 from distcore.tasks.causal_lm.encode import encode
-from distcore.tasks.causal_lm.models import PUBLISHED, from_scratch, model_folder, packs
+from distcore.tasks.causal_lm.models import packs
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows, read_rows
 from distcore.tasks.causal_lm.sequences import Arrays, open_sequences, write_arrays
+from distcore.tasks.causal_lm.shapes import PUBLISHED
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore.tasks.sources import source_digests, source_file
+from distcore.tasks.sources import read_source, source_digests
 from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
 
@@ -36,8 +37,8 @@ def prepare_rows(options: CausalOptions, seed: int) -> TokenisedDatasets:
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
     packs(options)  # what cannot be packed is refused before any file is read
-    if not from_scratch(options):
-        check_length(options.model, model_folder(options.model), options.max_seq_len + options.max_new_tokens)
+    if not options.from_scratch:
+        check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     folder = cached_folder("sequences", _key(options, seed), lambda folder: _build(folder, options, seed))
     return _open(folder, options)
 
@@ -57,9 +58,9 @@ def _key(options: CausalOptions, seed: int) -> str:
 
 
 def _tokenizer_digest(options: CausalOptions) -> list[Any]:
-    if from_scratch(options):
+    if options.from_scratch:
         return ["byte-level", options.tokenizer.vocab_size]
-    return tokenizer_digest(model_folder(options.model))
+    return tokenizer_digest(options.model_folder())
 
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> None:
@@ -70,8 +71,8 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> None:
     common = None
     for name, part in parts.items():
         arrays, cut = encode(part, tokenizer, options)
-        if not from_scratch(options):
-            check_vocabulary(options.model, model_folder(options.model), int(arrays.tokens.max(initial=0)))
+        if not options.from_scratch:
+            check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
         write_arrays(folder / name, arrays)
         common = log_frequencies(arrays.targets(), count_tokens(tokenizer)) if common is None else common
         facts[name] = _facts(part, arrays, cut, common)
@@ -92,13 +93,12 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
 
 
 def _rows(source: str, options: CausalOptions) -> Rows:
-    reader = embedded.EMBEDDED.get(source)
-    return reader() if reader else read_rows(source_file(source, embedded.EMBEDDED), options)
+    return read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, options))
 
 
 def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
-    if not from_scratch(options):
-        return load_tokenizer(options.model, model_folder(options.model))
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
     from distcore.tasks.causal_lm.vocabulary import train_tokenizer
 
     texts = Rows(train.rows.name, train.rows.form, train.values()).texts()

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
 from distcore.tasks.causal_lm.embedded import EMBEDDED
-from distcore.tasks.causal_lm.models import BUILT_IN_MODELS, build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.causal_lm.models import build_model
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.prepare import prepare_rows
 from distcore.tasks.causal_lm.sequences import IGNORED, no_sequences
-from distcore.tasks.pretrained import load_tokenizer
-from distcore.tasks.sources import path_options
 from distcore.tasks.token_metrics import token_report
 from distcore.tasks.tokenised import tokenised, without_rows
 
@@ -32,14 +30,7 @@ class CausalLM(CausalOptions):
     An item of the mean loss is a token that is predicted.
     """
 
-    @property
-    def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
-        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
-
-    def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
-        return {"lr": suggested_lr(self.model)}
+    embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache if they were prepared before.
@@ -52,10 +43,6 @@ class CausalLM(CausalOptions):
         """Return a model with a language-modelling head."""
         data = tokenised(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
-
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the folder with the model's weights; ``None`` for a built-in model."""
-        return None if from_scratch(self) else model_folder(self.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
@@ -114,7 +101,7 @@ class CausalLM(CausalOptions):
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates."""
         data = tokenised(data)
-        tokenizer = load_tokenizer(str(data.tokenizer), data.tokenizer) if "generated" in outputs else None
+        tokenizer = data.loaded_tokenizer if "generated" in outputs else None
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             line: dict[str, object] = {
                 "index": index,

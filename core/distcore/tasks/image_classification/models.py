@@ -3,70 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ModelError
-from distcore.tasks import pretrained
 from distcore.tasks.image_classification.options import ImageOptions
-from distcore.tasks.pretrained import IMAGE_PROCESSORS, class_fields, load_model, set_dropout
+from distcore.tasks.image_classification.shapes import SHAPES, ViTShape
+from distcore.tasks.pretrained import class_fields, load_model, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True)
-class ConvShape:
-    """Size of a convolutional net."""
-
-    widths: tuple[int, ...]
-    """Channels of each block; behind the first, each halves height and width."""
-    lr: float
-    """Peak learning rate from random weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class ViTShape:
-    """Size of a transformer. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
-
-    layers: int
-    """Transformer layers."""
-    hidden: int
-    """Hidden size, a multiple of 64."""
-    lr: float
-    """Peak learning rate from random weights."""
-
-
-BUILT_IN_MODELS: dict[str, ConvShape | ViTShape] = {
-    "conv-tiny": ConvShape((32, 64, 128), 3e-3),
-    "vit-tiny": ViTShape(2, 128, 1e-3),
-    "vit-mini": ViTShape(4, 256, 5e-4),
-    "vit-base": ViTShape(12, 768, 1e-4),
-}
-"""The built-in models, by the name that follows ``--model``."""
-PRETRAINED_LR = 5e-5
-"""Peak learning rate for fine-tuning pretrained weights."""
 PATCHES = 7
 """Least patches along a side of an image that is not very small."""
 PATCH_SIZES = (2, 16)
 """Pixels along a side of a patch: those of very small images, and the most, as published vision transformers have."""
-
-
-def from_scratch(options: ImageOptions) -> bool:
-    """True for a built-in model, which starts from random weights."""
-    return options.model in BUILT_IN_MODELS
-
-
-def suggested_lr(name: str) -> float:
-    """Return the peak learning rate to use for the model where the config says ``auto``."""
-    built_in = BUILT_IN_MODELS.get(name)
-    return built_in.lr if built_in else PRETRAINED_LR
-
-
-def model_folder(name: str) -> Path:
-    """Return the local folder of a model that is not built in; raises ModelError, one line."""
-    return pretrained.model_folder(name, BUILT_IN_MODELS, IMAGE_PROCESSORS)
 
 
 def patch_size(image_size: int) -> int:
@@ -81,9 +32,9 @@ def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) 
     It maps ``pixel_values`` to an object with ``logits``. Under torch's meta device it has no weights, and none are
     read. Raises ModelError.
     """
-    shape, fields = BUILT_IN_MODELS.get(options.model), class_fields(classes)
+    shape, fields = SHAPES.get(options.model), class_fields(classes)
     if shape is None:
-        folder = model_folder(options.model)
+        folder = options.model_folder()
         model = load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
         _check_layers(options.model, model)
         return model

@@ -8,6 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
+from distcore.tasks.image_classification.shapes import SHAPES
+from distcore.tasks.options import TaskOptions
+from distcore.tasks.pretrained import IMAGE_PROCESSORS
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,16 @@ class Augment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions:
+class ImageOptions(TaskOptions):
     """The options of image classification."""
 
+    built_in: ClassVar = SHAPES
+    beside: ClassVar = IMAGE_PROCESSORS
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "accuracy": "max"}
-    on_resume: ClassVar[dict[str, OnResume]] = {
-        "data": "free",  # where the images are: what they show is compared by content
-        "eval_data": "free",
-        "test_data": "free",
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "ask",
         "augment": "ask",
-        "dropout": "ask",
     }
 
     model: str = "conv-tiny"
@@ -53,13 +54,9 @@ class ImageOptions:
     """Folder or file to evaluate on, instead of a part of ``data``."""
     test_data: str | None = None
     """Folder or file for the final test; default: the evaluation rows."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Part of ``data`` that is kept for evaluation."""
     columns: Columns = Columns()
     """Names of the columns in Parquet files."""
     image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
     """Height and width to which images are resized, in pixels; auto: the model's, else that of arrays, else 64."""
     augment: Augment = Augment()
     """How training images are changed."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Probability of dropout; null: the model's own."""

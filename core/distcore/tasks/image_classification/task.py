@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
@@ -15,15 +15,10 @@ from distcore.tasks.image_classification.data.arrays import EMBEDDED
 from distcore.tasks.image_classification.data.dataset import ImageDataset
 from distcore.tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
 from distcore.tasks.image_classification.models import (
-    BUILT_IN_MODELS,
     build_model,
-    from_scratch,
-    model_folder,
-    suggested_lr,
 )
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import read_preprocessing
-from distcore.tasks.sources import path_options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,14 +28,7 @@ if TYPE_CHECKING:
 class ImageClassification(ImageOptions):
     """One label per image; implements ``distcore.plugin.task.Task``."""
 
-    @property
-    def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
-        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
-
-    def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
-        return {"lr": suggested_lr(self.model)}
+    embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the data sets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
@@ -50,10 +38,6 @@ class ImageClassification(ImageOptions):
         """Return a classifier with one output per class of ``data``."""
         data = _images(data)
         return build_model(self, data.classes, data.preprocessing.size)
-
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the folder with the model's weights; ``None`` for a built-in model."""
-        return None if from_scratch(self) else model_folder(self.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the images of ``batch``: fp32, without dimensions."""

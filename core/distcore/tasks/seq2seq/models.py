@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ModelError
-from distcore.tasks import pretrained
 from distcore.tasks.pretrained import check_length, load_model, one_line, quiet, set_dropout
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
+from distcore.tasks.seq2seq.shapes import SHAPES
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True)
-class T5Shape:
-    """Size of a T5. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
-
-    layers: int
-    """Transformer layers of the encoder, and as many of the decoder."""
-    hidden: int
-    """Hidden size, a multiple of 64."""
-    lr: float
-    """Peak learning rate from random weights. Only that of t5-tiny is measured."""
-
-
-BUILT_IN_MODELS = {
-    "t5-tiny": T5Shape(2, 128, 3e-3),
-    "t5-mini": T5Shape(4, 256, 1e-3),
-    "t5-medium": T5Shape(6, 512, 5e-4),
-}
-"""The built-in models, by the name that follows ``--model``."""
-PRETRAINED_LR = 5e-5
-"""Peak learning rate for fine-tuning pretrained weights."""
-
-
-def from_scratch(options: Seq2SeqOptions) -> bool:
-    """True for a built-in model, which starts from random weights and trains its own tokenizer."""
-    return options.model in BUILT_IN_MODELS
-
-
-def suggested_lr(name: str) -> float:
-    """Return the peak learning rate to use for the model where the config says ``auto``."""
-    built_in = BUILT_IN_MODELS.get(name)
-    return built_in.lr if built_in else PRETRAINED_LR
-
-
-def model_folder(name: str) -> Path:
-    """Return the local folder of a model that is not built in; raises ModelError, one line."""
-    return pretrained.model_folder(name, BUILT_IN_MODELS)
-
-
 def check_model(options: Seq2SeqOptions) -> None:
     """Raise ModelError for a model that does not write what it has read, ConfigError for more tokens than it takes."""
-    if from_scratch(options):
+    if options.from_scratch:
         return
-    folder = model_folder(options.model)
+    folder = options.model_folder()
     with quiet(), one_line(f"model {options.model}: cannot be loaded"):
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
@@ -80,11 +40,11 @@ def build_model(options: Seq2SeqOptions, *, vocab_size: int, pad: int, end: int 
     ``vocab_size`` is the tokenizer's, ``pad`` its padding token, ``end`` the token that ends a text. A pretrained model
     keeps the vocabulary of its weights. Raises ModelError.
     """
-    shape = BUILT_IN_MODELS.get(options.model)
+    shape = SHAPES.get(options.model)
     if shape is None:
         # A layer is never skipped: ranks that share its weights would have to agree on it.
         whole = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-        folder = model_folder(options.model)
+        folder = options.model_folder()
         return load_model("AutoModelForSeq2SeqLM", options.model, folder, options.dropout, **whole)
     from transformers import T5Config, T5ForConditionalGeneration
 

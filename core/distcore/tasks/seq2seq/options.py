@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
+from distcore.tasks.options import TaskOptions
+from distcore.tasks.seq2seq.shapes import SHAPES
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,16 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqOptions:
+class Seq2SeqOptions(TaskOptions):
     """The options of sequence to sequence."""
 
+    built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
-    on_resume: ClassVar[dict[str, OnResume]] = {
-        "data": "free",  # where the rows are: what they say is compared by content
-        "eval_data": "free",
-        "test_data": "free",
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",
         "max_seq_len": "other rows",
         "max_target_len": "other rows",
-        "dropout": "ask",
         "label_smoothing": "ask",
         "max_new_tokens": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
@@ -51,12 +50,6 @@ class Seq2SeqOptions:
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-words"
     """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
-    eval_data: str | None = None
-    """File to evaluate on, instead of a part of ``data``."""
-    test_data: str | None = None
-    """File for the final test; default: the evaluation rows."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Part of the rows of ``data`` that is kept for evaluation."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     prefix: str = ""
@@ -67,8 +60,6 @@ class Seq2SeqOptions:
     """Tokens of a source, with its prefix; longer ones are cut."""
     max_target_len: Annotated[int, Field(ge=2)] = 64
     """Tokens of a target; longer ones are cut."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Probability of dropout; null: the model's own."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Part of the probability that a target token leaves to all tokens alike, in the loss."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0

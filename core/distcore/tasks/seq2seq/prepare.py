@@ -19,12 +19,12 @@ from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
 from distcore.tasks.seq2seq import embedded
 from distcore.tasks.seq2seq.encode import encode
-from distcore.tasks.seq2seq.models import check_model, from_scratch, model_folder
+from distcore.tasks.seq2seq.models import check_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.pairs import open_pairs, write_pairs
 from distcore.tasks.seq2seq.rows import Pairs, read_pairs
 from distcore.tasks.seq2seq.scores import check_scores
-from distcore.tasks.sources import source_digests, source_file
+from distcore.tasks.sources import read_source, source_digests
 from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
 
@@ -55,9 +55,7 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenisedDatasets:
 
 def _key(options: Seq2SeqOptions, seed: int) -> str:
     """Return the key of the cache entry: a digest of everything that its content depends on."""
-    tokens = (
-        tokenizer_digest(model_folder(options.model)) if not from_scratch(options) else options.tokenizer.vocab_size
-    )
+    tokens = tokenizer_digest(options.model_folder()) if not options.from_scratch else options.tokenizer.vocab_size
     facts = [
         FORMAT,
         source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
@@ -76,9 +74,9 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
     common = None
     for name, part in parts.items():
         source, target, cut = encode(part, tokenizer, options)
-        if not from_scratch(options):
+        if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
-            check_vocabulary(options.model, model_folder(options.model), largest)
+            check_vocabulary(options.model, options.model_folder(), largest)
         write_pairs(folder / name, source, target, part.values())
         common = log_frequencies(target.values, count_tokens(tokenizer)) if common is None else common
         facts[name] = {
@@ -95,13 +93,12 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    reader = embedded.EMBEDDED.get(source)
-    return reader() if reader else read_pairs(source_file(source, embedded.EMBEDDED), options.columns)
+    return read_source(source, embedded.EMBEDDED, lambda path: read_pairs(path, options.columns))
 
 
 def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
-    if not from_scratch(options):
-        return load_tokenizer(options.model, model_folder(options.model))
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
     from distcore.tasks.seq2seq.vocabulary import train_tokenizer
 
     return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)

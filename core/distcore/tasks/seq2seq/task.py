@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Datasets
-from distcore.tasks.pretrained import load_tokenizer, quiet, set_length
+from distcore.tasks.pretrained import quiet, set_length
 from distcore.tasks.seq2seq.embedded import EMBEDDED
-from distcore.tasks.seq2seq.models import BUILT_IN_MODELS, build_model, from_scratch, model_folder, suggested_lr
+from distcore.tasks.seq2seq.models import build_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.pairs import IGNORED, no_pairs
 from distcore.tasks.seq2seq.prepare import prepare_pairs
 from distcore.tasks.seq2seq.scores import scores
-from distcore.tasks.sources import path_options
 from distcore.tasks.token_metrics import token_report
 from distcore.tasks.tokenised import tokenised, without_rows
 
@@ -33,14 +32,7 @@ class Seq2Seq(Seq2SeqOptions):
     An item of the mean loss is a token of a target.
     """
 
-    @property
-    def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
-        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
-
-    def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
-        return {"lr": suggested_lr(self.model)}
+    embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache if they were prepared before.
@@ -53,10 +45,6 @@ class Seq2Seq(Seq2SeqOptions):
         """Return an encoder and a decoder with a language-modelling head."""
         data = tokenised(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
-
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the folder with the model's weights; ``None`` for a built-in model."""
-        return None if from_scratch(self) else model_folder(self.model)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy, smoothed, summed over the target tokens of ``batch``: fp32, without dimensions."""
@@ -167,7 +155,7 @@ def _texts(column: Ragged) -> list[str]:
 def _written(outputs: dict[str, Any], data: Datasets) -> list[str]:
     """Return what the model wrote for each row."""
     data = tokenised(data)
-    tokenizer = load_tokenizer(str(data.tokenizer), data.tokenizer)
+    tokenizer = data.loaded_tokenizer
     rows = outputs["generated"].tolist()
     ended = [row[: row.index(data.end)] if data.end in row else row for row in rows]
     return [tokenizer.decode(row, skip_special_tokens=True) for row in ended]

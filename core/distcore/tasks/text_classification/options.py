@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
+from distcore.tasks.bert import SHAPES
+from distcore.tasks.options import TaskOptions
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,16 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextOptions(TaskOptions):
     """The options of text classification."""
 
+    built_in: ClassVar = SHAPES
+    pretrained_lr: ClassVar = 3e-5
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "accuracy": "max"}
-    on_resume: ClassVar[dict[str, OnResume]] = {
-        "data": "free",  # where the rows are: what they say is compared by content
-        "eval_data": "free",
-        "test_data": "free",
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "dropout": "ask",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -50,17 +50,9 @@ class TextOptions:
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-docs"
     """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
-    eval_data: str | None = None
-    """File to evaluate on, instead of a part of ``data``."""
-    test_data: str | None = None
-    """File for the final test; default: the evaluation rows."""
-    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Part of ``data`` that is kept for evaluation."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
     """The vocabulary that a built-in model trains."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Tokens of a row; longer rows are cut."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Probability of dropout; null: the model's own."""

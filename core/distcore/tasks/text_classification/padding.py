@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from distcore.errors import ModelError
 from distcore.tasks.pretrained import read_config
-from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 
 LAST_PLACE = ("xlnet",)
@@ -33,4 +32,4 @@ def check_padding(options: TextOptions) -> None:
 
 
 def _model_type(options: TextOptions) -> object:
-    return None if from_scratch(options) else read_config(options.model, model_folder(options.model))["model_type"]
+    return None if options.from_scratch else read_config(options.model, options.model_folder())["model_type"]

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
-from distcore.tasks.pretrained import set_length, tokenizer_files
-from distcore.tasks.sources import path_options
+from distcore.tasks.pretrained import set_length
 from distcore.tasks.text_classification.data.embedded import EMBEDDED
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.data.tokens import TokenDataset
 from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
 from distcore.tasks.text_classification.models import (
-    BUILT_IN_MODELS,
     build_classifier,
-    from_scratch,
-    model_folder,
-    suggested_lr,
 )
 from distcore.tasks.text_classification.options import TextOptions
 
@@ -35,14 +29,7 @@ if TYPE_CHECKING:
 class TextClassification(TextOptions):
     """One label per text, by a transformers classifier; implements ``distcore.plugin.task.Task``."""
 
-    @property
-    def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
-        return path_options(self, {*BUILT_IN_MODELS, *EMBEDDED})
-
-    def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
-        return {"lr": suggested_lr(self.model)}
+    embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache if they were prepared before.
@@ -54,11 +41,7 @@ class TextClassification(TextOptions):
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``."""
         data = _text(data)
-        return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad_token=data.pad_token)
-
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the folder with the model's weights; ``None`` for a built-in model."""
-        return None if from_scratch(self) else model_folder(self.model)
+        return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the cross entropy summed over the rows of ``batch``: fp32, without dimensions."""
@@ -98,9 +81,7 @@ class TextClassification(TextOptions):
         The tokenizer there cuts, where it is told to cut, where training did.
         """
         data = _text(data)
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in tokenizer_files(data.tokenizer):
-            shutil.copy(file, folder)
+        data.save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
         write_labels(folder, data.labels)
 

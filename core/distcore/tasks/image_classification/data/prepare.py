@@ -16,7 +16,6 @@ from distcore.tasks.image_classification.data.dataset import AugmentedImages, Im
 from distcore.tasks.image_classification.data.decoding import check_pillow
 from distcore.tasks.image_classification.data.images import Files, Images
 from distcore.tasks.image_classification.data.sources import open_source
-from distcore.tasks.image_classification.models import from_scratch, model_folder
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
 from distcore.tasks.pretrained import read_config
@@ -44,7 +43,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
 
     Every image is decoded once, to see that it can be; that is remembered in the cache.
     """
-    trained = None if from_scratch(options) else _of_pretrained(options)
+    trained = None if options.from_scratch else _of_pretrained(options)
     images = open_source(options.data, options.columns)
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = distinct_labels(images)
@@ -90,7 +89,7 @@ def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) ->
 
 def _of_pretrained(options: ImageOptions) -> Preprocessing:
     """Return what a model with weights takes; raises ConfigError if it cannot take the size that is asked for."""
-    folder = model_folder(options.model)
+    folder = options.model_folder()
     found = read_preprocessing(options.model, folder)
     size = read_config(options.model, folder).get("image_size", found.size)
     if options.image_size not in ("auto", size):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,42 +12,30 @@ from typing import Any
 import numpy as np
 
 from distcore.data.cache import cached_folder
-from distcore.plugin.task import Datasets
 from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import distinct_labels, split_parts
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_digest
-from distcore.tasks.sources import source_digests, source_file, source_name
+from distcore.tasks.sources import read_source, source_digests, source_file, source_name
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
-from distcore.tasks.text_classification.models import from_scratch, model_folder
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.text_classification.padding import check_padding, pads_left
+from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
 from distcore.tasks.tokenizing import tokenize
 
-FORMAT = 6
+FORMAT = 7
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextDatasets(Datasets):
+class TextDatasets(TokenisedDatasets):
     """Tokenised texts with their classes, and the tokenizer that made the tokens."""
 
     classes: tuple[str, ...]
     """Class names in the order of class numbers."""
     labels: tuple[int | str, ...]
     """The classes as the data file writes them: integers or strings."""
-    vocab_size: int
-    """Tokens in the tokenizer's vocabulary."""
-    pad_token: int
-    """Token that fills up the shorter rows of a batch."""
-    tokenizer: Path
-    """Folder that ``AutoTokenizer`` reads."""
-
-    @cached_property
-    def loaded_tokenizer(self) -> Any:
-        """The tokenizer itself; loading it takes a while."""
-        return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
@@ -57,8 +44,8 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     The key of a cache entry is a digest of the files' content. With an entry in the cache, the files are read for
     their digest only, and neither parsed nor tokenised. Raises DataError, ModelError or ConfigError.
     """
-    if not from_scratch(options):
-        check_length(options.model, model_folder(options.model), options.max_seq_len)
+    if not options.from_scratch:
+        check_length(options.model, options.model_folder(), options.max_seq_len)
         check_padding(options)
     folder = cached_folder("tokens", _key(options, seed), lambda folder: _build(folder, options, seed))
     return _open(folder, options)
@@ -67,17 +54,16 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
 def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
     """Return data sets with classes and a tokenizer but no rows: enough to build a model and to predict with it."""
     loaded = load_tokenizer(str(tokenizer), tokenizer)
-    pad = pad_token(loaded)
-    rows = empty_dataset(pad)
+    found = tokens_of(loaded)
+    rows = empty_dataset(found["pad"])
     return TextDatasets(
         train=rows,
         evaluation=rows,
         test=rows,
         classes=tuple(map(str, labels)),
         labels=labels,
-        vocab_size=len(loaded),
-        pad_token=pad,
         tokenizer=tokenizer,
+        **found,
     )
 
 
@@ -96,14 +82,13 @@ def _key(options: TextOptions, seed: int) -> str:
 
 
 def _tokenizer_digest(options: TextOptions) -> list[Any]:
-    if from_scratch(options):
+    if options.from_scratch:
         return ["wordpiece", options.tokenizer.vocab_size]
-    return tokenizer_digest(model_folder(options.model))
+    return tokenizer_digest(options.model_folder())
 
 
 def _rows(source: str, options: TextOptions) -> Rows:
-    reader = embedded.EMBEDDED.get(source)
-    return reader() if reader else read_rows(source_file(source, embedded.EMBEDDED), options.columns)
+    return read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, options.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +116,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {
         "labels": labels,
-        "vocab_size": len(tokenizer),
-        "pad_token": pad_token(tokenizer),
+        "tokens": tokens_of(tokenizer),
         "facts": facts,
         "warnings": list(check_classes(rows, parts["evaluation"].labels, classes, options.eval_data is not None)),
     }
@@ -142,8 +126,8 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
     tokens, lengths, cut = tokenize(tokenizer, part.texts, options.max_seq_len)
-    if not from_scratch(options):
-        check_vocabulary(options.model, model_folder(options.model), int(tokens.max(initial=0)))
+    if not options.from_scratch:
+        check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
     write_tokens(folder, tokens, lengths, part.labels, part.source_rows, part.ids)
     return {
         "rows": len(lengths),
@@ -177,8 +161,8 @@ def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
 
 
 def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
-    if not from_scratch(options):
-        return load_tokenizer(options.model, model_folder(options.model))
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
     from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
@@ -198,7 +182,7 @@ def _said(source: str) -> str:
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    labels, pad = tuple(entry["labels"]), int(entry["pad_token"])
+    labels, pad = tuple(entry["labels"]), int(entry["tokens"]["pad"])
     left = pads_left(options)
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     said = {name: _said(sources[name]) for name in entry["facts"]}
@@ -218,7 +202,6 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
         warnings=(*warnings, *cut),
         classes=classes,
         labels=labels,
-        vocab_size=entry["vocab_size"],
-        pad_token=pad,
         tokenizer=folder / "tokenizer",
+        **entry["tokens"],
     )

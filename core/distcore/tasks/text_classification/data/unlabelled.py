@@ -46,7 +46,7 @@ class UnlabelledTexts:
         texts = [str(self.rows.records[index][0]) for index in indices]
         tokens, lengths, _ = tokenize(self.data.loaded_tokenizer, texts, self.options.max_seq_len)
         starts = np.cumsum(lengths) - lengths
-        return pad_rows(tokens, starts, lengths, self.data.pad_token, pad_left=pads_left(self.options))
+        return pad_rows(tokens, starts, lengths, self.data.pad, pad_left=pads_left(self.options))
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield the id of each row, if it has one; file and row number are added to every prediction."""

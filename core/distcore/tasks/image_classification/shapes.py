@@ -1,0 +1,36 @@
+"""Built-in models of images: a convolutional net and vision transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """Size of a convolutional net."""
+
+    widths: tuple[int, ...]
+    """Channels of each block; behind the first, each halves height and width."""
+    lr: float
+    """Peak learning rate from random weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViTShape:
+    """Size of a transformer. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
+
+    layers: int
+    """Transformer layers."""
+    hidden: int
+    """Hidden size, a multiple of 64."""
+    lr: float
+    """Peak learning rate from random weights."""
+
+
+SHAPES: dict[str, ConvShape | ViTShape] = {
+    "conv-tiny": ConvShape((32, 64, 128), 3e-3),
+    "vit-tiny": ViTShape(2, 128, 1e-3),
+    "vit-mini": ViTShape(4, 256, 5e-4),
+    "vit-base": ViTShape(12, 768, 1e-4),
+}
+"""The built-in models, by the name that follows ``--model``."""
