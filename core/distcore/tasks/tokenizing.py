@@ -1,8 +1,8 @@
-"""Texts to tokens, cut to a length."""
+"""Texts to tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,13 @@ def tokenize(
         parts.append(np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]))
     tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
     return tokens, np.asarray(lengths, dtype=np.int64), cut
+
+
+def token_lists(tokenizer: Any, texts: Sequence[str], *, special: bool) -> Iterator[list[int]]:
+    """Yield the tokens of each text, however many; ``special``: with those that the tokenizer puts around a text."""
+    for start in range(0, len(texts), CHUNK):
+        some = list(texts[start : start + CHUNK])
+        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def _tokens(tokenizer: Any, texts: list[str], max_length: int, targets: bool) -> Any:

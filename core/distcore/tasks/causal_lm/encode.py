@@ -12,9 +12,8 @@ from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows
 from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays
 from distcore.tasks.parts import Part
+from distcore.tasks.tokenizing import token_lists
 
-CHUNK = 1024
-"""Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
 Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
 
@@ -30,7 +29,7 @@ def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions) -> tuple[Ar
 def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the one that ends it."""
     end = _end(tokenizer)
-    for tokens in _tokens(tokenizer, part.values(), special=True):
+    for tokens in token_lists(tokenizer, part.values(), special=True):
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 
 
@@ -51,8 +50,8 @@ def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield prompt, completion and the token that ends it; the latter two count."""
     end = _end(tokenizer)
     prompts, completions = zip(*part.values(), strict=True)
-    pairs = zip(_tokens(tokenizer, prompts, special=True), _tokens(tokenizer, completions, special=False), strict=True)
-    for prompt, completion in pairs:
+    both = token_lists(tokenizer, prompts, special=True), token_lists(tokenizer, completions, special=False)
+    for prompt, completion in zip(*both, strict=True):
         prompt = prompt[:-1] if prompt[-1:] == end else prompt
         tokens = np.asarray([*prompt, *completion, *end], np.int32)
         yield tokens, np.arange(len(tokens)) >= len(prompt)
@@ -122,12 +121,6 @@ def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int) -> tuple[Arrays
         lengths=np.asarray(sizes, np.int64) - 1,
     )
     return arrays, cut
-
-
-def _tokens(tokenizer: Any, texts: Any, special: bool) -> Iterator[list[int]]:
-    for start in range(0, len(texts), CHUNK):
-        some = list(texts[start : start + CHUNK])
-        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def _end(tokenizer: Any) -> list[int]:

@@ -10,36 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore.tasks.flat import IGNORED, Flat, open_flat, write_flat
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
-IGNORED = -100
-"""Label of a place without a target."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Flat:
-    """Entries of all rows, one row after the other."""
-
-    values: np.ndarray
-    """Tokens, int32, or bytes, uint8, shape ``(entries,)``."""
-    offsets: np.ndarray
-    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
-
-    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
-
-        The entries keep their dtype; the second array is a mask, bool, of the same shape.
-        """
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        columns = np.arange(lengths.max(initial=0))
-        mask = columns < lengths[:, None]
-        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
-        found = self.values.take(starts[:, None] + columns, mode="clip")
-        return np.where(mask, found, self.values.dtype.type(fill)), mask
 
 
 def flat_texts(texts: Sequence[str]) -> Flat:
@@ -95,19 +72,18 @@ def write_pairs(folder: Path, source: Flat, target: Flat, texts: Sequence[tuple[
     folder.mkdir()
     digest = hashlib.sha256()
     for name, flat in {"source": source, "target": target}.items():
-        _write(folder, name, flat)
-        for column in (flat.values, flat.offsets):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
+        write_flat(folder, name, flat)
+        flat.add_to(digest)
     for place, name in enumerate(("source", "target")):
-        _write(folder, f"{name}_text", flat_texts([pair[place] for pair in texts]))
+        write_flat(folder, f"{name}_text", flat_texts([pair[place] for pair in texts]))
     (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
     """Map what ``write_pairs`` wrote into memory; ``texts``: with the texts."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    found = {name: _open(folder, f"{name}_text") for name in ("source", "target") if texts}
-    return _dataset(_open(folder, "source"), _open(folder, "target"), found, pad, content)
+    found = {name: open_flat(folder, f"{name}_text") for name in ("source", "target") if texts}
+    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), found, pad, content)
 
 
 def no_pairs(pad: int) -> PairDataset:
@@ -122,17 +98,3 @@ def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, conte
     return PairDataset(
         source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
     )
-
-
-def _write(folder: Path, name: str, flat: Flat) -> None:
-    np.save(folder / f"{name}.npy", flat.values)
-    np.save(folder / f"{name}_offsets.npy", flat.offsets)
-
-
-def _open(folder: Path, name: str) -> Flat:
-    # As plain arrays: indexing numpy's memmap class is several times slower.
-    values, offsets = (
-        np.asarray(np.load(folder / f"{file}.npy", mmap_mode="r", allow_pickle=False))
-        for file in (name, f"{name}_offsets")
-    )
-    return Flat(values, offsets)

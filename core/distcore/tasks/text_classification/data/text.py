@@ -14,13 +14,13 @@ import numpy as np
 from distcore.data.cache import cached_folder
 from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import distinct_labels, split_parts
+from distcore.tasks.padding import check_padding, pads_left
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_digest
 from distcore.tasks.sources import read_source, source_digests, source_file, source_name
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.text_classification.padding import check_padding, pads_left
 from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
 from distcore.tasks.tokenizing import tokenize
 
@@ -163,7 +163,7 @@ def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
 def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
-    from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+    from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 

@@ -11,12 +11,12 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
+from distcore.tasks.padding import pads_left
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.data.labelled import id_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
 from distcore.tasks.text_classification.data.tokens import pad_rows
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.text_classification.padding import pads_left
 from distcore.tasks.tokenizing import tokenize
 
 if TYPE_CHECKING:
