@@ -61,6 +61,12 @@ def label_problem(label: object, first: object) -> str | None:
     return None
 
 
+def id_problem(named: Sequence[object]) -> str | None:
+    """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
+    wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
+    return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
+
+
 def distinct_labels(rows: Labelled) -> list[int] | list[str]:
     """Return the distinct labels, sorted: class ``i`` is the ``i``-th of them.
 

@@ -103,12 +103,12 @@ def set_length(folder: Path, tokens: int) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def load_tokenizer(name: str, folder: Path) -> Any:
-    """Load the folder's tokenizer with ``AutoTokenizer``. Raises ModelError, one line."""
+def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
+    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
     with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
 
 
 def pad_token(tokenizer: Any) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.data.files import describe_value, read_records, row_error
+from distcore.data.files import read_records, row_error
 from distcore.errors import DataError
 from distcore.tasks.class_checks import is_integer
-from distcore.tasks.classes import label_problem, row_places
+from distcore.tasks.classes import id_problem, label_problem, row_places
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
 
@@ -70,9 +70,3 @@ def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object
     if all(is_integer(label) for _, label, *_ in records):
         return [(text, int(str(label)), *named) for text, label, *named in records]
     return records
-
-
-def id_problem(named: Sequence[object]) -> str | None:
-    """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
-    wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
-    return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None

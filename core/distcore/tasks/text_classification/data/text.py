@@ -16,7 +16,7 @@ from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import distinct_labels, split_parts
 from distcore.tasks.padding import check_padding, pads_left
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests, source_file, source_name
+from distcore.tasks.sources import read_source, source_digests, source_name, source_said
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
@@ -174,18 +174,13 @@ def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
     return [line] if cut else []
 
 
-def _said(source: str) -> str:
-    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
-    return source if source in embedded.EMBEDDED else str(source_file(source, embedded.EMBEDDED))
-
-
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, pad = tuple(entry["labels"]), int(entry["tokens"]["pad"])
     left = pads_left(options)
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
-    said = {name: _said(sources[name]) for name in entry["facts"]}
+    said = {name: source_said(sources[name], embedded.EMBEDDED) for name in entry["facts"]}
     sets = {name: open_tokens(folder / name, pad, pad_left=left, source=source) for name, source in said.items()}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()

@@ -11,9 +11,9 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
+from distcore.tasks.classes import id_problem
 from distcore.tasks.padding import pads_left
 from distcore.tasks.sources import text_problem
-from distcore.tasks.text_classification.data.labelled import id_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
 from distcore.tasks.text_classification.data.tokens import pad_rows
 from distcore.tasks.text_classification.options import TextOptions

@@ -1,0 +1,74 @@
+"""Texts, checked one by one; without a file those that come with the installed Python, under its license.
+
+=================  ============================================================================
+``stdlib-lines``   lines of the source of some packages, comments left out; none occurs twice
+``stdlib-source``  the source files themselves
+=================  ============================================================================
+
+The same Python gives the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from distcore.data.files import read_records, row_error
+from distcore.errors import DataError
+from distcore.tasks import stdlib
+from distcore.tasks.masked_lm.options import Columns
+from distcore.tasks.sources import text_problem
+
+FORMAT = 1
+"""Version of the embedded rows, part of the cache key: raise it when this module gives other rows."""
+_LENGTHS = range(30, 91)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts in file order; implements ``distcore.tasks.parts.Rows``."""
+
+    name: str
+    """What error messages call these rows, such as ``data file texts.jsonl``."""
+    values: list[str]
+    """Not blank, and valid Unicode."""
+
+
+def read_texts(path: Path, columns: Columns) -> Texts:
+    """Read a data file; raises DataError: the file, the row (counted from 1), what was found and what to do."""
+    asked = {f"columns.{column}": name for column, name in asdict(columns).items()}
+    return check_texts(f"data file {path}", (text for (text,) in read_records(path, asked)))
+
+
+def check_texts(name: str, texts: Iterable[object]) -> Texts:
+    """Check the texts one by one; ``name`` opens every message. Raises DataError."""
+    values: list[str] = []
+    for number, text in enumerate(texts, 1):
+        if problem := text_problem(text):
+            raise row_error(name, number, problem)
+        values.append(str(text))
+    if not values:
+        raise DataError(f"{name}: holds no rows")
+    return Texts(name, values)
+
+
+def stdlib_lines() -> Texts:
+    """Return the lines of 30 to 90 characters, without those around them."""
+    lines = (line.strip() for text in stdlib.documents() for line in text.splitlines())
+    kept = dict.fromkeys(line for line in lines if len(line) in _LENGTHS and not line.startswith("#"))
+    return check_texts("data set stdlib-lines", kept)
+
+
+def stdlib_source() -> Texts:
+    """Return the source files."""
+    return check_texts("data set stdlib-source", stdlib.documents())
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
+
+
+EMBEDDED: dict[str, Callable[[], Texts]] = {"stdlib-lines": stdlib_lines, "stdlib-source": stdlib_source}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
