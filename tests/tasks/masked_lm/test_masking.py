@@ -26,9 +26,10 @@ TEXTS = [f"the {word} of day {row} was {'very ' * (row % 9)}long" for row in ran
 
 
 def task_of(folder: Path, texts: list[Any] = TEXTS, **options: Any) -> MaskedLM:
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (folder / "held-out.json").write_text(json.dumps([{"text": text} for text in TEXTS[:9]]))
-    given = {"data": str(folder / "texts.jsonl"), "eval_data": str(folder / "held-out.json"), "max_seq_len": 16}
+    file, held_out = folder / "texts.jsonl", folder / "held-out.json"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    held_out.write_text(json.dumps([{"text": text} for text in TEXTS[:9]]))
+    given: dict[str, Any] = {"data": str(file), "eval_data": str(held_out), "max_seq_len": 16}
     return MaskedLM(**(given | options))
 
 

@@ -23,7 +23,7 @@ from distcore.tasks.token_classification.task import TokenClassification
 from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 WORDS = ["Ada", "came", "to", "London", "and", "wrote"]
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"tokens": [WORDS[(row + at) % 6] for at in range(count)], "tags": [(row + at) % 3 for at in range(count)]}
     for row, count in enumerate([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5])
 ]
@@ -46,7 +46,7 @@ def byte_level() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<pad>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    tokenizer.train_from_iterator(["".join(f" {word}" for word in WORDS)] * 20, trainer)
     wrapper: Any = PreTrainedTokenizerFast
     return wrapper(tokenizer_object=tokenizer, pad_token="<pad>")
 

@@ -32,7 +32,7 @@ ROWS = [
 def task_of(folder: Path, rows: list[Any] = ROWS, **options: Any) -> TokenClassification:
     (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "held-out.json").write_text(json.dumps(ROWS[:3]))
-    given = {"data": str(folder / "words.jsonl"), "eval_data": str(folder / "held-out.json")}
+    given: dict[str, Any] = {"data": str(folder / "words.jsonl"), "eval_data": str(folder / "held-out.json")}
     return TokenClassification(**(given | options))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
 
 from distcore.data.files import row_error
 from distcore.errors import ModelError
@@ -63,9 +64,10 @@ def words_tokenizer(name: str, folder: Path) -> Any:
     tokenizer = load_tokenizer(name, folder)
     if not tokenizer.is_fast:
         raise ModelError(f"model {name}: token classification needs a fast tokenizer, which knows where words begin")
-    splitter = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
-    if '"add_prefix_space": false' in json.dumps(splitter):  # GPT-2 and RoBERTa: a word is one with a space before it
+    splitter = tokenizer.backend_tokenizer.pre_tokenizer
+    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:  # as of GPT-2: "a" and " a" are unlike tokens
         tokenizer = load_tokenizer(name, folder, add_prefix_space=True)
+        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # not every class has done it
     return tokenizer
 
 

@@ -136,8 +136,8 @@ def _mentions(node: ast.AST, starts: list[Place], words: list[str]) -> Iterator[
         ):
             yield "EXCEPTION", *span(named)
         case ast.ExceptHandler(type=ast.expr() as caught):
-            for named in caught.elts if isinstance(caught, ast.Tuple) else [caught]:
-                yield "EXCEPTION", *span(named)
+            for kind in caught.elts if isinstance(caught, ast.Tuple) else [caught]:
+                yield "EXCEPTION", *span(kind)
 
 
 def _is_dotted(node: ast.expr) -> bool:

@@ -84,7 +84,7 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
 
     Raises DataError if there are fewer than two.
     """
-    tags: list[Tag] = sorted(set(rows.tags()))  # type: ignore[type-var]
+    tags: list[Tag] = sorted(set(rows.tags()))
     if len(tags) < 2:
         raise DataError(f"{rows.name}: all words have the tag {tags[0]!r}: a classifier needs at least 2 tags")
     return tags
