@@ -16,10 +16,10 @@ from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.tasks.bert import SHAPES
 from distcore.tasks.pretrained import load_tokenizer
-from distcore.tasks.token_classification.dataset import words_tokenizer
 from distcore.tasks.token_classification.models import build_model
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.task import TokenClassification
+from distcore.tasks.token_classification.words import words_tokenizer
 from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 WORDS = ["Ada", "came", "to", "London", "and", "wrote"]

@@ -17,10 +17,10 @@ from distcore.errors import DataError
 from distcore.plugin.task import FileRows
 from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import load_tokenizer
-from distcore.tasks.token_classification.dataset import tokenize_words
 from distcore.tasks.token_classification.embedded import stdlib_code, tagged_statements
 from distcore.tasks.token_classification.options import Columns
 from distcore.tasks.token_classification.task import TokenClassification
+from distcore.tasks.token_classification.words import tokenize_words
 from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 ROWS = [

@@ -22,7 +22,7 @@ from distcore.tasks.sources import text_problem
 
 FORMAT = 1
 """Version of the embedded rows, part of the cache key: raise it when this module gives other rows."""
-_LENGTHS = range(12, 61)
+_LENGTHS = range(12, 51)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def check_texts(name: str, texts: Iterable[object]) -> Texts:
 
 
 def stdlib_lines() -> Texts:
-    """Return the lines of 12 to 60 characters, without those around them."""
+    """Return the lines of 12 to 50 characters, without those around them."""
     lines = (line.strip() for text in stdlib.documents() for line in text.splitlines())
     kept = dict.fromkeys(line for line in lines if len(line) in _LENGTHS and not line.startswith("#"))
     return check_texts("data set stdlib-lines", kept)

@@ -17,17 +17,12 @@ from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, tokenizer_digest
 from distcore.tasks.sources import read_source, source_digests, source_said
 from distcore.tasks.token_classification import embedded
-from distcore.tasks.token_classification.dataset import (
-    no_tagged,
-    open_tagged,
-    tokenize_words,
-    words_tokenizer,
-    write_tagged,
-)
 from distcore.tasks.token_classification.metrics import Lookup, check_scores, is_iob
 from distcore.tasks.token_classification.models import check_model
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
+from distcore.tasks.token_classification.tagged import no_tagged, open_tagged, write_tagged
+from distcore.tasks.token_classification.words import tokenize_words, words_tokenizer
 from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
 
 FORMAT = 1

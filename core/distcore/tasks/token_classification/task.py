@@ -13,13 +13,14 @@ from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.classification import read_labels, write_labels
 from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import set_length
-from distcore.tasks.token_classification.dataset import TaggedDataset, UntaggedWords, untagged_words
 from distcore.tasks.token_classification.embedded import EMBEDDED
 from distcore.tasks.token_classification.metrics import tag_metrics
 from distcore.tasks.token_classification.models import build_model
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.prepare import TagDatasets, prepare_tagged, without_rows
 from distcore.tasks.token_classification.rows import Tag
+from distcore.tasks.token_classification.tagged import TaggedDataset
+from distcore.tasks.token_classification.untagged import UntaggedWords, untagged_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
