@@ -65,6 +65,12 @@ class Schedule(_Tree):
         "auto", description="optimizer steps in which the rate rises to its peak; auto: warmup_ratio of the run"
     )
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
+    decay_ratio: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="last part of the steps, in which warmup_stable_decay falls to 0",
+    )
 
 
 class Clip(_Tree):
@@ -138,6 +144,9 @@ class RunConfig(_Tree):
         description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
     )
     loader: Loader = Field(Loader(), description="how rows become batches")
+    freeze: str | None = Field(
+        None, description="regular expression: parameters in whose name it is found are not trained"
+    )
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
     )
@@ -148,6 +157,9 @@ class RunConfig(_Tree):
     )
     save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
+    patience: int = Field(
+        0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
+    )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
     extensions: dict[str, bool | dict[str, Any]] = Field(
