@@ -32,9 +32,10 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
 
 
-def dump_config(config: RunConfig) -> str:
-    """Return the config as YAML that ``distcore train`` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude=NOT_THE_JOB), sort_keys=False, allow_unicode=True)
+def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
+    """Return the config as YAML that ``distcore train`` reads back; without ``defaults`` what differs from these."""
+    tree = config.model_dump(mode="json", exclude=NOT_THE_JOB, exclude_defaults=not defaults)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
