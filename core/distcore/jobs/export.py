@@ -27,8 +27,8 @@ SHARD = "5GB"
 def export(path: Path, to: Path, task_name: str | None = None) -> None:
     """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
-    Tied weights stay tied. The training data is not needed: the run folder holds what the task has saved about it. ``task_name`` replaces the
-    task that the checkpoint names. Raises DistcoreError.
+    Tied weights stay tied. The training data is not needed: the run folder holds what the task has saved about it.
+    ``task_name`` replaces the task that the checkpoint names. Raises DistcoreError.
     """
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
