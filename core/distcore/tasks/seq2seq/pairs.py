@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+from distcore.data.arrays import ArrayFile, digest_arrays, map_array
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
+NAMES = ("source", "target")
+"""What a pair consists of."""
 IGNORED = -100
 """Label of a place without a target."""
 
@@ -40,6 +44,30 @@ class Flat:
         # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
         found = self.values.take(starts[:, None] + columns, mode="clip")
         return np.where(mask, found, self.values.dtype.type(fill)), mask
+
+
+class FlatFile:
+    """A ``Flat`` on disk, written some rows at a time; a context manager, which closes its files."""
+
+    def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
+        """Create the two files of ``name`` in ``folder``; the entries are ``dtype``."""
+        self._values = ArrayFile(folder / f"{name}.npy", dtype)
+        self._offsets = ArrayFile(folder / f"{name}_offsets.npy", np.int64)
+        self._offsets.add(np.zeros(1, np.int64))
+
+    def __enter__(self) -> FlatFile:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close both files."""
+        self._values.__exit__(*error)
+        self._offsets.__exit__(*error)
+
+    def add(self, rows: Flat) -> None:
+        """Append some rows."""
+        self._offsets.add(rows.offsets[1:] + self._values.count)
+        self._values.add(rows.values)
 
 
 def flat_texts(texts: Sequence[str]) -> Flat:
@@ -90,23 +118,43 @@ class PairDataset:
         return batch
 
 
-def write_pairs(folder: Path, source: Flat, target: Flat, texts: Sequence[tuple[str, str]]) -> None:
-    """Write one data set, and the digest of its tokens, into the new folder ``folder``."""
-    folder.mkdir()
-    digest = hashlib.sha256()
-    for name, flat in {"source": source, "target": target}.items():
-        _write(folder, name, flat)
-        for column in (flat.values, flat.offsets):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
-    for place, name in enumerate(("source", "target")):
-        _write(folder, f"{name}_text", flat_texts([pair[place] for pair in texts]))
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+class PairFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the files."""
+        folder.mkdir()
+        self._tokens = {name: FlatFile(folder, name, np.int32) for name in NAMES}
+        self._texts = {name: FlatFile(folder, f"{name}_text", np.uint8) for name in NAMES}
+
+    def __enter__(self) -> PairFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        for file in (*self._tokens.values(), *self._texts.values()):
+            file.__exit__(*error)
+
+    def add(self, source: Flat, target: Flat, texts: Sequence[tuple[str, ...]]) -> None:
+        """Append some rows: the tokens of sources and targets, and both as texts."""
+        for name, tokens, column in zip(NAMES, (source, target), zip(*texts, strict=True), strict=True):
+            self._tokens[name].add(tokens)
+            self._texts[name].add(flat_texts(column))
+
+
+def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
+    """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
+    source, target = (_open(folder, name) for name in NAMES)
+    columns = (source.values, source.offsets, target.values, target.offsets)
+    (folder / CONTENT).write_text(digest_arrays(*columns, dtype="<i8"), encoding="ascii")
+    return source, target
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
-    """Map what ``write_pairs`` wrote into memory; ``texts``: with the texts."""
+    """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    found = {name: _open(folder, f"{name}_text") for name in ("source", "target") if texts}
+    found = {name: _open(folder, f"{name}_text") for name in NAMES if texts}
     return _dataset(_open(folder, "source"), _open(folder, "target"), found, pad, content)
 
 
@@ -124,15 +172,5 @@ def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, conte
     )
 
 
-def _write(folder: Path, name: str, flat: Flat) -> None:
-    np.save(folder / f"{name}.npy", flat.values)
-    np.save(folder / f"{name}_offsets.npy", flat.offsets)
-
-
 def _open(folder: Path, name: str) -> Flat:
-    # As plain arrays: indexing numpy's memmap class is several times slower.
-    values, offsets = (
-        np.asarray(np.load(folder / f"{file}.npy", mmap_mode="r", allow_pickle=False))
-        for file in (name, f"{name}_offsets")
-    )
-    return Flat(values, offsets)
+    return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))

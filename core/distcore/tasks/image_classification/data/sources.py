@@ -1,18 +1,19 @@
-"""Where images come from: a folder, a file, or a data set that comes with the task."""
+"""Where images come from: a folder, a file, a split of a data set, or a data set that comes with the task."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from distcore.data.splits import Split
 from distcore.errors import DataError
 from distcore.tasks.image_classification.data.arrays import EMBEDDED, open_npz
+from distcore.tasks.image_classification.data.encoded import open_rows
 from distcore.tasks.image_classification.data.folders import open_folder
 from distcore.tasks.image_classification.data.images import Images
-from distcore.tasks.image_classification.data.parquet import open_parquet
 from distcore.tasks.image_classification.options import Columns
 from distcore.tasks.sources import source_file
 
-KNOWN = "a folder with a folder of images per class, .parquet, or .npz"
+KNOWN = "a folder with a folder of images per class, .parquet, .npz, or a folder of save_to_disk"
 
 
 def open_source(source: str, columns: Columns) -> Images:
@@ -20,6 +21,8 @@ def open_source(source: str, columns: Columns) -> Images:
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED)
+    if isinstance(path, Split):
+        return open_rows(path, columns)
     if path.is_dir():
         return open_folder(path)
     if not path.is_file():
@@ -32,6 +35,6 @@ def _open_file(path: Path, columns: Columns) -> Images:
     if suffix not in (".parquet", ".npz"):
         raise DataError(f"data file {path}: unknown extension {path.suffix!r} (expected {KNOWN})")
     try:
-        return open_npz(path) if suffix == ".npz" else open_parquet(path, columns)
+        return open_npz(path) if suffix == ".npz" else open_rows(path, columns)
     except OSError as error:
         raise DataError(f"data file {path}: cannot be read: {error.strerror or error}") from None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.data.files import describe_value, read_records, row_error
+from distcore.data.files import Source, describe_value, name_of, read_records, row_error
 from distcore.errors import DataError
 from distcore.tasks.classes import row_places
 from distcore.tasks.sources import text_problem
@@ -41,13 +40,13 @@ class Rows:
         return row_places(rows)
 
 
-def read_rows(path: Path, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
-    """Read a data file with a text and a label per row and, if columns are named for them, a second text and an id.
+def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
+    """Read a file or split with a text and a label per row and, if columns are named for them, a second text and an id.
 
-    Raises DataError: the file, the row (counted from 1, without a header), what was found and what to do.
+    Raises DataError: where, the row (counted from 1, without a header), what was found and what to do.
     """
-    records = read_records(path, columns.settings())
-    return check_rows(f"data file {path}", records, columns, problem, csv=path.suffix.lower() == ".csv")
+    records = read_records(source, columns.settings())
+    return check_rows(name_of(source), records, columns, problem, csv=source.suffix.lower() == ".csv")
 
 
 def check_rows(

@@ -16,7 +16,7 @@ from distcore.data.cache import cached_folder
 from distcore.errors import ConfigError, DataError
 from distcore.tasks.classes import split_parts
 from distcore.tasks.pretrained import check_length, load_tokenizer, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests, source_file, source_name
+from distcore.tasks.sources import read_source, source_digests, source_file, source_name, unused_splits
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.encode import encode, tokenizer_of
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
@@ -209,7 +209,7 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | entry["facts"],
-        warnings=(*warnings, *cut),
+        warnings=(*unused_splits(options), *warnings, *cut),
         classes=classes,
         labels=labels,
         tokenizer=folder / "tokenizer",

@@ -1,4 +1,4 @@
-"""Images in Parquet files, encoded, one per row; as Hugging Face writes them, or as plain bytes."""
+"""Encoded images, one per row of a Parquet file or a split; as Hugging Face writes them, or as plain bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from distcore.data.cache import cached_folder
-from distcore.data.files import describe_value, digest, read_records, row_error
+from distcore.data.files import Source, class_names, describe_value, digest, name_of, read_records, row_error
+from distcore.data.splits import Split
 from distcore.errors import DataError
 from distcore.tasks.classes import label_problem
 from distcore.tasks.image_classification.data.decoding import check_images, check_pillow
@@ -20,35 +21,35 @@ FORMAT = 1
 """Version of a cache entry, part of its key: raise it when its files change."""
 
 
-def open_parquet(path: Path, columns: Columns) -> Images:
-    """Return the images of a Parquet file; raises DataError, one line, which names the row, counted from 1.
+def open_rows(source: Source, columns: Columns) -> Images:
+    """Return the images of a Parquet file or a split; raises DataError, one line, which names the row, counted from 1.
 
-    The file is copied to the cache, where any row can be read, and all images are decoded once.
+    They are copied to the cache, where any row can be read, and are all decoded once.
     """
-    name = f"data file {path}"
+    name = name_of(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, digest(path), columns.image, columns.label]).encode()).hexdigest()
-    folder = cached_folder("images", key[:40], lambda folder: _copy(name, path, columns, folder))
+    key = hashlib.sha256(json.dumps([FORMAT, digest(source), columns.image, columns.label]).encode()).hexdigest()
+    folder = cached_folder("images", key[:40], lambda folder: _copy(name, source, columns, folder))
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
         digests=np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False),
-        store=_blob(folder, path),
+        store=_blob(folder, source),
     )
 
 
-def _blob(folder: Path, path: Path) -> Blob:
+def _blob(folder: Path, source: Source) -> Blob:
     blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
-    return Blob(str(path), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
+    return Blob(str(source), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
 
 
-def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
+def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
     """Write images, labels and digests into the new cache entry ``folder``."""
-    words = _class_names(path, columns.label)
+    words = [] if isinstance(source, Split) else _class_names(source, columns.label)  # whose reader gives words
     labels: list[object] = []
     offsets = [0]
     with (folder / "images.bin").open("wb") as blob:
-        records = read_records(path, {"columns.image": columns.image, "columns.label": columns.label})
+        records = read_records(source, {"columns.image": columns.image, "columns.label": columns.label})
         for number, (image, label) in enumerate(records, 1):
             content = image.get("bytes") if isinstance(image, dict) else image
             if not isinstance(content, bytes) or not content:
@@ -63,7 +64,7 @@ def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
         raise DataError(f"{name}: holds no rows")
     np.save(folder / "offsets.npy", np.asarray(offsets, np.int64))
     (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-    store = _blob(folder, path)
+    store = _blob(folder, source)
     try:
         np.save(folder / "digests.npy", check_images(len(labels), store.encoded, store.places))
     except ValueError as error:
@@ -82,8 +83,6 @@ def _class_names(path: Path, column: str) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        stored = (pq.read_schema(path).metadata or {}).get(b"huggingface", b"{}")
-        names = json.loads(stored)["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException):  # a damaged file is named by its reader
+        return class_names(pq.read_schema(path), column)
+    except (OSError, pa.ArrowException):  # a damaged file is named by its reader
         return []
-    return list(map(str, names)) if isinstance(names, list) else []
