@@ -42,6 +42,11 @@ def source_name(source: str, embedded: Collection[str]) -> str:
     return f"data set {source}" if source in embedded else name_of(source_file(source, embedded))
 
 
+def source_said(source: str, embedded: Collection[str]) -> str:
+    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
+    return source if source in embedded else str(source_file(source, embedded))
+
+
 def source_digests(
     options: TaskOptions, embedded: Collection[str], fingerprint: Callable[[str], str]
 ) -> list[str | None]:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore.plugin.task import Direction
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("loss", "perplexity", "token_accuracy")
-"""The metrics of ``token_report``."""
+METRICS: dict[str, Direction] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+"""The metrics of ``token_report``, with what is better."""
 MOST = 700.0
 """Loss above which the perplexity is that of this one: the next would be no number."""
 
@@ -26,7 +28,7 @@ def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
     """
     tokens = int(outputs["tokens"].sum()) if outputs else 0
     if not tokens:
-        return dict.fromkeys(NAMES)
+        return dict.fromkeys(METRICS)
     loss, surprise = (
         outputs[name].double().sum().item() / tokens
         for name in ("loss", "surprise" if "surprise" in outputs else "loss")

@@ -69,6 +69,12 @@ def tokenize_pairs(
     return found.values, found.types, found.lengths, found.cut
 
 
+def token_lists(tokenizer: Any, texts: Iterable[str], *, special: bool) -> Iterator[list[int]]:
+    """Yield the tokens of each text, however many; ``special``: with those that the tokenizer puts around a text."""
+    for some in chunks(texts):
+        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+
+
 def tokenize_chunk(tokenizer: Any, texts: list[str], max_length: int, *, targets: bool = False) -> Tokens:
     """Tokenise the texts of one chunk, as ``tokenize`` does."""
     # Some tokenizers write an answer in another language, or begin it with another token.

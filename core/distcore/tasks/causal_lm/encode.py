@@ -14,7 +14,7 @@ from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows
 from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore.tasks.parts import Part
-from distcore.tasks.tokenizing import chunks
+from distcore.tasks.tokenizing import chunks, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
@@ -34,9 +34,8 @@ def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Pat
 def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the one that ends it."""
     end = _end(tokenizer)
-    for texts in chunks(part.values()):
-        for tokens in _tokens(tokenizer, texts, special=True):
-            yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
+    for tokens in token_lists(tokenizer, part.values(), special=True):
+        yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 
 
 def _blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
@@ -56,9 +55,9 @@ def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield prompt, completion and the token that ends it; the latter two count."""
     end = _end(tokenizer)
     for pairs in chunks(part.values()):
-        prompts, completions = map(list, zip(*pairs, strict=True))
-        asked, answered = _tokens(tokenizer, prompts, special=True), _tokens(tokenizer, completions, special=False)
-        for prompt, completion in zip(asked, answered, strict=True):
+        prompts, completions = zip(*pairs, strict=True)
+        both = token_lists(tokenizer, prompts, special=True), token_lists(tokenizer, completions, special=False)
+        for prompt, completion in zip(*both, strict=True):
             prompt = prompt[:-1] if prompt[-1:] == end else prompt
             tokens = np.asarray([*prompt, *completion, *end], np.int32)
             yield tokens, np.arange(len(tokens)) >= len(prompt)
@@ -121,12 +120,6 @@ def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -
             sizes.append(min(len(row), length + 1))
     found = np.asarray(sizes, np.int64)
     return finish_sequences(folder, np.cumsum(found) - found, found - 1), cut
-
-
-def _tokens(tokenizer: Any, texts: list[str], special: bool) -> list[list[int]]:
-    found = tokenizer(texts, add_special_tokens=special, return_attention_mask=False, verbose=False)
-    tokens: list[list[int]] = found["input_ids"]
-    return tokens
 
 
 def _end(tokenizer: Any) -> list[int]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from distcore.tasks.flat import Flat
 from distcore.tasks.parts import Part
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.seq2seq.pairs import Flat, PairFiles, finish_pairs
+from distcore.tasks.seq2seq.pairs import PairFiles, finish_pairs
 from distcore.tasks.seq2seq.rows import Pairs
 from distcore.tasks.tokenizing import Tokens, chunks, tokenize_chunk
 

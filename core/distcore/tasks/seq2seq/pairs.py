@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from distcore.data.arrays import ArrayFile, digest_arrays, map_array
+from distcore.tasks.flat import IGNORED, Flat, FlatFile, flat_digest, open_flat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,55 +18,6 @@ CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
 NAMES = ("source", "target")
 """What a pair consists of."""
-IGNORED = -100
-"""Label of a place without a target."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Flat:
-    """Entries of all rows, one row after the other."""
-
-    values: np.ndarray
-    """Tokens, int32, or bytes, uint8, shape ``(entries,)``."""
-    offsets: np.ndarray
-    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
-
-    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
-
-        The entries keep their dtype; the second array is a mask, bool, of the same shape.
-        """
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        columns = np.arange(lengths.max(initial=0))
-        mask = columns < lengths[:, None]
-        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
-        found = self.values.take(starts[:, None] + columns, mode="clip")
-        return np.where(mask, found, self.values.dtype.type(fill)), mask
-
-
-class FlatFile:
-    """A ``Flat`` on disk, written some rows at a time; a context manager, which closes its files."""
-
-    def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
-        """Create the two files of ``name`` in ``folder``; the entries are ``dtype``."""
-        self._values = ArrayFile(folder / f"{name}.npy", dtype)
-        self._offsets = ArrayFile(folder / f"{name}_offsets.npy", np.int64)
-        self._offsets.add(np.zeros(1, np.int64))
-
-    def __enter__(self) -> FlatFile:
-        """Return the file."""
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Close both files."""
-        self._values.__exit__(*error)
-        self._offsets.__exit__(*error)
-
-    def add(self, rows: Flat) -> None:
-        """Append some rows."""
-        self._offsets.add(rows.offsets[1:] + self._values.count)
-        self._values.add(rows.values)
 
 
 def flat_texts(texts: Sequence[str]) -> Flat:
@@ -145,17 +95,16 @@ class PairFiles:
 
 def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
     """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
-    source, target = (_open(folder, name) for name in NAMES)
-    columns = (source.values, source.offsets, target.values, target.offsets)
-    (folder / CONTENT).write_text(digest_arrays(*columns, dtype="<i8"), encoding="ascii")
+    source, target = (open_flat(folder, name) for name in NAMES)
+    (folder / CONTENT).write_text(flat_digest(source, target), encoding="ascii")
     return source, target
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
     """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    found = {name: _open(folder, f"{name}_text") for name in NAMES if texts}
-    return _dataset(_open(folder, "source"), _open(folder, "target"), found, pad, content)
+    found = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
+    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), found, pad, content)
 
 
 def no_pairs(pad: int) -> PairDataset:
@@ -170,7 +119,3 @@ def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, conte
     return PairDataset(
         source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
     )
-
-
-def _open(folder: Path, name: str) -> Flat:
-    return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))

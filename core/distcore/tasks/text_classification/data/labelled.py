@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.data.files import Source, describe_value, name_of, read_records, row_error
+from distcore.data.files import Source, name_of, read_records, row_error
 from distcore.errors import DataError
-from distcore.tasks.classes import row_places
+from distcore.tasks.classes import id_problem, row_places
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.problems import PROBLEMS
@@ -82,8 +82,4 @@ def columns_of(columns: Columns, labelled: bool = True) -> list[str]:
 def record_problem(record: Mapping[str, object]) -> str | None:
     """Return what is wrong with the texts or the id of a record, by column; ``None`` if nothing is."""
     texts = (text_problem(record[name], name) for name in ("text", "text_pair") if name in record)
-    wrong = next(filter(None, texts), None)
-    name = record.get("id", "")
-    if wrong is None and (isinstance(name, bool) or not isinstance(name, int | str)):
-        return f"id is {describe_value(name)}, expected an integer or a string"
-    return wrong
+    return next(filter(None, texts), None) or id_problem([record["id"]] if "id" in record else [])
