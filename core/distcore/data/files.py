@@ -12,11 +12,9 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 
 from distcore.errors import DataError, nearest
-from distcore.plugin.task import FileRows
 
 DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
@@ -40,17 +38,6 @@ def read_records(path: Path, columns: Columns) -> Iterator[Record]:
     """
     check_file(path)
     return READERS[path.suffix.lower()](path, columns)
-
-
-def read_windows(path: Path, columns: Columns, size: int, skip: int = 0) -> Iterator[FileRows]:
-    """Yield the rows of the file behind the first ``skip`` of them, in order, at most ``size`` at a time.
-
-    Raises DataError as ``read_records`` does.
-    """
-    records, start = islice(read_records(path, columns), skip, None), skip + 1
-    while window := list(islice(records, size)):
-        yield FileRows(file=str(path), start=start, records=window)
-        start += len(window)
 
 
 def check_file(path: Path) -> None:

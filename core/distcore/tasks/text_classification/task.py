@@ -15,7 +15,7 @@ from distcore.tasks.pretrained import set_length
 from distcore.tasks.text_classification.data.embedded import EMBEDDED
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.data.tokens import TokenDataset
-from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
+from distcore.tasks.text_classification.data.unlabelled import unlabelled_texts
 from distcore.tasks.text_classification.models import (
     build_classifier,
 )
@@ -64,12 +64,12 @@ class TextClassification(TextOptions):
         file writes them; ``scores`` have the probability of each class, at most ``SCORED``, the most probable first.
         """
         data, test = _text(data), data.test
-        origins = test.origins() if isinstance(test, TokenDataset | UnlabelledTexts) else repeat({})
+        origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
         return class_lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without labels: the text and, if a column is named for it, the id."""
-        return {"columns.text": self.columns.text} | ({"columns.id": self.columns.id} if self.columns.id else {})
+        """Return the column of rows without labels: the text."""
+        return {"columns.text": self.columns.text}
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
 from distcore.tasks.sources import text_problem
-from distcore.tasks.text_classification.data.labelled import id_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
 from distcore.tasks.text_classification.data.tokens import pad_rows
 from distcore.tasks.text_classification.options import TextOptions
@@ -28,7 +26,7 @@ class UnlabelledTexts:
     """Implements ``Dataset`` of ``distcore.plugin.task``."""
 
     rows: FileRows
-    """Text and, if a column is named for it, id of each row."""
+    """The text of each row."""
     options: TextOptions
     """What the model was trained with."""
     data: TextDatasets
@@ -48,17 +46,12 @@ class UnlabelledTexts:
         starts = np.cumsum(lengths) - lengths
         return pad_rows(tokens, starts, lengths, self.data.pad, pad_left=pads_left(self.options))
 
-    def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the id of each row, if it has one; file and row number are added to every prediction."""
-        for _, *named in self.rows.records:
-            yield {"id": named[0]} if named else {}
-
 
 def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:
     """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
-    for number, (text, *named) in enumerate(rows.records, rows.start):
-        if problem := text_problem(text) or id_problem(named):
+    for number, (text,) in enumerate(rows.records, rows.start):
+        if problem := text_problem(text):
             raise row_error(f"data file {rows.file}", number, problem)
-    lengths = np.fromiter((len(str(text)) for text, *_ in rows.records), np.int64, len(rows.records))
+    lengths = np.fromiter((len(str(text)) for (text,) in rows.records), np.int64, len(rows.records))
     items = ConstantColumn(len(lengths), 1)
     return UnlabelledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)
