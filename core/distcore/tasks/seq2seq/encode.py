@@ -20,7 +20,7 @@ def encode(part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions) -> tuple[
     Raises DataError for a row of whose source or target nothing is left.
     """
     sources, targets = zip(*part.values(), strict=True)
-    source, cut = _tokens(tokenizer, [options.prefix + text for text in sources], options.max_seq_len, targets=False)
+    source, cut = encode_sources(tokenizer, sources, options)
     target, targets_cut = _tokens(tokenizer, targets, options.max_target_len, targets=True)
     target = _ended(target, tokenizer.eos_token_id, options.max_target_len)
     common = _prefix_tokens(tokenizer, options.prefix)
@@ -35,6 +35,11 @@ def encode(part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions) -> tuple[
             problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
             raise part.problem(int(empty[0]), problem)
     return source, target, {"sources_cut": cut, "targets_cut": targets_cut}
+
+
+def encode_sources(tokenizer: Any, sources: Iterable[str], options: Seq2SeqOptions) -> tuple[Flat, int]:
+    """Return the tokens of each source behind the prefix, cut to ``max_seq_len``, and how many were cut."""
+    return _tokens(tokenizer, [options.prefix + text for text in sources], options.max_seq_len, targets=False)
 
 
 def _tokens(tokenizer: Any, texts: Iterable[str], length: int, *, targets: bool) -> tuple[Flat, int]:
