@@ -13,7 +13,8 @@ import torch
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
 from distcore.plugin.task import FileRows
-from distcore.tasks.seq2seq.task import GENERATED, Seq2Seq
+from distcore.tasks.seq2seq.task import Seq2Seq
+from distcore.tasks.tokenised import GENERATED
 
 PAIRS = [[f"what comes after {row}?" + " and then" * row, f"{row + 1}"] for row in range(9)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,16 +102,7 @@ class SequenceDataset:
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
-        import torch
-
-        found = [self._prompt(int(index)) for index in indices]
-        longest = max(map(len, found), default=0)
-        prompt_ids = torch.full((len(found), longest), self.pad)
-        mask = torch.zeros_like(prompt_ids)
-        for row, prompt in enumerate(found):
-            prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        return {"prompt_ids": prompt_ids, "prompt_mask": mask}
+        return left_padded([self._prompt(int(index)) for index in indices], self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
@@ -118,6 +110,19 @@ class SequenceDataset:
         if given == 1:  # no prompt of its own
             given = max(1, min(PROMPT, length // 2))
         return self.arrays.tokens[start : start + given].astype(np.int64)
+
+
+def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
+    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""
+    import torch
+
+    longest = max(map(len, prompts), default=0)
+    prompt_ids = torch.full((len(prompts), longest), pad)
+    mask = torch.zeros_like(prompt_ids)
+    for row, prompt in enumerate(prompts):
+        prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return {"prompt_ids": prompt_ids, "prompt_mask": mask}
 
 
 def write_arrays(folder: Path, arrays: Arrays) -> None:

@@ -18,15 +18,12 @@ from distcore.tasks.seq2seq.prepare import prepare_pairs
 from distcore.tasks.seq2seq.scores import scores
 from distcore.tasks.seq2seq.unlabelled import UnlabelledSources, unlabelled_sources
 from distcore.tasks.token_metrics import token_report
-from distcore.tasks.tokenised import tokenised, without_rows
+from distcore.tasks.tokenised import GENERATED, tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore.plugin.ragged import Ragged
-
-GENERATED = 64
-"""Tokens that the model writes at most for a row without a target, unless ``max_new_tokens`` says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
