@@ -99,6 +99,17 @@ def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(way: str
     assert strategy_chain.generated(folder / out) == strategy_chain.generated(folder / "single")
 
 
+@pytest.mark.ranks
+def test_samples_are_the_first_rows_and_the_others_generate_nothing(plain: Report, folder: Path) -> None:
+    """One of six rows on two ranks, so that most micro-batches, and those of one rank, have nothing to generate."""
+    changes = strategy_chain.options_of("fsdp") | {"nproc": 2, "micro_batch_size": 1}
+    launch(train, config(folder, "sampled", task_options={"max_new_tokens": 4, "samples": 1}, **changes), nproc=2)
+    first, *others = map(json.loads, (folder / "sampled/predictions.jsonl").read_text().splitlines())
+    assert [list(line) for line in others] == [["index", "tokens", "loss"]] * 5
+    every = map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines())
+    assert first["generated"] == next(every)["generated"]
+
+
 def predict(folder: Path, out: str, *flags: str) -> list[dict[str, Any]]:
     """The lines for the prompts of all rows, with the single process's weights."""
     file = folder / f"{out}.jsonl"

@@ -60,8 +60,8 @@ class SequenceDataset:
     """Token that fills up the shorter rows of a batch that is not packed."""
     packed: bool
     """Whether short rows of a batch share a sequence."""
-    prompts: bool
-    """Whether a batch has, beside its rows, their prompts, for the model to go on from."""
+    prompts: int
+    """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
 
@@ -79,7 +79,7 @@ class SequenceDataset:
         ``input_ids``, ``labels`` and ``row``, the number of the row in the batch, are ``(n, longest)``, with
         ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
         longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
-        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left.
+        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left; a row without one has none.
         """
         import torch
 
@@ -102,7 +102,8 @@ class SequenceDataset:
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
-        return left_padded([self._prompt(int(index)) for index in indices], self.pad)
+        none = np.empty(0, np.int64)
+        return left_padded([self._prompt(row) if row < self.prompts else none for row in indices.tolist()], self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
@@ -136,8 +137,8 @@ def write_arrays(folder: Path, arrays: Arrays) -> None:
     (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
 
 
-def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: bool) -> SequenceDataset:
-    """Map what ``write_arrays`` wrote into memory."""
+def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int) -> SequenceDataset:
+    """Map what ``write_arrays`` wrote into memory; ``prompts``: how many rows have one."""
     arrays = Arrays(**{name: _map(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})
     content = (folder / CONTENT).read_text(encoding="ascii")
     items = _map(folder / "items.npy")
@@ -148,7 +149,7 @@ def no_sequences(pad: int) -> SequenceDataset:
     """Return a data set without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
-    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=False, content="")
+    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=0, content="")
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:

@@ -75,6 +75,7 @@ class CausalLM(CausalOptions):
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
         """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.
 
+        Rows without a prompt generate nothing: their prompt has no tokens.
         Nothing if ``max_new_tokens`` is 0, which for prompts without answers becomes ``GENERATED``. After the end of an
         answer ``generated`` is padded.
         """
@@ -83,20 +84,28 @@ class CausalLM(CausalOptions):
         from distcore.plugin.ragged import Ragged
 
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
-        length = self.max_new_tokens or GENERATED
         caller: Any = model
         pad = int(caller.config.pad_token_id)  # build_model has set it
-        found = caller.generate(
-            prompts,
-            attention_mask=mask,
-            max_new_tokens=length,
-            do_sample=False,
-            synced_gpus=in_step,
-            pad_token_id=pad,
-        )
-        made = found[:, prompts.shape[1] :]
-        generated = made.new_full((len(made), length), pad)
-        generated[:, : made.shape[1]] = made
+        length = self.max_new_tokens or GENERATED
+
+        def go_on(given: Tensor, given_mask: Tensor, tokens: int) -> Tensor:
+            made: Tensor = caller.generate(
+                given,
+                attention_mask=given_mask,
+                max_new_tokens=tokens,
+                do_sample=False,
+                synced_gpus=in_step,
+                pad_token_id=pad,
+            )
+            return made[:, given.shape[1] :]
+
+        generated, sampled = prompts.new_full((len(prompts), length), pad), mask.any(1)
+        if sampled.any():
+            made = go_on(prompts[sampled], mask[sampled], length)
+            generated[sampled, : made.shape[1]] = made
+        elif in_step:  # other ranks may have a prompt, and need this one's part of the weights to go on from it
+            one = prompts.new_full((1, 1), pad)
+            go_on(one, one.new_ones(1, 1), 1)
         return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
@@ -123,7 +132,7 @@ class CausalLM(CausalOptions):
                 "tokens": tokens,
                 "loss": outputs["loss"][index].item() / tokens if tokens else None,
             }
-            if tokenizer is not None:
+            if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
             yield line
