@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,19 @@ def open_parquet(path: Path, columns: Columns) -> Images:
     )
 
 
+def open_unlabelled(path: Path, columns: Columns) -> Blob:
+    """Return the images of a Parquet file that needs no labels; raises DataError as ``open_parquet`` does."""
+    name = f"data file {path}"
+    check_pillow(name)
+    key = hashlib.sha256(json.dumps([FORMAT, digest(path), columns.image]).encode()).hexdigest()
+
+    def copy(folder: Path) -> None:
+        images = (image for (image,) in read_records(path, {"columns.image": columns.image}))
+        _write_images(name, path, images, folder)
+
+    return _blob(cached_folder("images", key[:40], copy), path)
+
+
 def _blob(folder: Path, path: Path) -> Blob:
     blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
     return Blob(str(path), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
@@ -46,26 +60,36 @@ def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
     """Write images, labels and digests into the new cache entry ``folder``."""
     words = _class_names(path, columns.label)
     labels: list[object] = []
-    offsets = [0]
-    with (folder / "images.bin").open("wb") as blob:
+
+    def images() -> Iterator[object]:
         records = read_records(path, {"columns.image": columns.image, "columns.label": columns.label})
         for number, (image, label) in enumerate(records, 1):
-            content = image.get("bytes") if isinstance(image, dict) else image
-            if not isinstance(content, bytes) or not content:
-                raise row_error(name, number, f"image is {_described(image)}, expected the bytes of an encoded image")
+            yield image
             if words and type(label) is int and label not in range(len(words)):
                 raise row_error(name, number, f"label {label} is out of range: the file names {len(words)} classes")
             labels.append(words[label] if words and type(label) is int else label)
             if problem := label_problem(labels[-1], labels[0]):
                 raise row_error(name, number, problem)
+
+    _write_images(name, path, images(), folder)
+    (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+
+
+def _write_images(name: str, path: Path, images: Iterable[object], folder: Path) -> None:
+    """Write images, which are then all decoded, and their digests; raises DataError for one that cannot be used."""
+    offsets = [0]
+    with (folder / "images.bin").open("wb") as blob:
+        for number, image in enumerate(images, 1):
+            content = image.get("bytes") if isinstance(image, dict) else image
+            if not isinstance(content, bytes) or not content:
+                raise row_error(name, number, f"image is {_described(image)}, expected the bytes of an encoded image")
             offsets.append(offsets[-1] + blob.write(content))
-    if not labels:
+    if len(offsets) == 1:
         raise DataError(f"{name}: holds no rows")
     np.save(folder / "offsets.npy", np.asarray(offsets, np.int64))
-    (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     store = _blob(folder, path)
     try:
-        np.save(folder / "digests.npy", check_images(len(labels), store.encoded, store.places))
+        np.save(folder / "digests.npy", check_images(len(store), store.encoded, store.places))
     except ValueError as error:
         raise DataError(f"{name}, {error}") from None
 
