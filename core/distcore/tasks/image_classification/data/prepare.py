@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from distcore.errors import ConfigError
 from distcore.plugin.task import Datasets
 from distcore.tasks.class_checks import check_classes
-from distcore.tasks.classes import distinct_labels, split_parts
+from distcore.tasks.classes import distinct_labels, encode_labels, split_parts
 from distcore.tasks.image_classification.data.arrays import check_resizing
 from distcore.tasks.image_classification.data.dataset import AugmentedImages, ImageDataset, image_dataset
 from distcore.tasks.image_classification.data.images import Files, Images
@@ -48,7 +49,8 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = distinct_labels(images)
     classes = [str(label) for label in labels]
-    found = split_parts(images, classes, options, seed, lambda source: open_source(source, options.columns))
+    encode = partial(encode_labels, classes=classes)
+    found = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
     parts = {
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in found
     }
