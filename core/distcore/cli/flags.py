@@ -155,9 +155,11 @@ def _is_config(word: str) -> bool:
     return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
-def with_flags(message: str) -> str:
-    """Return an error message with the flag in place of ``--set KEY=NAME``, where there is one for that key."""
+def with_flags(message: str, known: Container[str]) -> str:
+    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key."""
     for flag in FLAGS:
+        if flag.name not in known:
+            continue
         message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")
     return message
 

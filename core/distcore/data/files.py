@@ -12,14 +12,12 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from distcore.data.encodings import not_utf8
 from distcore.data.splits import Split
 from distcore.errors import DataError, nearest
-from distcore.plugin.task import FileRows
 
 DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
@@ -46,17 +44,6 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     if isinstance(source, Split):
         return _arrow(source, columns)
     return READERS[source.suffix.lower()](source, columns)
-
-
-def read_windows(source: Source, columns: Columns, size: int, skip: int = 0) -> Iterator[FileRows]:
-    """Yield the rows of the source behind the first ``skip`` of them, in order, at most ``size`` at a time.
-
-    Raises DataError as ``read_records`` does.
-    """
-    records, start = islice(read_records(source, columns), skip, None), skip + 1
-    while window := list(islice(records, size)):
-        yield FileRows(file=str(source), start=start, records=window)
-        start += len(window)
 
 
 def name_of(source: Source) -> str:

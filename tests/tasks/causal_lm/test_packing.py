@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
-    dataset = open_sequences(folder, 0, packed=packed, prompts=False)
+    dataset = open_sequences(folder, 0, packed=packed, prompts=0)
     with torch.no_grad():
         found = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
     assert found["tokens"].tolist() == dataset.items[rows].tolist()
@@ -70,7 +70,7 @@ def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, f
 
 
 def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
     lines = zip(batch["row"], batch["labels"], strict=True)
     rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
@@ -81,7 +81,7 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
     model = model_of(kind, "sdpa")
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
@@ -93,7 +93,7 @@ def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -
 
 
 def test_the_first_token_of_a_document_is_no_target(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     labels = dataset.batch(np.asarray([2]))["labels"][0]
     assert (labels == IGNORED).nonzero().flatten().tolist() == [4]
     assert dataset.items.tolist() == [7, 1, 11, 3, 12, 5]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distcore.errors import ModelError
+from distcore.errors import DataError, ModelError
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows
 from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
@@ -56,20 +56,45 @@ def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     end = _end(tokenizer)
     for pairs in chunks(part.values()):
         prompts, completions = zip(*pairs, strict=True)
-        both = token_lists(tokenizer, prompts, special=True), token_lists(tokenizer, completions, special=False)
+        both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
         for prompt, completion in zip(*both, strict=True):
-            prompt = prompt[:-1] if prompt[-1:] == end else prompt
             tokens = np.asarray([*prompt, *completion, *end], np.int32)
             yield tokens, np.arange(len(tokens)) >= len(prompt)
 
 
-def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
-    """Yield each conversation as the chat template writes it; the assistant's answers count."""
+def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
+    """Yield the tokens of each prompt, which does not end; ``special``: with those that the tokenizer puts around."""
+    end = _end(tokenizer)
+    for tokens in token_lists(tokenizer, prompts, special=special):
+        yield tokens[:-1] if special and tokens[-1:] == end else tokens
+
+
+def check_template(name: str, tokenizer: Any) -> None:
+    """Raise ModelError, which ``name`` opens, for a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ModelError(
-            f"{part.rows.name}: the model's tokenizer has no chat template, so messages cannot be written; "
+            f"{name}: the model's tokenizer has no chat template, so messages cannot be written; "
             "take a model that was trained on conversations, or give prompt and completion columns"
         )
+
+
+def written(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
+    """Return messages as the chat template writes them; ``prompt``: with what opens the next answer.
+
+    Raises DataError for those that the template refuses.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError as error:
+        raise DataError(f"the chat template refuses it: {error}") from None
+    return text
+
+
+def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
+    """Yield each conversation as the chat template writes it; the assistant's answers count."""
+    check_template(part.rows.name, tokenizer)
     if not tokenizer.is_fast:
         raise ModelError(
             f"{part.rows.name}: messages need a fast tokenizer, which knows where in a text a token stands"
@@ -86,23 +111,18 @@ def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
 
 def _written(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
-    from jinja2 import TemplateError
-
-    def write(count: int, prompt: bool) -> str:
-        text: str = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
-        return text
-
     try:
-        whole = write(len(messages), False)
+        whole = written(tokenizer, messages, prompt=False)
         spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                before, until = write(number, True) if number else "", write(number + 1, False)
+                before = written(tokenizer, messages[:number], prompt=True) if number else ""
+                until = written(tokenizer, messages[: number + 1], prompt=False)
                 if not (until.startswith(before) and whole.startswith(until)):
-                    raise part.problem(place, f"the chat template writes message {number + 1} anew when others follow")
+                    raise DataError(f"the chat template writes message {number + 1} anew when others follow")
                 spans.append((len(before), len(until.rstrip())))
-    except TemplateError as error:
-        raise part.problem(place, f"the chat template refuses it: {error}") from None
+    except DataError as error:
+        raise part.problem(place, str(error)) from None
     return whole, spans
 
 

@@ -118,8 +118,8 @@ def _open(folder: Path, options: CausalOptions) -> TokenisedDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     pad, packed = int(entry["tokens"]["pad"]), packs(options)
-    prompts = {"train": False, "evaluation": options.max_new_tokens > 0, "test": options.max_new_tokens > 0}
-    sets = {name: open_sequences(folder / name, pad, packed=packed, prompts=prompts[name]) for name in entry["facts"]}
+    prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in entry["facts"].items()}
+    sets = {name: open_sequences(folder / name, pad, packed=packed, prompts=prompts[name]) for name in prompts}
     return with_rows(
         sets,
         folder / "tokenizer",
@@ -127,6 +127,11 @@ def _open(folder: Path, options: CausalOptions) -> TokenisedDatasets:
         warnings=tuple(_warnings(entry["facts"], options)),
         **entry["tokens"],
     )
+
+
+def _sampled(rows: int, options: CausalOptions) -> int:
+    """Return how many of an evaluation's rows the model goes on from."""
+    return min(rows, options.samples or rows) if options.max_new_tokens else 0
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: CausalOptions) -> Iterator[str]:

@@ -20,6 +20,9 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
 }
 """The columns of each form, in the order in which ``auto`` looks for them."""
 
+GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
+"""The columns of each form that the model goes on from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -50,8 +53,15 @@ def read_rows(source: Source, options: CausalOptions) -> Rows:
     check_source(source)
     name = name_of(source)
     form = _detected(source, options.columns) if options.form == "auto" else options.form
-    asked = _asked(form, options.columns)
+    asked = _asked(COLUMNS[form], options.columns)
     return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
+
+
+def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
+    """Return the column of a source that the model goes on from, by the option that names it; raises DataError."""
+    check_source(source)
+    form = _detected(source, options.columns, GIVEN) if options.form == "auto" else options.form
+    return _asked(GIVEN[form], options.columns)
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Rows:
@@ -77,22 +87,24 @@ def _without_nulls(messages: Any) -> list[dict[str, object]]:
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
-def _asked(form: Form, columns: Columns) -> dict[str, str]:
+def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     names = asdict(columns)
-    return {f"columns.{column}": names[column] for column in COLUMNS[form]}
+    return {f"columns.{column}": names[column] for column in wanted}
 
 
-def _detected(source: Source, columns: Columns) -> Form:
+def _detected(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
     """Return the first form whose columns the source's first row has; raises DataError if it has none."""
-    for form in COLUMNS:
+    for form, wanted in forms.items():
         try:
-            next(iter(read_records(source, _asked(form, columns))), None)
+            first = next(iter(read_records(source, _asked(wanted, columns))), None)
         except DataError as error:
             if "no column" not in str(error) and "expected [" not in str(error):
                 raise  # it cannot be read at all
         else:
+            if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
+                continue  # a row that is a list of one text has no column's name
             return form
-    known = ", ".join(f"{' and '.join(_asked(form, columns).values())} ({form})" for form in COLUMNS)
+    known = ", ".join(f"{' and '.join(_asked(wanted, columns).values())} ({form})" for form, wanted in forms.items())
     raise DataError(f"{name_of(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
 
 
@@ -104,6 +116,15 @@ def _problem(form: Form, record: tuple[object, ...]) -> str | None:
 
 
 def _conversation_problem(messages: object) -> str | None:
+    if problem := messages_problem(messages):
+        return problem
+    if isinstance(messages, list) and not any(message["role"] == "assistant" for message in messages):
+        return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
+    return None
+
+
+def messages_problem(messages: object) -> str | None:
+    """Return what is wrong with a conversation, whether or not anybody answers; ``None`` if it can be written."""
     if not isinstance(messages, list):
         return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
     if not messages:
@@ -115,6 +136,4 @@ def _conversation_problem(messages: object) -> str | None:
             return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
         if problem := text_problem(message["content"], f"the content of message {number}"):
             return problem
-    if not any(message["role"] == "assistant" for message in messages):
-        return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
     return None

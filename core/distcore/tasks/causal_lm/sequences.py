@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,8 @@ class SequenceDataset:
     """Token that fills up the shorter rows of a batch that is not packed."""
     packed: bool
     """Whether short rows of a batch share a sequence."""
-    prompts: bool
-    """Whether a batch has, beside its rows, their prompts, for the model to go on from."""
+    prompts: int
+    """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
 
@@ -85,7 +85,7 @@ class SequenceDataset:
         ``input_ids``, ``labels`` and ``row``, the number of the row in the batch, are ``(n, longest)``, with
         ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
         longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
-        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left.
+        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left; a row without one has none.
         """
         import torch
 
@@ -108,16 +108,8 @@ class SequenceDataset:
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
-        import torch
-
-        found = [self._prompt(int(index)) for index in indices]
-        longest = max(map(len, found), default=0)
-        prompt_ids = torch.full((len(found), longest), self.pad)
-        mask = torch.zeros_like(prompt_ids)
-        for row, prompt in enumerate(found):
-            prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        return {"prompt_ids": prompt_ids, "prompt_mask": mask}
+        none = np.empty(0, np.int64)
+        return left_padded([self._prompt(row) if row < self.prompts else none for row in indices.tolist()], self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
@@ -125,6 +117,19 @@ class SequenceDataset:
         if given == 1:  # no prompt of its own
             given = max(1, min(PROMPT, length // 2))
         return self.arrays.tokens[start : start + given].astype(np.int64)
+
+
+def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
+    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""
+    import torch
+
+    longest = max(map(len, prompts), default=0)
+    prompt_ids = torch.full((len(prompts), longest), pad)
+    mask = torch.zeros_like(prompt_ids)
+    for row, prompt in enumerate(prompts):
+        prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return {"prompt_ids": prompt_ids, "prompt_mask": mask}
 
 
 class SequenceFiles:
@@ -164,8 +169,8 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
     return arrays
 
 
-def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: bool) -> SequenceDataset:
-    """Map what ``finish_sequences`` wrote into memory."""
+def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int) -> SequenceDataset:
+    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one."""
     content = (folder / CONTENT).read_text(encoding="ascii")
     items = map_array(folder / "items.npy")
     return SequenceDataset(
@@ -177,7 +182,7 @@ def no_sequences(pad: int) -> SequenceDataset:
     """Return a data set without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
-    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=False, content="")
+    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=0, content="")
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def encode(
     with PairFiles(folder) as files:
         for pairs in chunks(part.values()):
             sources, targets = zip(*pairs, strict=True)
-            prefixed = [options.prefix + text for text in sources]
-            read = tokenize_chunk(tokenizer, prefixed, options.max_seq_len)
+            read = _sources(tokenizer, sources, options)
             written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
             source = _flat(read)
             target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
@@ -57,6 +57,15 @@ def _check_left(
 
 def _flat(tokens: Tokens) -> Flat:
     return Flat(tokens.values, np.concatenate([[0], np.cumsum(tokens.lengths)]).astype(np.int64))
+
+
+def encode_sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Flat:
+    """Return the tokens of each source, of one chunk's, behind the prefix, cut to ``max_seq_len``."""
+    return _flat(_sources(tokenizer, sources, options))
+
+
+def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Tokens:
+    return tokenize_chunk(tokenizer, [options.prefix + text for text in sources], options.max_seq_len)
 
 
 def _ended(flat: Flat, end: int | None, length: int) -> Flat:

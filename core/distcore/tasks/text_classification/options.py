@@ -32,12 +32,15 @@ class Columns:
     """Column that holds the second text of a pair; default: rows have one text."""
 
     def settings(self, labelled: bool = True) -> dict[str, str]:
-        """Return the columns of a file by config key, in the order of a row that is a list."""
+        """Return the columns of a file by config key, in the order of a row that is a list.
+
+        Those of rows that are not ``labelled`` are the texts alone: the core reads what names such a row.
+        """
         found = {
             "columns.text": self.text,
             "columns.text_pair": self.text_pair,
             "columns.label": self.label if labelled else None,
-            "columns.id": self.id,
+            "columns.id": self.id if labelled else None,
         }
         return {setting: column for setting, column in found.items() if column}
 

@@ -15,7 +15,7 @@ from distcore.tasks.pretrained import set_length
 from distcore.tasks.text_classification.data.embedded import EMBEDDED
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.data.tokens import TokenDataset
-from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
+from distcore.tasks.text_classification.data.unlabelled import unlabelled_texts
 from distcore.tasks.text_classification.models import (
     build_classifier,
 )
@@ -74,11 +74,11 @@ class TextClassification(TextOptions):
         most probable first.
         """
         data, test = _text(data), data.test
-        origins = test.origins() if isinstance(test, TokenDataset | UnlabelledTexts) else repeat({})
+        origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
         return self.problem.lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without labels: the text, of pairs the second, and the id if one is named."""
+        """Return the columns of rows without labels: the text and, of pairs, the second."""
         return self.used_columns.settings(labelled=False)
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:

@@ -16,7 +16,6 @@ from distcore.data.files import row_error
 from distcore.errors import ModelError
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
-from distcore.tasks.classes import id_problem
 from distcore.tasks.flat import IGNORED, Flat, flat_digest, flat_rows, open_flat, write_flat
 from distcore.tasks.pretrained import load_tokenizer
 from distcore.tasks.token_classification.rows import words_problem
@@ -171,7 +170,7 @@ class UntaggedWords:
     """Words of a file, a window of it at a time; a rank tokenises those that it predicts, when it does."""
 
     rows: FileRows
-    """Words and, if a column is named for it, id of each row."""
+    """Words of each row."""
     tokenizer: Any
     """Of the model."""
     max_seq_len: int
@@ -189,21 +188,16 @@ class UntaggedWords:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices`` as ``TaggedDataset.batch`` does, without labels."""
         records: Any = [self.rows.records[index] for index in indices]
-        words = tokenize_words(self.tokenizer, [row for row, *_ in records], self.max_seq_len)
+        words = tokenize_words(self.tokenizer, [row for (row,) in records], self.max_seq_len)
         return words.batch(np.arange(len(indices)), self.pad)
-
-    def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the id of each row, if it has one; file and row number are added to every prediction."""
-        for _, *named in self.rows.records:
-            yield {"id": named[0]} if named else {}
 
 
 def untagged_words(rows: FileRows, tokenizer: Any, max_seq_len: int, pad: int) -> UntaggedWords:
     """Return the words of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
-    for number, (words, *named) in enumerate(rows.records, rows.start):
-        if problem := words_problem(words) or id_problem(named):
+    for number, (words,) in enumerate(rows.records, rows.start):
+        if problem := words_problem(words):
             raise row_error(f"data file {rows.file}", number, problem)
     records: Any = rows.records
-    lengths = np.fromiter((len(words) for words, *_ in records), np.int64, len(records))
+    lengths = np.fromiter((len(words) for (words,) in records), np.int64, len(records))
     items = ConstantColumn(len(lengths), 1)
     return UntaggedWords(rows=rows, tokenizer=tokenizer, max_seq_len=max_seq_len, pad=pad, lengths=lengths, items=items)

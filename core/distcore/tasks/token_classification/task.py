@@ -13,7 +13,7 @@ from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.classification import read_labels, write_labels
 from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import set_length
-from distcore.tasks.token_classification.dataset import TaggedDataset, UntaggedWords, untagged_words
+from distcore.tasks.token_classification.dataset import TaggedDataset, untagged_words
 from distcore.tasks.token_classification.embedded import EMBEDDED
 from distcore.tasks.token_classification.metrics import tag_metrics
 from distcore.tasks.token_classification.models import build_model
@@ -98,7 +98,7 @@ class TokenClassification(TagOptions):
         one entry per word, as the data file writes tags, ``None`` for a word that was cut off.
         """
         data, test = _tagged(data), data.test
-        origins = test.origins() if isinstance(test, TaggedDataset | UntaggedWords) else repeat({})
+        origins = test.origins() if isinstance(test, TaggedDataset) else repeat({})
         counts = outputs["words"].tolist() if outputs else []
         for index, (words, origin) in enumerate(zip(counts, origins, strict=False)):
             line: dict[str, object] = {"index": index, **origin}
@@ -108,9 +108,8 @@ class TokenClassification(TagOptions):
             yield line
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without tags: the words and, if a column is named for it, the id."""
-        words = {"columns.tokens": self.columns.tokens}
-        return words | ({"columns.id": self.columns.id} if self.columns.id else {})
+        """Return the column of rows without tags: the words."""
+        return {"columns.tokens": self.columns.tokens}
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return words that are tokenised when they are predicted; raises DataError for a row that cannot be used."""

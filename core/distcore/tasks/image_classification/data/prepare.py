@@ -13,8 +13,8 @@ from distcore.errors import ConfigError
 from distcore.plugin.task import Datasets
 from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import distinct_labels, encode_labels, split_parts
+from distcore.tasks.image_classification.data.arrays import check_resizing
 from distcore.tasks.image_classification.data.dataset import AugmentedImages, ImageDataset, image_dataset
-from distcore.tasks.image_classification.data.decoding import check_pillow
 from distcore.tasks.image_classification.data.images import Files, Images
 from distcore.tasks.image_classification.data.sources import open_source
 from distcore.tasks.image_classification.options import ImageOptions
@@ -56,7 +56,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in found
     }
     for source, _ in parts.values():
-        _check_resizing(source, preprocessing.size)
+        check_resizing(source.name, source.store, preprocessing.size)
     sets = {name: rows for name, (_, rows) in parts.items()}
     return ImageDatasets(
         train=_augmented(sets["train"], options, seed),
@@ -105,12 +105,6 @@ def _size(options: ImageOptions, images: Images) -> int:
     if options.image_size != "auto":
         return options.image_size
     return SIZE if images.shape is None else max(*images.shape, LEAST)
-
-
-def _check_resizing(images: Images, size: int) -> None:
-    """Raise DataError for arrays that Pillow would have to resize where it is not installed."""
-    if images.shape and images.shape != (size, size):
-        check_pillow(f"{images.name}, from {images.shape[0]} x {images.shape[1]} pixels to {size} x {size}")
 
 
 def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDataset:

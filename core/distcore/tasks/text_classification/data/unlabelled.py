@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ class UnlabelledTexts:
     """Implements ``Dataset`` of ``distcore.plugin.task``."""
 
     rows: FileRows
-    """Text and, if columns are named for them, second text and id of each row."""
+    """The text of each row and, of pairs, the second."""
     options: TextOptions
     """What the model was trained with."""
     data: TextDatasets
@@ -50,11 +49,6 @@ class UnlabelledTexts:
         starts = np.cumsum(found.lengths) - found.lengths
         return pad_rows(columns, starts, found.lengths, pad_left=pads_left(self.options))
 
-    def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the id of each row, if it has one; file and row number are added to every prediction."""
-        for record in self.rows.records:
-            yield {"id": record[-1]} if self.options.columns.id else {}
-
 
 def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:
     """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
@@ -62,7 +56,6 @@ def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -
     for number, record in enumerate(rows.records, rows.start):
         if problem := record_problem(dict(zip(names, record, strict=True))):
             raise row_error(f"data file {rows.file}", number, problem)
-    texts = slice(2 if options.used_columns.text_pair else 1)
-    lengths = np.fromiter((sum(map(len, map(str, record[texts]))) for record in rows.records), np.int64)
+    lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
     items = ConstantColumn(len(lengths), 1)
     return UnlabelledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)
