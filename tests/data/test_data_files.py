@@ -3,15 +3,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from data_cases import TEXTS, write
 
-from distcore.data.files import read_records, read_windows
+from distcore.data.files import read_records
 from distcore.errors import DataError
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -64,35 +61,6 @@ def test_a_delimiter_among_the_words_of_a_header_separates_nothing(tmp_path):
 def test_lines_of_a_csv_file_may_end_as_on_windows_and_values_may_hold_line_ends(tmp_path):
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbftext,label\r\n"one\r\ntwo",a\r\n"three ""3""\nfour",b\r\n')
     assert list(read_records(tmp_path / "a.csv", COLUMNS)) == [("one\r\ntwo", "a"), ('three "3"\nfour', "b")]
-
-
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
-def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path, suffix):
-    path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
-    windows = list(read_windows(path, COLUMNS, 4, skip=3))
-    assert [(window.file, window.start, len(window.records)) for window in windows] == [
-        (str(path), 4, 4),
-        (str(path), 8, 3),
-    ]
-    assert [text for window in windows for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_of_a_large_file_one_window_is_in_memory(tmp_path, suffix):
-    path, text, size = tmp_path / f"a{suffix}", "word " * 50, 20_000 * 250
-    rows = write(path, text=[f"{text}{n}" for n in range(20_000)], label=[0] * 20_000)
-    if suffix == ".parquet":
-        pq.write_table(pq.read_table(path), path, row_group_size=1000)
-    before, allocated = pa.total_allocated_bytes(), 0
-    tracemalloc.start()
-    try:
-        for window in read_windows(rows, COLUMNS, 50):
-            allocated = max(allocated, pa.total_allocated_bytes() - before)
-            assert len(window.records) == 50
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak + allocated < size / 3
 
 
 BAD = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,10 @@ METRICS: dict[str, Direction] = {"loss": "min", "f1": "max"}
 
 @pytest.mark.parametrize(("loss", "improves"), [(0.4, True), (0.5, False), (math.nan, False), (math.inf, False)])
 def test_only_a_lower_loss_that_is_a_number_is_better(loss: float, improves: bool) -> None:
-    before = Best(step=1, metric="loss", value=0.5)
+    before = Best(step=1, metric="loss", value=0.5, waited=1)
     best, improved = update_best(Started(), Progress(step=2), before, evaluation(loss=loss), METRICS)  # type: ignore[arg-type]
     assert improved is improves
-    assert best == (Best(step=2, metric="loss", value=loss) if improves else before)
+    assert best == (Best(step=2, metric="loss", value=loss) if improves else replace(before, waited=2))
 
 
 def test_a_metric_of_which_more_is_better_and_one_that_is_a_whole_number() -> None:

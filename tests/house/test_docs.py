@@ -79,7 +79,7 @@ def workshop(folder: Path, page: Path) -> Path:
     stars = [f"{row['text']},{5 if row['label'] == 'like' else 1}" for row in rows]
     (folder / "reviews.csv").write_text("\n".join(["review,stars", *stars]) + "\n")
     for body in (*blocks(page, "python"), *blocks(page, "yaml")):
-        if named := re.match(r"# (\S+\.(?:py|yaml))\n", body):
+        if named := re.match(r"# (\S+\.(?:py|yaml|json))\n", body):
             (folder / named[1]).write_text(body)
     for name in ("examples", "plugins"):
         (folder / name).symlink_to(ROOT / name)
@@ -142,6 +142,26 @@ def test_what_is_only_shown_would_train(
     monkeypatch.chdir(workshop(tmp_path / "page", ROOT / page))
     arguments = shlex.split(command.partition("distcore train ")[2].replace("/shared/", ""))
     assert main(["train", *arguments, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.programs
+def test_the_published_commands_would_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their page takes minutes, so each command is looked at without its ranks; its programs write what they read."""
+    page = ROOT / "docs/published-commands.md"
+    folder = workshop(tmp_path / "page", page)
+    monkeypatch.chdir(folder)
+    trained = 0
+    for command in lines(page, "sh"):
+        if program(command) == "python":
+            done = run(command, folder)
+            assert done.returncode == 0, done.stderr
+        elif "distcore train " in command:
+            arguments = shlex.split(command.partition("distcore train ")[2])
+            assert main(["train", *arguments, "--dry-run"]) == 0, capsys.readouterr().err
+            trained += 1
+    assert trained == 11
 
 
 @pytest.mark.ranks

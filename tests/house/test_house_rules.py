@@ -20,11 +20,11 @@ CORE = sorted((ROOT / "core").rglob("*.py"))
 PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
 ROOMS = (
-    "plugin", "distributed", "launchers", "data", "checkpoint", "engine", "tasks", "extensions", "jobs", "compare",
-    "testing", "cli",
+    "config", "plugin", "distributed", "launchers", "data", "checkpoint", "engine", "tasks", "extensions", "jobs",
+    "compare", "testing", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
-LOOSE = {"__init__", "__main__", "config", "errors", "files", "tables"}
+LOOSE = {"__init__", "__main__", "errors", "files", "tables"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
 

@@ -46,3 +46,12 @@ def test_a_folder_without_checkpoint_is_one_line(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == (
         f"error: {tmp_path}: holds no checkpoint; expected a run folder or a folder step-NNNNNNNN\n"
     )
+
+
+def test_a_missing_column_gets_no_advice_that_would_not_help(
+    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more.csv").write_text("review,label\nfine,good\nsad,bad\n")
+    assert main(["eval", str(run_folder), "--data", str(tmp_path / "more.csv")]) == 2
+    remedy = "no column 'text' (found: review, label); rename it: all files of a run have the same columns"
+    assert remedy in capfd.readouterr().err.splitlines()[-1]

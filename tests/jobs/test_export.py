@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from distcore.cli.main import main
+from distcore.config import load_config
 
 LONG = "good text " * 400
 """More tokens than the model has positions."""
@@ -50,3 +52,26 @@ def test_a_file_is_no_folder_to_export_to(run_folder: Path, tmp_path: Path, capf
     (tmp_path / "model").touch()
     assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 2
     assert f"error: --to {tmp_path}/model: is a file, expected a folder to make\n" in capfd.readouterr().err
+
+
+def test_the_card_says_what_was_trained_and_nothing_of_this_machine(run_folder: Path, tmp_path: Path) -> None:
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model"), "--step", "5"]) == 0
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "last")]) == 0
+    card, last = (str(ModelCard.load(tmp_path / name / "README.md")) for name in ("model", "last"))
+    assert "trained with distcore for 5 optimizer steps" in card
+    assert "| loss |" not in card  # no evaluation after that step
+    metrics = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    *_, loss = [line["eval/loss"] for line in metrics if "eval/loss" in line]
+    assert f"| loss | {loss:.4g} |" in last
+    assert "- training: rows.jsonl, 108 rows" in last
+    assert str(run_folder.parent) not in last
+    (tmp_path / "config.yaml").write_text(last.split("```yaml\n")[1].split("```")[0])
+    again, there = (load_config(str(folder / "config.yaml"), {}) for folder in (tmp_path, run_folder))
+    assert again.task_options | {"data": ""} == there.task_options | {"data": ""}
+    assert again.model_copy(update={"task_options": {}}) == there.model_copy(update={"task_options": {}})
+
+
+def test_a_card_names_the_pipeline_that_takes_the_model(run_folder: Path, tmp_path: Path) -> None:
+    assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 0
+    data = ModelCard.load(tmp_path / "model/README.md").data
+    assert (data.pipeline_tag, data.library_name, data.tags) == ("text-classification", "transformers", ["distcore"])

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
-from distcore import ConfigError, Report, RunConfig, launch, train
+from distcore import Clip, ConfigError, Report, RunConfig, launch, train
 from distcore.launchers import local
 from distcore.launchers.start_method import check_spawnable
 
@@ -68,6 +68,12 @@ def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None
         RunConfig(**given)
     assert str(caught.value) == line
     assert not isinstance(caught.value, ValidationError)
+
+
+def test_a_wrong_part_of_a_config_is_one_line_too() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Clip(nrom=1.0)  # type: ignore[call-arg]
+    assert str(caught.value) == "Clip: unknown key 'nrom' (did you mean 'norm'?)"
 
 
 def test_ranks_that_one_process_cannot_be_are_refused_before_they_start() -> None:

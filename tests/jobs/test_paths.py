@@ -13,6 +13,8 @@ from work_folder import enter, write_rows
 from distcore.cli.main import main
 from distcore.files import absolute, same_place
 
+pytestmark = pytest.mark.programs
+
 TASK = """
 from distcore.tasks.text_classification.task import TextClassification
 

@@ -185,6 +185,8 @@ def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["new.jsonl", "there.jsonl"]
 
 
-def test_a_task_that_reads_no_rows_says_what_to_write() -> None:
-    with pytest.raises(TaskError, match=r"lacks row_columns\(\) and unlabelled\(\), predictions\(\): write them"):
-        check_reads_rows(Simple())
+def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_else_there_is() -> None:
+    with pytest.raises(TaskError, match=r"lacks row_columns\(\) and unlabelled\(\), predictions\(\): add them; docs/"):
+        check_reads_rows(Simple(), "digits.py:Digits")
+    with pytest.raises(TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"):
+        check_reads_rows(Simple(), "digits")

@@ -87,6 +87,7 @@ def apart(one: Path, other: Path) -> float:
     return max(difference(first[name], second[name]).largest for name in first)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("grouping", ["batch", "window"])
 @pytest.mark.parametrize("stored", [10, 1000])
 def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
@@ -103,6 +104,7 @@ def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
     assert last(tmp_path / "Large").job_state()["order"] == ("feistel" if stored == 10 else "permutation")
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("grouping", ["batch", "window"])
 def test_with_a_computed_order_resumed_equals_uninterrupted(
     grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +117,7 @@ def test_with_a_computed_order_resumed_equals_uninterrupted(
     assert apart(tmp_path / "cut", tmp_path / "whole") == 0
 
 
+@pytest.mark.programs
 def test_a_checkpoint_of_the_other_order_is_refused_and_one_without_an_entry_is_a_permutation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
 from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.hookspecs import Events, Operations
-from distcore.plugin.options import build
+from distcore.plugin.options import build, options_of
 
 
 class Minimal:
@@ -105,6 +105,7 @@ def test_an_extension_may_wrap_an_operation() -> None:
 @dataclass(frozen=True, kw_only=True)
 class Options:
     bucket_mb: int = 25
+    overlap: bool | Literal["auto"] = "auto"
 
 
 def test_options_are_built_by_type() -> None:
@@ -113,7 +114,7 @@ def test_options_are_built_by_type() -> None:
 
 def test_an_unknown_option_names_the_nearest_and_all() -> None:
     with pytest.raises(
-        StrategyError, match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bucket_mb\)"
+        StrategyError, match=r"unknown option 'bucket_md' \(did you mean 'bucket_mb'\?\) \(options: bu.*lap\)"
     ):
         build("strategy", "mine", Options, {"bucket_md": 4})
 
@@ -121,6 +122,14 @@ def test_an_unknown_option_names_the_nearest_and_all() -> None:
 def test_an_option_of_the_wrong_type_names_option_value_and_rule() -> None:
     with pytest.raises(StrategyError, match=r"strategy 'mine': bucket_mb = 'big': input should be a valid integer"):
         build("strategy", "mine", Options, {"bucket_mb": "big"})
+
+
+def test_an_option_of_several_types_has_the_rules_of_all() -> None:
+    with pytest.raises(
+        StrategyError, match=r"'mine': overlap = 'maybe': .* valid boolean.* or input should be 'auto'$"
+    ):
+        build("strategy", "mine", Options, {"overlap": "maybe"})
+    assert [option.type for option in options_of(Options)] == ["int", "bool | 'auto'"]
 
 
 def test_an_extension_may_not_take_an_operation_over() -> None:

@@ -62,7 +62,9 @@ def test_both_forms_in_one_config_are_refused() -> None:
 
 def test_a_resolved_config_has_every_option_and_the_metric_of_the_best() -> None:
     resolved = resolve(load_config(None, {"model": "bert-tiny", "device": "cpu"}))
-    assert resolved.task_options["columns"] == {"text": "text", "label": "label", "id": None}
+    assert resolved.task_options["columns"] == {
+        "text": "text", "label": "label", "id": None, "text_pair": None,
+    }  # fmt: skip
     assert resolved.task_options["max_seq_len"] == 128
     assert resolved.checkpoints.best == "loss"
     again = yaml.safe_load(dump_config(resolved))

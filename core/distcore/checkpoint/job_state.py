@@ -27,7 +27,7 @@ from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
-    "optimizer.name",
+    "optimizer.name", "freeze",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""

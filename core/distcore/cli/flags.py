@@ -73,6 +73,7 @@ GROUPS: dict[str, list[Flag]] = {
             "loader.length_grouping",
         ),
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
+        Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
@@ -85,6 +86,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--save-every", "STEPS", "0", "optimizer steps between checkpoints; 0: at the end only"),
         Flag("--keep-last", "N", "2", "newest checkpoints to keep, beside the best one", "checkpoints."),
         Flag("--eval-every", "STEPS", "0", "optimizer steps between evaluations; 0: at epoch ends"),
+        Flag("--patience", "N", "0", "evaluations without a better one after which a run ends; 0: never"),
         Flag("--log-every", "STEPS", "10", "optimizer steps between log lines"),
         Flag("--log-level", LEVELS, "info", "log level of rank 0"),
         Flag("--log-level-replica", LEVELS, "warning", "log level of the other ranks"),
@@ -119,6 +121,7 @@ WORDS_OF_OTHERS = {
     "--weight-decay": "--set optimizer.weight_decay=VALUE",
     "--warmup-steps": "--set schedule.warmup_steps=STEPS",
     "--warmup-ratio": "--set schedule.warmup_ratio=PART",
+    "--early-stopping-patience": "--patience",
     "--lr-scheduler-type": "--set schedule.name=NAME",
     "--max-grad-norm": "--set clip.norm=VALUE",
     "--gradient-checkpointing": "--set gradient_checkpointing=true",
@@ -152,9 +155,11 @@ def _is_config(word: str) -> bool:
     return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
-def with_flags(message: str) -> str:
-    """Return an error message with the flag in place of ``--set KEY=NAME``, where there is one for that key."""
+def with_flags(message: str, known: Container[str]) -> str:
+    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key."""
     for flag in FLAGS:
+        if flag.name not in known:
+            continue
         message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")
     return message
 

@@ -7,8 +7,9 @@ import os
 import select
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
+from typing import Any
 
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
@@ -33,16 +34,17 @@ READER_GONE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 0 done, 2 wrong input, 3 a rank failed, 130, 141 and 143 stopped."""
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return run(list(sys.argv[1:] if argv is None else argv))
+            return run(given)
         finally:
             sys.stdout.flush()  # not at the interpreter's exit, where nobody could catch a BrokenPipeError
     except StoppedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except DistcoreError as error:
-        return _fail(with_flags(" ".join(str(error).split())), error.exit_code)
+        return _fail(with_flags(" ".join(str(error).split()), _flags_of(given)), error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -66,14 +68,28 @@ def run(argv: list[str]) -> int:
     if given.command not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise ConfigError(f"no command named {given.command!r}{nearest(given.command, COMMANDS)} (commands: {known})")
-    command = import_module(f"distcore.cli.commands.{given.command}")
-    parser = Parser(prog=f"distcore {given.command}", description=COMMANDS[given.command])
-    command.add_arguments(parser)
-    add_block_flag(parser)
-    arguments = parser.parse(given.rest)
+    arguments = command_parser(given.command).parse(given.rest)
     block(arguments.block)
-    code: int = command.run(arguments)
+    code: int = _module(given.command).run(arguments)
     return code
+
+
+def command_parser(name: str) -> Parser:
+    """Return the parser of the arguments behind a command's name, one of ``COMMANDS``."""
+    parser = Parser(prog=f"distcore {name}", description=COMMANDS[name])
+    _module(name).add_arguments(parser)
+    add_block_flag(parser)
+    return parser
+
+
+def _module(name: str) -> Any:
+    return import_module(f"distcore.cli.commands.{name}")
+
+
+def _flags_of(argv: list[str]) -> Collection[str]:
+    """Return the flags of the command in ``argv``; none if there is no such command."""
+    name = next((word for word in argv if word in COMMANDS), None)
+    return command_parser(name)._option_string_actions if name else ()
 
 
 def top_parser() -> Parser:

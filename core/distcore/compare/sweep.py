@@ -156,7 +156,7 @@ class _Runs:
             print(f"run {number} of {len(self._points)}: {point.name}{there}", file=sys.stderr, flush=True)
             if there:
                 continue
-            with stop_signals(self._stop):
+            with stop_signals(self._stop, says_so=False):  # the run itself does
                 code = self._train(point)
             if self._stopping or code in STOPPED:
                 raise StoppedError(f"sweep stopped in {point.name}; go on with: {self._again}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from distcore.config import RunConfig
 from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.task import Direction
 
@@ -20,6 +21,8 @@ class Best:
     """Name of the metric that is compared."""
     value: float
     """Its value."""
+    waited: int = 0
+    """Evaluations since, none of them better."""
 
 
 def update_best(
@@ -31,17 +34,23 @@ def update_best(
     """
     metric = run.config.checkpoints.best
     value = found.metrics.get(metric) if metric else None
-    if metric is None or not isinstance(value, float | int) or not math.isfinite(value):
-        return best, False
-    sign = -1 if metrics[metric] == "min" else 1
-    if best is not None and sign * value <= sign * best.value:
-        return best, False
-    return Best(step=progress.step, metric=metric, value=float(value)), True
+    if metric is not None and isinstance(value, float | int) and math.isfinite(value):
+        sign = -1 if metrics[metric] == "min" else 1
+        if best is None or sign * value > sign * best.value:
+            return Best(step=progress.step, metric=metric, value=float(value)), True
+    return replace(best, waited=best.waited + 1) if best else None, False
+
+
+def out_of_patience(config: RunConfig, best: Best | None) -> bool:
+    """Return whether the run ends here for want of a better evaluation; all ranks have the same, and agree."""
+    return config.patience > 0 and best is not None and best.waited >= config.patience
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:
     """Return the best evaluation that state.json has as ``saved``; ``None`` if another metric was compared."""
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
-    step, value = saved.get("step"), saved.get("value")
-    return Best(step=step, metric=metric, value=value) if isinstance(step, int) and isinstance(value, float) else None
+    step, value, waited = saved.get("step"), saved.get("value"), saved.get("waited", 0)
+    if isinstance(step, int) and isinstance(value, float) and isinstance(waited, int):
+        return Best(step=step, metric=metric, value=value, waited=waited)
+    return None

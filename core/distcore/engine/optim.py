@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, nearest
 from distcore.plugin.contract import OptimizerFactory
+
+WARMUP_STABLE_DECAY = "warmup_stable_decay"
+"""The schedule that holds its peak until the last part of the run, ``schedule.decay_ratio``."""
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
@@ -62,6 +66,29 @@ def _can_fuse(module: nn.Module) -> bool:
     return kinds in ({("cpu", True)}, {("cuda", True)})
 
 
+def check_freeze(config: RunConfig) -> None:
+    """Raise ConfigError if ``freeze`` is no regular expression."""
+    try:
+        re.compile(config.freeze or "")
+    except re.error as error:
+        raise ConfigError(f"freeze = {config.freeze!r}: not a regular expression: {error}") from None
+
+
+def freeze(config: RunConfig, module: nn.Module) -> None:
+    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all."""
+    if config.freeze is None:
+        return
+    names = [name for name, _ in module.named_parameters()]
+    frozen = {name for name in names if re.search(config.freeze, name)}
+    if len(frozen) in (0, len(names)):
+        found = "is found in no parameter's name" if not frozen else "is found in every parameter's name"
+        some = ", ".join(names[:: max(1, len(names) // 5)][:5])
+        raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
+    for name, parameter in module.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+
+
 def warmup_steps(config: RunConfig, total_steps: int) -> int:
     """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
     given = config.schedule.warmup_steps
@@ -80,8 +107,11 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
         return None
     from transformers.optimization import get_scheduler  # slow to import
 
+    warmup, more = warmup_steps(config, total_steps), {}
+    if config.schedule.name == WARMUP_STABLE_DECAY:
+        more = {"num_decay_steps": min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)}
     scheduler: LRScheduler = get_scheduler(
-        config.schedule.name, optimizer, warmup_steps(config, total_steps), total_steps
+        config.schedule.name, optimizer, warmup, total_steps, scheduler_specific_kwargs=more
     )
     return scheduler
 
@@ -90,7 +120,7 @@ def check_schedule(config: RunConfig) -> None:
     """Raise ConfigError unless transformers has a schedule of this name that needs no arguments of its own."""
     from transformers.trainer_utils import SchedulerType
 
-    takes_more = ("plateau", "min_lr", "stable", "greedy")
+    takes_more = ("plateau", "min_lr", "greedy")
     known = sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
     if config.schedule.name not in known:
         hint = nearest(config.schedule.name, known)

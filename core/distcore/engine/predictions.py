@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distcore.engine.task_calls import checked_json
 from distcore.errors import TaskError
-from distcore.plugin.abilities import Generates, HasOutputs, Predicts, ReadsRows
+from distcore.plugin.abilities import Generates, HasOutputs, OpensRows, Predicts, PredictsRows, ReadsRows
 from distcore.plugin.ragged import Ragged
 from distcore.plugin.task import Datasets, FileRows, Task
 
@@ -31,21 +31,24 @@ def try_predictions(task: Task, outputs: Outputs, data: Datasets) -> None:
             pass
 
 
-def check_reads_rows(task: Task) -> None:
-    """Raise TaskError, which says what is missing, unless the task can predict rows without labels."""
-    wanted = {"row_columns() and unlabelled()": ReadsRows, "predictions()": Predicts}
+def check_reads_rows(task: Task, name: str = "") -> None:
+    """Raise TaskError, which says what is missing, unless the task can predict rows without labels.
+
+    ``name`` is the config's: what an installed task lacks, a user cannot write.
+    """
+    wanted = {"row_columns() and unlabelled()": ReadsRows | OpensRows, "predictions()": Predicts}
     missing = [methods for methods, kind in wanted.items() if not isinstance(task, kind)]
     if not isinstance(task, HasOutputs | Generates):
         missing.append("outputs()")
-    if missing:
-        name = type(task).__name__
-        raise TaskError(
-            f"task {name}: cannot predict rows of a file, because it lacks {', '.join(missing)}: write them "
-            "(ReadsRows and Predicts in distcore.plugin.abilities)"
-        )
+    if not missing:
+        return
+    lacks = f"does not predict rows without labels, because it lacks {', '.join(missing)}"
+    if name and ":" not in name:
+        raise TaskError(f"task {name}: {lacks}; distcore eval measures it on rows that have labels")
+    raise TaskError(f"task {type(task).__name__}: {lacks}: add them; docs/predictions.md has an example")
 
 
-def unlabelled(task: ReadsRows, rows: FileRows, data: Datasets) -> Datasets:
+def unlabelled(task: PredictsRows, rows: FileRows, data: Datasets) -> Datasets:
     """Return ``data`` with ``rows`` as its test rows; raises DataError for a row that the task refuses."""
     dataset = task.unlabelled(rows, data)
     if not hasattr(type(dataset), "batch") or len(dataset) != len(rows.records):
@@ -57,14 +60,19 @@ def unlabelled(task: ReadsRows, rows: FileRows, data: Datasets) -> Datasets:
 def unlabelled_lines(task: Predicts, outputs: Outputs, data: Datasets, rows: FileRows) -> list[str]:
     """Return one line of predictions for each of ``rows``; raises TaskError for other lines, or too many or few.
 
-    ``data`` comes from ``unlabelled``. A line begins with file and row, and has no index, which counts test rows.
+    ``data`` comes from ``unlabelled``. A line begins with file, row and id, if there is one, and has no index, which
+    counts test rows. What the task itself calls ``file`` takes the place of file and row.
     """
     found = list(_objects(task, outputs, data))
     if len(found) != len(rows.records):
         raise TaskError(f"task: predictions() gave {len(found)} lines for {len(rows.records)} rows")
-    for line in found:
+    lines = []
+    for place, line in enumerate(found):
         line.pop("index", None)
-    return [_line({"file": rows.file, "row": number} | line) for number, line in enumerate(found, rows.start)]
+        where = {} if "file" in line else {"file": rows.file, "row": rows.start + place}
+        named = {} if rows.ids is None else {"id": rows.ids[place]}
+        lines.append(_line(where | named | line))
+    return lines
 
 
 def _objects(task: Predicts, outputs: Outputs, data: Datasets) -> Iterator[dict[str, object]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
-from distcore.engine.optim import check_schedule
+from distcore.engine.optim import check_freeze, check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.plugin import registry
 from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
@@ -50,6 +50,7 @@ def resolve(
     _check_declared(config, declared, launcher, training)
     if training:
         check_schedule(config)
+        check_freeze(config)
     config = config.model_copy(
         update={
             "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
@@ -265,7 +266,9 @@ def _best_metric(config: RunConfig, task: Task) -> str | None:
     """Return the metric of ``checkpoints.best``; for 'auto' the loss, or the first that the task declares."""
     best, metrics = config.checkpoints.best, declared_metrics(task)
     if best == "auto":
-        return "loss" if "loss" in metrics else next(iter(metrics), None)
+        best = "loss" if "loss" in metrics else next(iter(metrics), None)
+    if best is None and config.patience:
+        raise ConfigError(f"patience = {config.patience}: needs a metric to judge by; name one by checkpoints.best")
     if best is not None and best not in metrics:
         known = ", ".join(metrics) or "none"
         raise ConfigError(

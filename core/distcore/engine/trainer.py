@@ -19,12 +19,12 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
-from distcore.engine.best import Best, saved_best, update_best
+from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.model_source import model_source
-from distcore.engine.optim import optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
@@ -106,6 +106,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         if not hasattr(module, "gradient_checkpointing_enable"):
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
         module.gradient_checkpointing_enable()  # type: ignore[operator]
+    freeze(config, module)
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
@@ -174,11 +175,13 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    Raises StoppedError if SIGTERM or Ctrl-C ended training before, after committing a checkpoint.
+    A run that is out of patience ends after the evaluation that says so, and a resume does not go beyond. Raises
+    StoppedError if SIGTERM or Ctrl-C ended training before, after committing a checkpoint.
     """
     config, last, stopping = run.config, None, False
+    ended = out_of_patience(config, best)
     with on_stop_signal() as stop:
-        for progress, result, loss in steps(run, hooks, task, data.train, progress):  # noqa: B020
+        for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
             saver.check()
@@ -195,12 +198,15 @@ def fit(
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
                     best, improved = update_best(run, progress, best, last, declared_metrics(task))
-                if saving or improved:
+                    ended = out_of_patience(config, best)
+                if saving or improved or ended:
                     saver.save(progress, asdict(best) if best else None)
-            if stopping:
+            if stopping or ended:
                 break
         saver.wait()
-    if stopping:
+    if ended and best and progress.step < run.total_steps:
+        log.info("no better %s in %d evaluations: ended after step %d", best.metric, best.waited, progress.step)
+    elif stopping:
         raise StoppedError(f"stopped after step {progress.step} of {run.total_steps}; {how_to_go_on(config)}")
     return progress, best, last
 

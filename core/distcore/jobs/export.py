@@ -18,13 +18,17 @@ from distcore.engine import task_calls
 from distcore.engine.model_source import model_source
 from distcore.engine.resolve import load_task
 from distcore.errors import CheckpointError
+from distcore.jobs.card import write_card
+
+SHARD = "5GB"
+"""Most bytes of a file of weights."""
 
 
 def export(path: Path, to: Path, task_name: str | None = None) -> None:
-    """Write model, config and the task's files (such as a tokenizer) to the new folder ``to``; tied weights stay tied.
+    """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
-    The training data is not needed: the run folder holds what the task has saved about it. ``task_name`` replaces the
-    task that the checkpoint names. Raises DistcoreError.
+    Tied weights stay tied. The training data is not needed: the run folder holds what the task has saved about it.
+    ``task_name`` replaces the task that the checkpoint names. Raises DistcoreError.
     """
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
@@ -39,12 +43,13 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
     fill(module, checkpoint)
-    save: Callable[[Path], object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
+    save: Callable[..., object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
     try:
         # transformers imports libraries that print to stdout, and shows a bar on stderr.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            save(to)
+            save(to, max_shard_size=SHARD)
         task_calls.save(task, to, config, data)
+        write_card(to, type(module).__name__, config, checkpoint.job_state(), path.absolute().parent.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -17,7 +17,6 @@ from distcore import checkpoint
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.config import RunConfig
-from distcore.data.files import digest, read_windows
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine.evaluation import collect
 from distcore.engine.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
@@ -25,12 +24,13 @@ from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import data_of, evaluation_of
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import DataError
+from distcore.jobs import prediction_rows
 from distcore.jobs.evaluate import config_for
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.prediction_file import PredictionFile
 from distcore.jobs.train import errors_of_job
 from distcore.launchers import join, launch, run_as_rank
-from distcore.plugin.abilities import HasOutputs, Predicts, ReadsRows
+from distcore.plugin.abilities import HasOutputs, OpensRows, Predicts, ReadsRows
 from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Datasets, FileRows, Task
@@ -43,7 +43,7 @@ LOG_SECONDS = 10
 
 
 class PredictingTask(Task, HasOutputs, Predicts, ReadsRows, Protocol):
-    """What ``check_reads_rows`` lets pass; ``generate`` may stand for ``outputs``."""
+    """What ``check_reads_rows`` lets pass; ``generate`` may stand for ``outputs``, ``OpensRows`` for ``ReadsRows``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,18 @@ class Prediction:
     path: Path
     """The checkpoint."""
     file: Path
-    """The rows."""
+    """The rows: a file, or a folder."""
+    id_column: str | None
+    """The column that names each row in its line."""
     rows: int
     """Their number."""
     out: PredictionFile
     """The lines."""
 
-    def windows(self, task: ReadsRows, skip: int = 0) -> Iterator[FileRows]:
+    def windows(self, task: ReadsRows | OpensRows, skip: int = 0) -> Iterator[FileRows]:
         """Yield the rows behind the first ``skip`` of them, as many at a time as are in memory."""
-        return read_windows(self.file, task.row_columns(), WINDOW * self.config.global_batch_size, skip)
+        size = WINDOW * self.config.global_batch_size
+        return prediction_rows.windows(task, self.file, self.id_column, size, skip)
 
 
 def run(
@@ -74,18 +77,20 @@ def run(
     nproc: int,
     step: int | None = None,
     best: bool = False,
+    id_column: str | None = None,
 ) -> None:
     """Predict as one of the ranks that a launcher started, or start ``nproc`` ranks; write the lines to ``out``.
 
     ``target``: a run folder or a checkpoint. ``changes``: values by dotted key that override the config of the
-    training run. ``step`` or ``best`` choose a checkpoint of a run folder, by default the newest. Raises DistcoreError.
+    training run. ``step`` or ``best`` choose a checkpoint of a run folder, by default the newest. ``id_column`` names
+    each row in its line. Raises DistcoreError.
     """
     rank_info = join(os.environ)
     path, chosen = choose(target, step, best)
     if rank_info is None or rank_info.rank == 0:
         print(f"predicting with {chosen}", file=sys.stderr)
     config = config_for(path, rank_info.size if rank_info else nproc, changes)
-    checked = partial(check, config, path, file, out)
+    checked = partial(check, config, path, file, out, id_column=id_column)
     if rank_info is not None:
         run_as_rank(lambda: predict_rank(checked()), errors_of_job(), rank_info.rank, rank_info.size)
     elif nproc == 1:
@@ -94,17 +99,21 @@ def run(
         launch(predict_rank, checked(), nproc=nproc)
 
 
-def check(config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None) -> Prediction:
+def check(
+    config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None, id_column: str | None = None
+) -> Prediction:
     """Read all rows once and check them, and what is there of ``out``; writes nothing, raises DistcoreError."""
     resolved = _resolved(config, task)
-    predicting = _checked(task or load_task(resolved))
+    predicting = _checked(task or load_task(resolved), resolved.task)
     facts: dict[str, object] = {
         "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
-        "data file": digest(file),
+        "data file": prediction_rows.content(file),
+        "id column": id_column,
         "task": resolved.task,
         "task option": resolved.task_options,
     }
-    prediction = Prediction(config=config, path=path, file=file, rows=0, out=PredictionFile(out, facts))
+    begun = PredictionFile(out, facts)
+    prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
     data = data_of(predicting, path, resolved)
     rows = sum(len(unlabelled(predicting, window, data).test) for window in prediction.windows(predicting))
@@ -120,7 +129,7 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     config = _resolved(prediction.config, task)
     hooks, world = set_up(config, rank_info)
     try:
-        _predict_in(world, config, hooks, _checked(task or load_task(config)), rank_info, prediction)
+        _predict_in(world, config, hooks, _checked(task or load_task(config), config.task), rank_info, prediction)
     finally:
         prediction.out.close()
     hooks.teardown(world)
@@ -171,8 +180,8 @@ def _resolved(config: RunConfig, task: Task | None) -> RunConfig:
     return resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
 
 
-def _checked(task: Any) -> PredictingTask:
-    check_reads_rows(task)
+def _checked(task: Any, name: str) -> PredictingTask:
+    check_reads_rows(task, name)
     checked: PredictingTask = task
     return checked
 

@@ -64,11 +64,11 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals(ask: Callable[[], object], ctrl_c: bool = True) -> Iterator[None]:
+def stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
     """Have SIGTERM and, with ``ctrl_c``, the first Ctrl-C call ``ask`` and do nothing else; restore both afterwards.
 
-    A second Ctrl-C raises KeyboardInterrupt. A program that ignores Ctrl-C, or has a handler of its own, keeps that.
-    Outside the main thread, where no handler can be set, ``ask`` is never called.
+    A second Ctrl-C raises KeyboardInterrupt, as a line tells the user if ``says_so``. A program that ignores Ctrl-C, or
+    has a handler of its own, keeps that. Outside the main thread, where no handler can be set, ``ask`` is never called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -79,7 +79,7 @@ def stop_signals(ask: Callable[[], object], ctrl_c: bool = True) -> Iterator[Non
         ask()
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if os.getpid() == process:  # processes that load data have inherited this handler
+            if says_so and os.getpid() == process:  # processes that load data have inherited this handler
                 os.write(2, b"\nstopping; Ctrl-C again ends at once\n")  # print() must not be called here
 
     signals = [signal.SIGTERM]

@@ -6,7 +6,7 @@ step, so that a task that cannot be evaluated or saved fails at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -173,8 +173,32 @@ class Predicts(Protocol):
 
 
 @runtime_checkable
-class ReadsRows(Protocol):
-    """A task that predicts rows without labels, for ``distcore predict``; it has ``predictions``, too."""
+class PredictsRows(Protocol):
+    """A task that predicts rows without labels, for ``distcore predict``.
+
+    It is one of ``ReadsRows`` and ``OpensRows``, and has ``predictions``, too.
+    """
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return a data set of ``rows``, in this order; raises DataError for a row that cannot be used.
+
+        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
+        ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which
+        the core adds file and row, unless the line has a ``file`` of its own. Called for all rows of a file, some
+        thousands at a time, before the first of them is predicted, and then again on every rank: what takes long
+        belongs into ``batch``.
+
+        Example::
+
+            def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+                return Rows(len(rows.records), seed=rows.start)
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsRows(PredictsRows, Protocol):
+    """One whose rows stand in a data file, in columns that its options name."""
 
     def row_columns(self) -> Mapping[str, str]:
         """Return the columns that a file with such rows must have, by the option that names each (``columns.text``).
@@ -186,18 +210,22 @@ class ReadsRows(Protocol):
         """
         ...
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a data set of ``rows``, in this order; raises DataError for a row that cannot be used.
 
-        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
-        ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which
-        the core adds file and row. Called for all rows of a file, some thousands at a time, before the first of them is
-        predicted, and then again on every rank: what takes long belongs into ``batch``.
+@runtime_checkable
+class OpensRows(PredictsRows, Protocol):
+    """One that looks for its rows itself: in a folder, or in columns that depend on the file."""
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield the record of each row of a file or folder, in order, the same ones each time; raises DataError.
+
+        A record ends with the values of the columns ``others``, by the option that names each: none, or the id that
+        the user asked for. Goes before ``row_columns``.
 
         Example::
 
-            def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-                return Rows(len(rows.records), seed=rows.start)
+            def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+                for row in map(json.loads, source.read_text().splitlines()):
+                    yield row["text"], *(row[column] for column in others.values())
         """
         ...
 

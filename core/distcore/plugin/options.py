@@ -55,6 +55,8 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     """
     from pydantic import TypeAdapter, ValidationError  # slow to import, and not needed to list plugins
 
+    from distcore.config.messages import first_problem
+
     if unknown := next(_unknown(cls, options), None):
         option, known = unknown
         listed = ", ".join(known) or "none"
@@ -64,10 +66,8 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "options"
-        message = first["msg"].removeprefix("Value error, ")
-        raise StrategyError(f"{kind} {name!r}: {where} = {first['input']!r}: {message.lower()}") from None
+        path, value, rules = first_problem(error)
+        raise StrategyError(f"{kind} {name!r}: {'.'.join(path) or 'options'} = {value!r}: {rules}") from None
 
 
 def values_of(plugin: object) -> dict[str, Any]:
@@ -141,8 +141,9 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def _type_text(annotation: object) -> str:
-    """Return the type as written, with bounds of pydantic as signs: ``int ≥ 4``."""
+    """Return the type as written, with bounds of pydantic as signs, ``int ≥ 4``, and words as words, ``'a' | 'b'``."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"Literal\[([^\[\]]*)\]", lambda words: words[1].replace('"', "'").replace(", ", " | "), text)
     return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)
 
 

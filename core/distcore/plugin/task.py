@@ -113,6 +113,8 @@ class FileRows:
     """Number of the first of these rows, counted from 1, without a header."""
     records: Sequence[tuple[object, ...]]
     """The values of each row in the columns that the task asked for, in that order."""
+    ids: Sequence[int | str] | None = None
+    """What the user calls each row; ``None`` where no column says it. The core adds it to the lines."""
 
 
 class Task(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distcore.tasks.classes import Labelled
+from distcore.tasks.classes import Labelled, each_label
 
 ENOUGH = 3
 """Rows of a class below which a line names it."""
@@ -21,10 +21,10 @@ def check_classes(
 ) -> Iterator[tuple[str, str]]:
     """Yield what is odd: the option that names the source, and a line on its rows, which says where as errors do.
 
-    ``rows``: those of the option ``data``, before the split. ``evaluation``: the class numbers of the evaluation rows.
-    ``held_out``: whether these have a source of their own.
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: the class number of each label of the
+    evaluation rows. ``held_out``: whether these have a source of their own.
     """
-    counts = Counter(map(str, rows.labels))
+    counts = Counter(str(label) for _, label in each_label(rows))
     yield from (("data", line) for line in (*_odd_labels(rows, counts), *_rare_classes(rows, counts)))
     evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
     if held_out:
@@ -45,7 +45,7 @@ def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
     """Yield the words among numbers that no other row has: in a CSV file they turn all labels into strings."""
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
-        place = rows.places([rows.labels.index(words[0])])  # type: ignore[arg-type]
+        place = rows.places([next(row for row, label in each_label(rows) if label == words[0])])
         others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
         what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
         yield f"{what}: so all labels are strings; correct it if it is a slip"
@@ -54,7 +54,7 @@ def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
 def _rare_classes(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
     """Yield the classes that have too few rows, with these rows."""
     found: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
-    for row, label in enumerate(rows.labels) if found else ():
+    for row, label in each_label(rows) if found else ():
         if str(label) in found:
             found[str(label)].append(row)
     if found:

@@ -1,9 +1,9 @@
-"""Rows with one label each: their classes, and the split into training and evaluation. For texts, images and others."""
+"""Labelled rows: their classes, and the split into training and evaluation. For texts, images and others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from distcore.tasks.options import TaskOptions
 
 
 class Labelled(Protocol):
-    """Rows of one source, each with a label."""
+    """Rows of one source, each with a label or, where several classes may apply, with a list of labels."""
 
     @property
     def name(self) -> str:
@@ -21,8 +21,8 @@ class Labelled(Protocol):
         ...
 
     @property
-    def labels(self) -> list[int] | list[str]:
-        """One per row: all integers from 0, or all strings."""
+    def labels(self) -> Sequence[Any]:
+        """One label, or list of labels, per row: all labels are integers from 0, or all are strings."""
         ...
 
     def __len__(self) -> int:
@@ -47,8 +47,8 @@ def row_problem(rows: Labelled, row: int, problem: str) -> DataError:
     return DataError(f"{rows.name}, {rows.places([row])}: {problem}")
 
 
-def label_problem(label: object, first: object) -> str | None:
-    """Return what is wrong with a row's label, ``first`` being that of row 1; ``None`` if nothing is."""
+def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
+    """Return what is wrong with a label, ``first`` being the one that ``where`` speaks of; ``None`` if nothing is."""
     if type(label) is not int and not isinstance(label, str):  # not isinstance of int: a boolean is one too
         return f"label is {describe_value(label)}, expected an integer or a string"
     if isinstance(label, int) and label < 0:
@@ -57,7 +57,7 @@ def label_problem(label: object, first: object) -> str | None:
         return "label is empty: fill it in or remove the row"
     if type(label) is not type(first):
         kind = describe_value(label)
-        return f"label is {kind}, but row 1 has {describe_value(first)}: use one type throughout"
+        return f"label is {kind}, but {where} {describe_value(first)}: use one type throughout"
     return None
 
 
@@ -67,27 +67,42 @@ def id_problem(named: Sequence[object]) -> str | None:
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
 
 
+def each_label(rows: Labelled) -> Iterator[tuple[int, int | str]]:
+    """Yield the number of a row, counted from 0, with each label that it has."""
+    for row, labels in enumerate(rows.labels):
+        if isinstance(labels, list):
+            yield from ((row, label) for label in labels)
+        else:
+            yield row, labels
+
+
 def distinct_labels(rows: Labelled) -> list[int] | list[str]:
     """Return the distinct labels, sorted: class ``i`` is the ``i``-th of them.
 
     Raises DataError if there are fewer than two.
     """
-    labels: list[int] | list[str] = sorted(set(rows.labels))  # type: ignore[type-var, assignment]
+    found: set[Any] = {label for _, label in each_label(rows)}
+    labels: list[int] | list[str] = sorted(found)
     if len(labels) < 2:
-        problem = f"all {len(rows)} rows have the label {labels[0]!r}: a classifier needs at least 2 classes"
-        raise DataError(f"{rows.name}: {problem}")
+        problem = f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
+        raise DataError(f"{rows.name}: {problem}: a classifier needs at least 2 classes")
     return labels
 
 
-def encode_labels(rows: Labelled, classes: list[str]) -> np.ndarray:
-    """Return the class number of each row, int64 ``(rows,)``; raises DataError for a label that is not a class."""
+def class_numbers(rows: Labelled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield what ``each_label`` does, with class numbers; raises DataError for a label that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
-    for row, label in enumerate(rows.labels):
+    for row, label in each_label(rows):
         if str(label) not in numbers:
             known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
             hint = f"{nearest(str(label), classes)}; training has: {known}"
             raise row_problem(rows, row, f"label {label!r} is out of range: no training row has it{hint}")
-    return np.asarray([numbers[str(label)] for label in rows.labels], dtype=np.int64)
+        yield row, numbers[str(label)]
+
+
+def encode_labels(rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+    """Return the class number of each row, int64 ``(rows,)``; raises DataError for a label that is not a class."""
+    return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
 
 def split_rows(name: str, labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,16 +126,17 @@ def split_rows(name: str, labels: np.ndarray, fraction: float, seed: int) -> tup
 
 
 def split_parts(
-    rows: R, classes: list[str], options: TaskOptions, seed: int, read: Callable[[str], R]
+    rows: R, encode: Callable[[R], np.ndarray], options: TaskOptions, seed: int, read: Callable[[str], R]
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
-    """Yield for each data set its name, the source of its rows, which of them it has, and the class number of each.
+    """Yield for each data set its name, the source of its rows, which of them it has, and their encoded labels.
 
-    ``rows`` are those of the training source, and ``read`` opens another one. Without ``test_data`` there is no
-    ``test``: the evaluation rows serve as test. Raises DataError.
+    ``rows`` are those of the training source, and ``read`` opens another one. ``encode`` returns the labels of all rows
+    of a source as an array; where these are class numbers, int64 ``(rows,)``, each class stays in training. Without
+    ``test_data`` there is no ``test``: the evaluation rows serve as test. Raises DataError.
     """
-    labels = encode_labels(rows, classes)
+    labels = encode(rows)
     if options.eval_data is None:
-        train, evaluation = split_rows(rows.name, labels, options.eval_fraction, seed)
+        train, evaluation = split_rows(rows.name, _strata(rows, labels), options.eval_fraction, seed)
         yield "train", rows, train, labels[train]
         yield "evaluation", rows, evaluation, labels[evaluation]
     else:
@@ -128,4 +144,13 @@ def split_parts(
     for name, source in (("evaluation", options.eval_data), ("test", options.test_data)):
         if source is not None:
             others = read(source)
-            yield name, others, np.arange(len(others)), encode_labels(others, classes)
+            yield name, others, np.arange(len(others)), encode(others)
+
+
+def _strata(rows: Labelled, labels: np.ndarray) -> np.ndarray:
+    """Return class numbers as they are; of other labels each row may be in evaluation, as long as one is left."""
+    if labels.dtype == np.int64 and labels.ndim == 1:
+        return labels
+    if len(labels) < 2:
+        raise DataError(f"{rows.name}: holds one row, so none is left for evaluation; give --eval-data a file")
+    return np.zeros(len(labels), np.int64)

@@ -1,15 +1,19 @@
-"""What tasks with one class per row have in common: their metrics, and the labels that are kept with a model."""
+"""What tasks that sort rows into classes have in common: their metrics, and the labels that are kept with a model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from distcore.plugin.task import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+METRICS: dict[str, Direction] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
+"""The metrics of tasks with one class per row, with what is better."""
 LABELS = "labels.json"
 """File with the labels in the order of class numbers, as the data file writes them."""
 SCORED = 20
@@ -25,13 +29,17 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
     """
     from torch.nn.functional import cross_entropy
 
-    # Not by score: classes that are almost alike would change places with the rows that share a forward pass.
-    scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
-    scores = logits.softmax(dim=-1).gather(-1, scored)
-    found = {"prediction": logits.argmax(dim=-1), "scores": scores, "scored": scored}
+    found = {"prediction": logits.argmax(dim=-1)} | best_scored(logits, logits.softmax(dim=-1))
     if label is None:
         return found
     return {"loss": cross_entropy(logits, label, reduction="none"), "label": label} | found
+
+
+def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
+    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both arguments are ``(n, classes)``."""
+    # Not by score: classes that are almost alike would change places with the rows that share a forward pass.
+    scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
+    return {"scored": scored, "scores": probabilities.gather(-1, scored)}
 
 
 def class_lines(
@@ -39,39 +47,69 @@ def class_lines(
 ) -> Iterator[dict[str, object]]:
     """Yield for each row, in order: its index, where it came from, its label if it has one, prediction and scores.
 
-    ``labels`` are those of the classes, as the data file writes them, ``origins`` one per row. ``scores`` have the
+    ``labels`` are those of the classes, as predictions name them, ``origins`` one per row. ``scores`` have the
     probability of each class, at most ``SCORED``, the most probable first.
     """
-    predicted = outputs["prediction"].tolist() if outputs else []
-    for index, (prediction, origin) in enumerate(zip(predicted, origins, strict=False)):
+
+    def answer(index: int) -> dict[str, object]:
         label = {"label": labels[int(outputs["label"][index])]} if "label" in outputs else {}
-        scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
-        best_first = sorted(scores, key=lambda scored: -scored[1])
-        yield {
-            "index": index,
-            **origin,
-            **label,
-            "prediction": labels[prediction],
-            "scores": {str(labels[number]): round(score, 6) for number, score in best_first},
-        }
+        prediction = labels[int(outputs["prediction"][index])]
+        return {**label, "prediction": prediction, "scores": scores_of(outputs, index, labels)}
+
+    return answer_lines(outputs, origins, answer)
+
+
+def answer_lines(
+    outputs: Mapping[str, Tensor],
+    origins: Iterable[Mapping[str, object]],
+    answer: Callable[[int], dict[str, object]],
+) -> Iterator[dict[str, object]]:
+    """Yield for each row, in order: its index, where it came from, and what ``answer`` returns for the index."""
+    rows = len(outputs["prediction"]) if outputs else 0
+    for index, origin in zip(range(rows), origins, strict=False):
+        yield {"index": index, **origin, **answer(index)}
+
+
+def scores_of(outputs: Mapping[str, Tensor], index: int, labels: Sequence[int | str]) -> dict[str, float]:
+    """Return the ``scores`` of a row by label, the most probable first, to six digits."""
+    scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
+    return {str(labels[number]): round(score, 6) for number, score in sorted(scores, key=lambda scored: -scored[1])}
 
 
 def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, object]:
-    """Return ``loss``, ``accuracy``, ``majority_accuracy`` and scikit-learn's ``classification_report``.
+    """Return ``loss``, ``accuracy``, ``majority_accuracy``, ``macro_f1`` and ``classification_report``.
 
     ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the most frequent label
-    of these rows. All four are ``None`` if there are no rows.
+    of these rows. Of two classes there is ``f1``, too, that of the second class. All are ``None`` without rows.
     """
+    names = ("loss", "accuracy", "majority_accuracy", *(["f1"] if len(classes) == 2 else []), "macro_f1")
     rows = len(outputs.get("label", ()))
     if not rows:
-        return dict.fromkeys(("loss", "accuracy", "majority_accuracy", "classification_report"))
+        return dict.fromkeys((*names, "classification_report"))
     label, prediction = outputs["label"], outputs["prediction"]
-    return {
+    of_classes = f1_scores(label, prediction, len(classes), average=None)
+    found = {
         "loss": outputs["loss"].double().mean().item(),
         "accuracy": (label == prediction).sum().item() / rows,
         "majority_accuracy": label.bincount().max().item() / rows,
-        "classification_report": _classification_report(label, prediction, classes),
+        "f1": float(of_classes[-1]),
+        "macro_f1": float(of_classes.mean()),
     }
+    return {name: found[name] for name in names} | {
+        "classification_report": classification_report(label, prediction, classes)
+    }
+
+
+def f1_scores(label: Tensor, prediction: Tensor, classes: int, average: str | None) -> Any:
+    """Return scikit-learn's F1 over all classes, 0 for one that neither occurs nor is predicted.
+
+    Without an ``average`` it is that of each class, float64 ``(classes,)``.
+    """
+    from sklearn.metrics import f1_score
+
+    return f1_score(
+        label.cpu().numpy(), prediction.cpu().numpy(), labels=range(classes), average=average, zero_division=0
+    )
 
 
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
@@ -86,10 +124,11 @@ def read_labels(folder: Path) -> tuple[int | str, ...] | None:
     return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
-def _classification_report(label: Tensor, prediction: Tensor, classes: Sequence[str]) -> str:
-    from sklearn.metrics import classification_report
+def classification_report(label: Tensor, prediction: Tensor, classes: Sequence[str]) -> str:
+    """Return scikit-learn's table of precision, recall and F1 of each class."""
+    from sklearn import metrics
 
-    text: str = classification_report(
+    text: str = metrics.classification_report(
         label.cpu().numpy(),
         prediction.cpu().numpy(),
         labels=range(len(classes)),

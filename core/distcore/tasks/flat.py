@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+from distcore.data.arrays import ArrayFile, digest_arrays, map_array
 
 IGNORED = -100
 """Label of a place without a target."""
@@ -32,11 +35,6 @@ class Flat:
         """Return the entries of one row."""
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
-    def add_to(self, digest: Any) -> None:
-        """Add all entries, and which row they are in, to a digest of hashlib."""
-        for column in (self.values, self.offsets):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
-
     def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
 
@@ -57,17 +55,41 @@ def flat_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> Flat:
     return Flat(np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]), offsets)
 
 
+class FlatFile:
+    """A ``Flat`` on disk, written some rows at a time; a context manager, which closes its files."""
+
+    def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
+        """Create the two files of ``name`` in ``folder``; the entries are ``dtype``."""
+        self._values = ArrayFile(folder / f"{name}.npy", dtype)
+        self._offsets = ArrayFile(folder / f"{name}_offsets.npy", np.int64)
+        self._offsets.add(np.zeros(1, np.int64))
+
+    def __enter__(self) -> FlatFile:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close both files."""
+        self._values.__exit__(*error)
+        self._offsets.__exit__(*error)
+
+    def add(self, rows: Flat) -> None:
+        """Append some rows."""
+        self._offsets.add(rows.offsets[1:] + self._values.count)
+        self._values.add(rows.values)
+
+
 def write_flat(folder: Path, name: str, flat: Flat) -> None:
     """Write the two arrays into the folder."""
-    np.save(folder / f"{name}.npy", flat.values)
-    np.save(folder / f"{name}_offsets.npy", flat.offsets)
+    with FlatFile(folder, name, flat.values.dtype) as file:
+        file.add(flat)
 
 
 def open_flat(folder: Path, name: str) -> Flat:
-    """Map what ``write_flat`` wrote into memory."""
-    # As plain arrays: indexing numpy's memmap class is several times slower.
-    values, offsets = (
-        np.asarray(np.load(folder / f"{file}.npy", mmap_mode="r", allow_pickle=False))
-        for file in (name, f"{name}_offsets")
-    )
-    return Flat(values, offsets)
+    """Map what ``write_flat`` or a ``FlatFile`` wrote into memory."""
+    return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))
+
+
+def flat_digest(*flats: Flat) -> str:
+    """Return the SHA-256 over all entries and which row they are in, in hexadecimal: the same on every machine."""
+    return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), dtype="<i8")

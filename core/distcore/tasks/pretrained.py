@@ -62,18 +62,22 @@ def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
     return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.is_file()]
 
 
-def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
-    """Raise ConfigError if ``tokens``, which ``option`` asks for, exceed the positions of the model in ``folder``."""
+def positions(name: str, folder: Path) -> int | None:
+    """Return for how many tokens the model in ``folder`` has positions; ``None`` if nothing bounds them."""
     tree = read_config(name, folder)
     # T5 and its relatives count distances instead; what their config calls positions bounds nothing.
     counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
-    positions = tree.get("max_position_embeddings", counted)
-    if not isinstance(positions, int):
-        return
+    found = tree.get("max_position_embeddings", counted)
+    if not isinstance(found, int):
+        return None
     # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
-    reserved = int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0
-    most = positions - reserved
-    if tokens > most:
+    return found - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
+
+
+def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
+    """Raise ConfigError if ``tokens``, which ``option`` asks for, exceed the positions of the model in ``folder``."""
+    most = positions(name, folder)
+    if most is not None and tokens > most:
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
         raise ConfigError(f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,13 +37,23 @@ def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
     return {"loss": loss, "perplexity": math.exp(min(surprise, MOST)), "token_accuracy": right}
 
 
-def log_frequencies(targets: np.ndarray, size: int) -> np.ndarray:
+def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
+    """Return how often each token is a target, int64 ``(size,)``; ``targets`` are arrays of tokens, block by block."""
+    counts = np.zeros(size, np.int64)
+    for block in targets:
+        counts += np.bincount(block, minlength=size)
+    return counts
+
+
+def log_frequencies(*, counts: np.ndarray) -> np.ndarray:
     """Return the log probability of each token, float64 ``(size,)``, from how often it is a target, plus one."""
-    counts = np.bincount(targets, minlength=size) + 1.0
-    found: np.ndarray = np.log(counts / counts.sum())
+    found: np.ndarray = np.log((counts + 1.0) / (counts + 1.0).sum())
     return found
 
 
-def unigram_perplexity(targets: np.ndarray, common: np.ndarray) -> float:
-    """Return the perplexity of predicting each target by the log probabilities ``common`` alone."""
-    return round(math.exp(-common[targets].mean()), 1)
+def unigram_perplexity(*, counts: np.ndarray, common: np.ndarray) -> float:
+    """Return the perplexity of predicting each target by the log probabilities ``common`` alone.
+
+    ``counts``: how often each token is a target.
+    """
+    return round(math.exp(-float(counts @ common) / int(counts.sum())), 1)

@@ -12,6 +12,9 @@ from typing import Any
 from distcore.plugin.task import Dataset, Datasets
 from distcore.tasks.pretrained import load_tokenizer, pad_token, tokenizer_files
 
+GENERATED = 64
+"""Tokens that a model writes at most for a row that says no answer, unless ``max_new_tokens`` says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenisedDatasets(Datasets):

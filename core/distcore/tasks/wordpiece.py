@@ -40,13 +40,19 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def as_transformers(tokenizer: Tokenizer) -> Any:
-    """Wrap the tokenizer for transformers, whose ``save_pretrained`` writes the files that ``AutoTokenizer`` reads."""
+def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
+    """Wrap the tokenizer for transformers, whose ``save_pretrained`` writes the files that ``AutoTokenizer`` reads.
+
+    With ``pairs`` it tells the model which of two texts a token belongs to.
+    """
     from transformers import PreTrainedTokenizerFast
 
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    settings: dict[str, Any] = dict(zip(names, SPECIAL, strict=True))
+    if pairs:
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     wrapper: Any = PreTrainedTokenizerFast
-    return wrapper(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL, strict=True)))
+    return wrapper(tokenizer_object=tokenizer, **settings)
 
 
 def _learn_tokens(words: Counter[str], size: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from distcore import ConfigError, RunConfig
 from distcore_deepspeed import library, ops
 from distcore_deepspeed.derived import BY_HIDDEN_SIZE, derived_settings
@@ -43,6 +45,11 @@ def _check_adam(user: UserConfig, kind: str | None) -> None:
 def _check_json(user: UserConfig, config: RunConfig) -> None:
     if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
         raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
+    if "sparse_attention" in user.tree:
+        gone = f"DeepSpeed {version('deepspeed')} has no sparse attention any more"
+        raise ConfigError(
+            f"{user.source}: sparse_attention: {gone}; take it out, and the model's own attention is used"
+        )
     ranks = config.nproc if isinstance(config.nproc, int) else 1
     settings = [*derived_settings(user, config, ranks), *scheduler_settings(config, user, None)]
     unknown = unknown_keys(_with_optimizer_type(user, config), config.device, user.offload("offload_optimizer"))

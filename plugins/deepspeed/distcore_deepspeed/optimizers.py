@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import version
 from typing import Any
 
 from distcore import ConfigError, RunConfig, nearest
@@ -17,6 +18,8 @@ OPTIMIZERS = {
     "deepspeed-onebitadam": "OneBitAdam",
 }
 """``optimizer.name`` to the type in DeepSpeed's config; ``adamw`` is torch's, built by distcore."""
+ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+"""Types that DeepSpeed had, and that configs still ask for."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
 """Keys that need the number of steps of the run, which is known once the data are read."""
@@ -71,11 +74,12 @@ def check_optimizer(kind: str | None, device: str) -> None:
     known = list(OPTIMIZERS.values())
     if kind is None:
         return
+    if kind in ONE_BIT:
+        gone = f"DeepSpeed {version('deepspeed')} has no 1-bit optimizers any more"
+        raise ConfigError(f"optimizer {kind}: {gone}; use deepspeed-adamw or adamw")
     if kind not in known:
         hint = nearest(kind, known)
         raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint} ({', '.join(known)})")
-    if kind == "OneBitAdam":
-        raise ConfigError("optimizer OneBitAdam: this DeepSpeed has it no more; use deepspeed-adamw or adamw")
     if kind == "Lamb" and device == "cpu":
         raise ConfigError("optimizer Lamb: DeepSpeed's is a CUDA kernel, and there is no GPU; use deepspeed-adamw")
     if kind == "Lamb" and not ops.can_load(ops.lamb()):

@@ -163,6 +163,16 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
     "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
     "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'AdamW'"),
+    "1-bit Adam": ({"config": {"optimizer": {"type": "OneBitAdam"}}}, r"OneBitAdam: DeepSpeed 0\.19\.\d+ has no 1-bit"),
+    "0/1 Adam": ({"config": {"optimizer": {"type": "ZeroOneAdam"}}}, "ZeroOneAdam: .* use deepspeed-adamw or adamw"),
+    "1-bit LAMB": (
+        {"config": {"optimizer": {"type": "OneBitLamb"}}},
+        "OneBitLamb: .* has no 1-bit optimizers any more",
+    ),
+    "sparse attention": (
+        {"config": {"sparse_attention": {"mode": "fixed"}}},
+        "sparse_attention: DeepSpeed 0.* any more",
+    ),
     "a sum for the mean": ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op = 'sum'"),
     "autocast beside": ({"config": {"torch_autocast": {"enabled": True}}}, "torch_autocast.enabled = True"),
 }
@@ -180,7 +190,7 @@ CONFIGS_REFUSED = {
     "bf16 at stage 0": ({"stage": 0}, {"precision": "bf16"}, "use stage=1"),
     "their optimizer, our schedule": ({}, {"optimizer.name": "deepspeed-adamw"}, "'linear' with DeepSpeed's optimizer"),
     "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),
-    "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "has it no more"),
+    "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "has no 1-bit optimizers any more"),
     "not a name of ours": ({}, {"optimizer.name": "deepspeed-adamm"}, "did you mean 'deepspeed-adam"),
 }
 

@@ -99,6 +99,46 @@ def test_sharded_ranks_generate_the_same_and_do_not_wait_for_each_other(way: str
     assert strategy_chain.generated(folder / out) == strategy_chain.generated(folder / "single")
 
 
+@pytest.mark.ranks
+def test_samples_are_the_first_rows_and_the_others_generate_nothing(plain: Report, folder: Path) -> None:
+    """One of six rows on two ranks, so that most micro-batches, and those of one rank, have nothing to generate."""
+    changes = strategy_chain.options_of("fsdp") | {"nproc": 2, "micro_batch_size": 1}
+    launch(train, config(folder, "sampled", task_options={"max_new_tokens": 4, "samples": 1}, **changes), nproc=2)
+    first, *others = map(json.loads, (folder / "sampled/predictions.jsonl").read_text().splitlines())
+    assert [list(line) for line in others] == [["index", "tokens", "loss"]] * 5
+    every = map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines())
+    assert first["generated"] == next(every)["generated"]
+
+
+def predict(folder: Path, out: str, *flags: str) -> list[dict[str, Any]]:
+    """The lines for the prompts of all rows, with the single process's weights."""
+    file = folder / f"{out}.jsonl"
+    given = ["--data", str(folder / "rows.jsonl"), "--out", str(file)]
+    assert main(["predict", str(folder / "single"), *given, *flags]) == 0
+    return list(map(json.loads, file.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def predicted(plain: Report, folder: Path) -> list[dict[str, Any]]:
+    return predict(folder, "predicted")
+
+
+def test_prompts_alone_get_what_evaluation_generated_for_them(predicted: list[dict[str, Any]], folder: Path) -> None:
+    assert [list(line) for line in predicted] == [["file", "row", "prompt", "generated"]] * 60
+    assert [(line["row"], line["prompt"]) for line in predicted] == [
+        (number, row["prompt"]) for number, row in enumerate(ROWS, 1)
+    ]
+    found = {line["prompt"]: line["generated"] for line in predicted}
+    lines = map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines())
+    assert {line["prompt"]: line["generated"] for line in lines}.items() <= found.items()
+
+
+@pytest.mark.ranks
+def test_sharded_ranks_predict_the_same_prompts_alike(predicted: list[dict[str, Any]], folder: Path) -> None:
+    flags = ["--strategy", "fsdp", "--nproc", "2", "--set", "micro_batch_size=1"]
+    assert predict(folder, "sharded", *flags) == predicted
+
+
 @pytest.mark.parametrize("name", [name for name in SHAPES if "tiny" in name or "mini" in name])
 def test_a_built_in_model_has_its_layers_and_width(name: str) -> None:
     built: Any = build_model(CausalLM(model=name), vocab_size=300, pad=0, end=0)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.tasks.causal_lm.models import PACKED
-from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, IGNORED, Arrays, open_sequences, write_arrays
+from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, IGNORED, SequenceFiles, finish_sequences, open_sequences
 from distcore.tasks.causal_lm.task import CausalLM
 from distcore.tasks.causal_lm.vocabulary import train_tokenizer
 
@@ -45,12 +45,14 @@ def folder(tmp_path: Path) -> Path:
     starts = np.cumsum(sizes + 1) - sizes - 1
     flags = np.full(len(tokens), COUNTED, np.uint8)
     flags[starts[2] + 5] = FIRST
-    write_arrays(tmp_path / "rows", Arrays(tokens=tokens, flags=flags, starts=starts, lengths=sizes))
+    with SequenceFiles(tmp_path / "rows") as files:
+        files.add(tokens, flags)
+    finish_sequences(tmp_path / "rows", starts, sizes)
     return tmp_path / "rows"
 
 
 def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
-    dataset = open_sequences(folder, 0, packed=packed, prompts=False)
+    dataset = open_sequences(folder, 0, packed=packed, prompts=0)
     with torch.no_grad():
         found = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
     assert found["tokens"].tolist() == dataset.items[rows].tolist()
@@ -68,7 +70,7 @@ def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, f
 
 
 def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
     lines = zip(batch["row"], batch["labels"], strict=True)
     rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
@@ -79,7 +81,7 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
     model = model_of(kind, "sdpa")
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
@@ -91,7 +93,7 @@ def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -
 
 
 def test_the_first_token_of_a_document_is_no_target(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=False)
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
     labels = dataset.batch(np.asarray([2]))["labels"][0]
     assert (labels == IGNORED).nonzero().flatten().tolist() == [4]
     assert dataset.items.tolist() == [7, 1, 11, 3, 12, 5]

@@ -65,6 +65,23 @@ def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
     assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", ["--strategy single", "--strategy fsdp --nproc 2 --set micro_batch_size=1"])
+def test_images_without_labels_are_predicted_as_the_run_s_own_test_did(
+    plain: Report, folder: Path, tmp_path: Path, world: str
+) -> None:
+    given = ["--data", str(folder / "photos"), "--out", str(tmp_path / "lines.jsonl")]
+    assert main(["predict", str(folder / "single"), *given, *world.split()]) == 0
+    found = lines(tmp_path / "lines.jsonl")
+    assert [line["file"] for line in found] == sorted(map(str, (folder / "photos").glob("*/*.png")))
+    assert set(found[0]) == {"file", "prediction", "scores"}
+    by_file = {line["file"]: line for line in found}
+    for tested in lines(folder / "single/predictions.jsonl"):
+        line = by_file[tested["file"]]
+        assert line["prediction"] == tested["prediction"]
+        assert line["scores"] == pytest.approx(tested["scores"], abs=2e-5)
+
+
 def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder: Path) -> None:
     assert main(["checkpoint", "export", str(folder / "single"), "--to", str(folder / "exported")]) == 0
     classify = pipeline("image-classification", str(folder / "exported"))

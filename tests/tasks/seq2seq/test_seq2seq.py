@@ -100,3 +100,31 @@ def test_sharded_ranks_write_the_same_and_do_not_wait_for_each_other(way: str, p
     changes = strategy_chain.options_of(way) | {"nproc": 2, "task_options": {"max_new_tokens": 6}}
     launch(train, config(folder, out=str(folder / way), **changes), nproc=2)
     assert strategy_chain.generated(folder / way) == strategy_chain.generated(folder / "single")
+
+
+@pytest.fixture(scope="module")
+def predicted(plain: Report, folder: Path) -> list[dict[str, Any]]:
+    """What one process writes for the sources of all rows."""
+    flags = ["--data", str(folder / "rows.jsonl"), "--out", str(folder / "predicted.jsonl")]
+    assert main(["predict", str(folder / "single"), *flags]) == 0
+    return list(map(json.loads, (folder / "predicted.jsonl").read_text().splitlines()))
+
+
+def test_sources_alone_get_what_evaluation_wrote_for_them(predicted: list[dict[str, Any]], folder: Path) -> None:
+    assert [list(line) for line in predicted] == [["file", "row", "source", "generated"]] * 60
+    assert [(line["row"], line["source"]) for line in predicted] == [
+        (number, row["source"]) for number, row in enumerate(ROWS, 1)
+    ]
+    found = {line["source"]: line["generated"] for line in predicted}
+    assert {line["source"]: line["generated"] for line in predictions(folder / "single")}.items() <= found.items()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("way", ["fsdp", pytest.param("deepspeed:3", marks=pytest.mark.slow)])
+def test_sharded_ranks_predict_the_same(way: str, predicted: list[dict[str, Any]], folder: Path) -> None:
+    """In windows of 32 x 2 rows or fewer, the answers of which end at unlike steps."""
+    if not strategy_chain.is_offered(way):
+        pytest.skip(f"{way} is not installed")
+    flags = ["--data", str(folder / "rows.jsonl"), "--out", str(folder / f"{way}.jsonl"), "--set", "micro_batch_size=1"]
+    assert main(["predict", str(folder / "single"), *flags, "--strategy", way, "--nproc", "2"]) == 0
+    assert list(map(json.loads, (folder / f"{way}.jsonl").read_text().splitlines())) == predicted

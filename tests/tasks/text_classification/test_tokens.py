@@ -14,6 +14,7 @@ from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore.tasks.classes import distinct_labels, encode_labels, split_rows
 from distcore.tasks.text_classification.data import text
+from distcore.tasks.text_classification.data.encode import Encoded
 from distcore.tasks.text_classification.data.labelled import Rows
 from distcore.tasks.text_classification.data.text import prepare_text
 from distcore.tasks.text_classification.data.tokens import open_tokens, write_tokens
@@ -33,7 +34,8 @@ def options(tmp_path):
 @pytest.fixture
 def dataset(tmp_path):
     tokens = np.array([2, 5, 3, 2, 6, 7, 8, 3, 2, 3], np.int32)
-    write_tokens(tmp_path / "rows", tokens, np.array([3, 5, 2]), np.array([1, 0, 2]), np.array([4, 8, 9]))
+    encoded = Encoded(tokens=tokens, types=None, lengths=np.array([3, 5, 2]))
+    write_tokens(tmp_path / "rows", encoded, np.array([1, 0, 2]), np.array([4, 8, 9]))
     return open_tokens(tmp_path / "rows", pad=0)
 
 
@@ -57,7 +59,8 @@ def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
 
 def test_a_batch_of_32_rows_is_collated_in_microseconds(tmp_path):
     lengths = np.random.default_rng(0).integers(5, 40, 1000)
-    write_tokens(tmp_path / "many", np.ones(lengths.sum(), np.int32), lengths, lengths % 3, np.arange(1000))
+    encoded = Encoded(tokens=np.ones(lengths.sum(), np.int32), types=None, lengths=lengths)
+    write_tokens(tmp_path / "many", encoded, lengths % 3, np.arange(1000))
     dataset, rows = open_tokens(tmp_path / "many", pad=0), np.arange(0, 1000, 31)[:32]
     dataset.batch(rows)
     best = min(_seconds(lambda: dataset.batch(rows)) for _ in range(200))
@@ -137,7 +140,7 @@ def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
 def test_a_second_preparation_neither_parses_nor_tokenises(options, monkeypatch):
     first = prepared(options)
     monkeypatch.setattr(text, "read_rows", None)
-    monkeypatch.setattr(text, "tokenize", None)
+    monkeypatch.setattr(text, "encode", None)
     second = prepared(options)
     assert np.array_equal(first.train.tokens, second.train.tokens)
     assert first.facts == second.facts

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from distcore.cli import waiting
 from distcore.cli.flags import add_choice, add_ranks
+from distcore.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     changes = changes_of(arguments)
     if arguments.data:
         changes["test_data"] = arguments.data
-    evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json, arguments.step, arguments.best)
+    try:
+        evaluate.run(Path(arguments.target), changes, arguments.nproc, arguments.json, arguments.step, arguments.best)
+    except DataError as error:  # a column that is named anew would be missing from the training rows instead
+        remedy = "rename it: all files of a run have the same columns"
+        raise DataError(re.sub(r"name it with --set \S+=NAME", remedy, str(error))) from None
     return 0

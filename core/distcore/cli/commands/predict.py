@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", metavar="RUN_OR_CHECKPOINT", help="a run folder (its newest checkpoint) or step-NNNNNNNN"
     )
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="the rows (.jsonl .csv .parquet .json); no labels"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the rows (.jsonl .csv .parquet .json; of images also a folder, .npz); no labels",
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the .jsonl file to write: one line per row, in order"
@@ -33,10 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.cli.flags import OPTION, changes_of
     from distcore.jobs import predict
 
-    changes = changes_of(arguments)
-    for name in ("text", "id"):
-        if column := getattr(arguments, f"{name}_column"):
-            changes[f"{OPTION}columns.{name}"] = column
-    given = arguments
-    predict.run(Path(given.target), given.data, given.out, changes, given.nproc, given.step, given.best)
+    changes, given = changes_of(arguments), arguments
+    if given.text_column:
+        changes[f"{OPTION}columns.text"] = given.text_column
+    target = Path(given.target)
+    predict.run(target, given.data, given.out, changes, given.nproc, given.step, given.best, given.id_column)
     return 0

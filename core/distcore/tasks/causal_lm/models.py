@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ModelError
+from distcore.tasks import pretrained
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.shapes import SHAPES, Shape
 from distcore.tasks.pretrained import load_model, read_config, set_dropout
@@ -39,6 +40,13 @@ def packs(options: CausalOptions) -> bool:
     return False
 
 
+def positions(options: CausalOptions) -> int | None:
+    """Return for how many tokens the model has positions; ``None`` if nothing bounds them."""
+    if options.from_scratch:
+        return max(POSITIONS, options.max_seq_len + options.max_new_tokens)
+    return pretrained.positions(options.model, options.model_folder())
+
+
 def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
     """Return the configured model in fp32; under torch's meta device it has no weights, and none are read.
 
@@ -66,13 +74,13 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 
 def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end: int | None) -> Any:
+    places = positions(options)
     tokens = {"vocab_size": vocab_size, "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
-    positions = max(POSITIONS, options.max_seq_len + options.max_new_tokens)
     if shape.family == "gpt2":
         from transformers import GPT2Config
 
         gpt2: Any = GPT2Config
-        return gpt2(n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_positions=positions, **tokens)
+        return gpt2(n_embd=shape.hidden, n_layer=shape.layers, n_head=shape.heads, n_positions=places, **tokens)
     from transformers import LlamaConfig
 
     llama: Any = LlamaConfig
@@ -82,7 +90,7 @@ def _config(shape: Shape, options: CausalOptions, vocab_size: int, pad: int, end
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         intermediate_size=-(-8 * shape.hidden // (3 * 64)) * 64,  # 8/3 of the hidden size, up to a multiple of 64
-        max_position_embeddings=positions,
+        max_position_embeddings=places,
         tie_word_embeddings=True,
         **tokens,
     )

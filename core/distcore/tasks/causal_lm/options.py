@@ -49,6 +49,7 @@ class CausalOptions(TaskOptions):
         "split_documents": "other rows",
         "packing": "free",  # the same mathematics
         "max_new_tokens": "free",
+        "samples": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
     }
 
@@ -69,4 +70,6 @@ class CausalOptions(TaskOptions):
     packing: bool | Literal["auto"] = "auto"
     """Whether short rows of a micro-batch share a sequence instead of being padded; auto: where that is exact."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that evaluation lets the model generate, the likeliest each time, for every evaluation row; 0: none."""
+    """Tokens that evaluation lets the model generate, the likeliest each time, for each of ``samples``; 0: none."""
+    samples: Annotated[int, Field(ge=1)] | None = None
+    """Evaluation rows that the model goes on from, the first ones; null: every row."""

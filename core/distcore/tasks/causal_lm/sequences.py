@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from distcore.data.arrays import BLOCK, ArrayFile, blocks, digest_arrays, map_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +39,19 @@ class Arrays:
 
     def items(self) -> np.ndarray:
         """Return how many targets each row has, int64, shape ``(rows,)``."""
-        total = np.concatenate([[0], np.cumsum(self.flags & COUNTED, dtype=np.int64)])
-        found: np.ndarray = total[self.starts + self.lengths + 1] - total[self.starts + 1]
+        found = np.empty(len(self.starts), np.int64)
+        step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))  # rows whose tokens fit into memory
+        for first in range(0, len(found), step):
+            starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
+            begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1
+            total = np.concatenate([[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)])
+            found[first : first + step] = total[starts - begin + lengths + 1] - total[starts - begin + 1]
         return found
 
-    def targets(self) -> np.ndarray:
-        """Return the tokens that are predicted, int32, shape ``(targets,)``."""
-        found: np.ndarray = self.tokens[(self.flags & COUNTED) > 0]
-        return found
+    def targets(self) -> Iterator[np.ndarray]:
+        """Yield the tokens that are predicted, int32, block by block."""
+        for tokens, flags in zip(blocks(self.tokens), blocks(self.flags), strict=True):
+            yield tokens[(flags & COUNTED) > 0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -59,8 +66,8 @@ class SequenceDataset:
     """Token that fills up the shorter rows of a batch that is not packed."""
     packed: bool
     """Whether short rows of a batch share a sequence."""
-    prompts: bool
-    """Whether a batch has, beside its rows, their prompts, for the model to go on from."""
+    prompts: int
+    """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
 
@@ -78,7 +85,7 @@ class SequenceDataset:
         ``input_ids``, ``labels`` and ``row``, the number of the row in the batch, are ``(n, longest)``, with
         ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
         longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
-        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left.
+        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left; a row without one has none.
         """
         import torch
 
@@ -101,16 +108,8 @@ class SequenceDataset:
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
-        import torch
-
-        found = [self._prompt(int(index)) for index in indices]
-        longest = max(map(len, found), default=0)
-        prompt_ids = torch.full((len(found), longest), self.pad)
-        mask = torch.zeros_like(prompt_ids)
-        for row, prompt in enumerate(found):
-            prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        return {"prompt_ids": prompt_ids, "prompt_mask": mask}
+        none = np.empty(0, np.int64)
+        return left_padded([self._prompt(row) if row < self.prompts else none for row in indices.tolist()], self.pad)
 
     def _prompt(self, index: int) -> np.ndarray:
         start, length = int(self.arrays.starts[index]), int(self.arrays.lengths[index])
@@ -120,30 +119,70 @@ class SequenceDataset:
         return self.arrays.tokens[start : start + given].astype(np.int64)
 
 
-def write_arrays(folder: Path, arrays: Arrays) -> None:
-    """Write the arrays of one data set, and their digest, into the new folder ``folder``."""
-    folder.mkdir()
-    digest = hashlib.sha256()
-    for name, column in vars(arrays).items():
-        np.save(folder / f"{name}.npy", column)
-        digest.update(np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).data)
+def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
+    """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""
+    import torch
+
+    longest = max(map(len, prompts), default=0)
+    prompt_ids = torch.full((len(prompts), longest), pad)
+    mask = torch.zeros_like(prompt_ids)
+    for row, prompt in enumerate(prompts):
+        prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return {"prompt_ids": prompt_ids, "prompt_mask": mask}
+
+
+class SequenceFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._tokens = ArrayFile(folder / "tokens.npy", np.int32)
+        self._flags = ArrayFile(folder / "flags.npy", np.uint8)
+
+    def __enter__(self) -> SequenceFiles:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tokens.__exit__(*error)
+        self._flags.__exit__(*error)
+
+    @property
+    def count(self) -> int:
+        """Number of tokens so far."""
+        return self._tokens.count
+
+    def add(self, tokens: np.ndarray, flags: np.ndarray) -> None:
+        """Append some tokens, and the flags of each."""
+        self._tokens.add(tokens)
+        self._flags.add(flags)
+
+
+def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> Arrays:
+    """Write what the rows are, how many targets each has, and a digest, beside their tokens; map all into memory."""
+    np.save(folder / "starts.npy", starts)
+    np.save(folder / "lengths.npy", lengths)
+    arrays = _mapped(folder)
     np.save(folder / "items.npy", arrays.items())
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+    (folder / CONTENT).write_text(digest_arrays(*vars(arrays).values()), encoding="ascii")
+    return arrays
 
 
-def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: bool) -> SequenceDataset:
-    """Map what ``write_arrays`` wrote into memory."""
-    arrays = Arrays(**{name: _map(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})
+def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int) -> SequenceDataset:
+    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    items = _map(folder / "items.npy")
-    return SequenceDataset(arrays=arrays, items=items, pad=pad, packed=packed, prompts=prompts, content=content)
+    items = map_array(folder / "items.npy")
+    return SequenceDataset(
+        arrays=_mapped(folder), items=items, pad=pad, packed=packed, prompts=prompts, content=content
+    )
 
 
 def no_sequences(pad: int) -> SequenceDataset:
     """Return a data set without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
-    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=False, content="")
+    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=0, content="")
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
@@ -180,6 +219,5 @@ def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values:
     return torch.from_numpy(table)
 
 
-def _map(path: Path) -> np.ndarray:
-    # As a plain array: indexing numpy's memmap class is several times slower.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+def _mapped(folder: Path) -> Arrays:
+    return Arrays(**{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})

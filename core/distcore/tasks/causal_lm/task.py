@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
-from distcore.plugin.task import Datasets
+from distcore.data.files import read_records
+from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.causal_lm.embedded import EMBEDDED
 from distcore.tasks.causal_lm.models import build_model
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.prepare import prepare_rows
+from distcore.tasks.causal_lm.rows import given_column
 from distcore.tasks.causal_lm.sequences import IGNORED, no_sequences
+from distcore.tasks.causal_lm.unlabelled import UnlabelledPrompts, unlabelled_prompts
 from distcore.tasks.token_metrics import token_report
-from distcore.tasks.tokenised import tokenised, without_rows
+from distcore.tasks.tokenised import GENERATED, tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,8 +57,11 @@ class CausalLM(CausalOptions):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, shape ``(n,)``: ``loss``, summed over its targets (fp32), ``tokens`` and ``right``.
 
-        ``tokens`` is the number of targets, ``right`` of those that the model finds likeliest, both int64.
+        ``tokens`` is the number of targets, ``right`` of those that the model finds likeliest, both int64. Nothing of
+        prompts without answers.
         """
+        if "labels" not in batch:
+            return {}
         from torch.nn.functional import cross_entropy
 
         logits, labels = _logits(model, batch), batch["labels"].flatten()
@@ -69,7 +75,9 @@ class CausalLM(CausalOptions):
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
         """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.
 
-        Nothing if ``max_new_tokens`` is 0. After the end of an answer ``generated`` is padded.
+        Rows without a prompt generate nothing: their prompt has no tokens.
+        Nothing if ``max_new_tokens`` is 0, which for prompts without answers becomes ``GENERATED``. After the end of an
+        answer ``generated`` is padded.
         """
         if "prompt_ids" not in batch:
             return {}
@@ -78,17 +86,26 @@ class CausalLM(CausalOptions):
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
         caller: Any = model
         pad = int(caller.config.pad_token_id)  # build_model has set it
-        found = caller.generate(
-            prompts,
-            attention_mask=mask,
-            max_new_tokens=self.max_new_tokens,
-            do_sample=False,
-            synced_gpus=in_step,
-            pad_token_id=pad,
-        )
-        made = found[:, prompts.shape[1] :]
-        generated = made.new_full((len(made), self.max_new_tokens), pad)
-        generated[:, : made.shape[1]] = made
+        length = self.max_new_tokens or GENERATED
+
+        def go_on(given: Tensor, given_mask: Tensor, tokens: int) -> Tensor:
+            made: Tensor = caller.generate(
+                given,
+                attention_mask=given_mask,
+                max_new_tokens=tokens,
+                do_sample=False,
+                synced_gpus=in_step,
+                pad_token_id=pad,
+            )
+            return made[:, given.shape[1] :]
+
+        generated, sampled = prompts.new_full((len(prompts), length), pad), mask.any(1)
+        if sampled.any():
+            made = go_on(prompts[sampled], mask[sampled], length)
+            generated[sampled, : made.shape[1]] = made
+        elif in_step:  # other ranks may have a prompt, and need this one's part of the weights to go on from it
+            one = prompts.new_full((1, 1), pad)
+            go_on(one, one.new_ones(1, 1), 1)
         return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
@@ -99,19 +116,34 @@ class CausalLM(CausalOptions):
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates."""
+        """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates.
+
+        Of prompts without answers, the latter two alone.
+        """
         data = tokenised(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
+        if tokenizer is not None and isinstance(data.test, UnlabelledPrompts):
+            for prompt, generated in zip(data.test.texts, outputs["generated"], strict=True):
+                yield {"prompt": prompt, "generated": tokenizer.decode(_answer(generated, data.end))}
+            return
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             line: dict[str, object] = {
                 "index": index,
                 "tokens": tokens,
                 "loss": outputs["loss"][index].item() / tokens if tokens else None,
             }
-            if tokenizer is not None:
+            if tokenizer is not None and len(outputs["prompt"][index]):
                 line["prompt"] = tokenizer.decode(outputs["prompt"][index])
                 line["generated"] = tokenizer.decode(_answer(outputs["generated"][index], data.end))
             yield line
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield what the model goes on from in each row: a prompt, a text or messages; raises DataError."""
+        return read_records(source, {**given_column(source, self), **others})
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return prompts without answers; raises DataError for one that cannot be used, or leaves no room to go on."""
+        return unlabelled_prompts(rows, self, tokenised(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
+from distcore.tasks.classification import METRICS
 from distcore.tasks.image_classification.shapes import SHAPES
 from distcore.tasks.options import TaskOptions
 from distcore.tasks.pretrained import IMAGE_PROCESSORS
@@ -39,7 +40,7 @@ class ImageOptions(TaskOptions):
 
     built_in: ClassVar = SHAPES
     beside: ClassVar = IMAGE_PROCESSORS
-    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "accuracy": "max"}
+    metrics: ClassVar[dict[str, Direction]] = METRICS
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "ask",

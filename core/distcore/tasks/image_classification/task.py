@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
-from distcore.plugin.task import Datasets
+from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
 from distcore.tasks.image_classification.data.arrays import EMBEDDED
 from distcore.tasks.image_classification.data.dataset import ImageDataset
 from distcore.tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
+from distcore.tasks.image_classification.data.unlabelled import UnlabelledImages, open_images, unlabelled_images
 from distcore.tasks.image_classification.models import (
     build_model,
 )
@@ -46,8 +47,8 @@ class ImageClassification(ImageOptions):
         return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss``, ``label``, ``prediction``, ``scored`` and ``scores`` of each image."""
-        return class_outputs(_logits(model, batch), batch["labels"])
+        """Return ``prediction``, ``scored``, ``scores`` of each image; with labels ``loss`` and ``label``, too."""
+        return class_outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
@@ -56,8 +57,17 @@ class ImageClassification(ImageOptions):
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield a line for each image, in order: labels as the source writes them, ``row`` in a file with several."""
         data, test = _images(data), data.test
-        origins = map(test.origin, range(len(test))) if isinstance(test, ImageDataset) else repeat({})
+        origins = test.origins() if isinstance(test, ImageDataset | UnlabelledImages) else repeat({})
         return class_lines(outputs, data.labels, origins)
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield the images of a folder, by name, or of a file; raises DataError for those that cannot be decoded."""
+        return open_images(source, self.columns, others)
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return images that are read when a batch needs them."""
+        images: list[Any] = [image for (image,) in rows.records]
+        return unlabelled_images(rows.file, images, _images(data).preprocessing)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write ``labels.json`` and ``preprocessor_config.json``, what predictions need in addition to the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,26 @@ from distcore.tasks.flat import Flat, flat_rows
 from distcore.tasks.masked_lm.options import MaskedOptions
 from distcore.tasks.masked_lm.rows import Texts
 from distcore.tasks.parts import Part
-from distcore.tasks.tokenizing import token_lists
+from distcore.tasks.tokenizing import chunks, token_lists
 
 
-def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> tuple[Flat, int]:
-    """Return the rows of all texts, in order, and how many texts were cut; raises ConfigError for too short rows."""
+def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int]]:
+    """Yield the rows of all texts, in order, those of some texts at a time, and how many of the texts were cut.
+
+    Raises ConfigError for too short rows.
+    """
     before, behind = around(tokenizer)
     room = options.max_seq_len - len(before) - len(behind)
     if room < 1:
         taken = f"the tokenizer puts {len(before) + len(behind)} special tokens around each row"
         raise ConfigError(f"max_seq_len = {options.max_seq_len}: {taken}, which leaves no room for others")
-    rows, cut = [], 0
-    for tokens in token_lists(tokenizer, part.values(), special=False):
-        last = len(tokens) if options.split_texts else min(room, len(tokens))
-        cut += last < len(tokens)
-        rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
-    return flat_rows([np.asarray(row, np.int32) for row in rows]), cut
+    for texts in chunks(part.values()):
+        rows, cut = [], 0
+        for tokens in token_lists(tokenizer, texts, special=False):
+            last = len(tokens) if options.split_texts else min(room, len(tokens))
+            cut += last < len(tokens)
+            rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
+        yield flat_rows(rows), cut
 
 
 def around(tokenizer: Any) -> tuple[list[int], list[int]]:

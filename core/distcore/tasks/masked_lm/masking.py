@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore.data.arrays import ArrayFile
 from distcore.data.varying import row_random
-from distcore.tasks.flat import IGNORED, Flat, open_flat, write_flat
+from distcore.tasks.flat import IGNORED, Flat, FlatFile, flat_digest, open_flat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,18 +127,20 @@ class VaryingMasks(MaskedDataset):
         )
 
 
-def write_rows(folder: Path, tokens: Flat, may_be_masked: np.ndarray) -> None:
-    """Write one data set, and the digest of its tokens, into the new folder ``folder``.
+def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat:
+    """Write one data set, some rows at a time, and the digest of its tokens into the new folder ``folder``.
 
-    ``may_be_masked``: whether each token is ordinary, bool, shape ``(tokens,)``.
+    ``ordinary`` are the tokens that may be masked. Returns the tokens, mapped into memory.
     """
     folder.mkdir()
-    write_flat(folder, "tokens", tokens)
-    total = np.concatenate([[0], np.cumsum(may_be_masked, dtype=np.int64)])
-    np.save(folder / "ordinary.npy", np.diff(total[tokens.offsets]))
-    digest = hashlib.sha256()
-    tokens.add_to(digest)
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+    with FlatFile(folder, "tokens", np.int32) as file, ArrayFile(folder / "ordinary.npy", np.int64) as counts:
+        for some in rows:
+            file.add(some)
+            total = np.concatenate([[0], np.cumsum(np.isin(some.values, ordinary), dtype=np.int64)])
+            counts.add(np.diff(total[some.offsets]))
+    tokens = open_flat(folder, "tokens")
+    (folder / CONTENT).write_text(flat_digest(tokens), encoding="ascii")
+    return tokens
 
 
 def open_rows(folder: Path, pad: int, masking: Masking, *, varying: bool) -> MaskedDataset:

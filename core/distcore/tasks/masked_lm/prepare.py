@@ -7,13 +7,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from distcore.data.arrays import blocks
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
+from distcore.tasks.flat import Flat
 from distcore.tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore.tasks.masked_lm.masking import Masking, open_rows, write_rows
 from distcore.tasks.masked_lm.models import check_model, mask_token
@@ -21,8 +24,8 @@ from distcore.tasks.masked_lm.options import MaskedOptions
 from distcore.tasks.masked_lm.rows import EMBEDDED, Texts, fingerprint, read_texts
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests
-from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
+from distcore.tasks.sources import read_source, source_digests, unused_splits
+from distcore.tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 1
@@ -49,7 +52,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenisedDatasets:
         sets,
         folder / "tokenizer",
         facts={"data": options.data, **facts},
-        warnings=tuple(_warnings(facts, empty, options)),
+        warnings=(*unused_splits(options), *_warnings(facts, empty, options)),
         **entry["tokens"],
     )
 
@@ -75,28 +78,35 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> None:
     facts: dict[str, dict[str, object]] = {}
     common = None
     for name, part in parts.items():
-        tokens, cut = encode(part, tokenizer, options)
+        cut: list[int] = []
+        tokens = write_rows(folder / name, _rows_of(part, tokenizer, options, cut), ordinary)
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(tokens.values.max(initial=0)))
-        may_be_masked = np.isin(tokens.values, ordinary)
-        write_rows(folder / name, tokens, may_be_masked)
-        targets = tokens.values[may_be_masked]
-        if not len(targets):
+        counts = np.zeros(count_tokens(tokenizer), np.int64)
+        counts[ordinary] = count_each(blocks(tokens.values), len(counts))[ordinary]
+        if not counts.any():
             raise DataError(f"{part.rows.name}, for {name}: no token can be masked: all of them are special or unknown")
-        common = log_frequencies(targets, count_tokens(tokenizer)) if common is None else common
+        common = log_frequencies(counts=counts) if common is None else common
         facts[name] = {
             "texts": len(part.numbers),
             "rows": len(tokens.lengths),
             "tokens": len(tokens.values),
-            "texts_cut": cut,
-            "unigram_perplexity": unigram_perplexity(targets, common),
-            "commonest_token": round(float((targets == common.argmax()).mean()), 4),
+            "texts_cut": sum(cut),
+            "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
+            "commonest_token": round(float(counts[common.argmax()] / counts.sum()), 4),
         }
     tokenizer.save_pretrained(folder / "tokenizer")
     np.save(folder / "ordinary.npy", ordinary)
     masking = {"mask": mask, "size": count_tokens(tokenizer)}
     entry = {"facts": facts, "masking": masking, "tokens": tokens_of(tokenizer)}
     (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+
+
+def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int]) -> Iterator[Flat]:
+    """Yield the rows of some texts at a time, and put into ``cut`` how many of these were cut."""
+    for rows, number in encode(part, tokenizer, options):
+        cut.append(number)
+        yield rows
 
 
 def _texts(source: str, options: MaskedOptions) -> Texts:
@@ -106,9 +116,10 @@ def _texts(source: str, options: MaskedOptions) -> Texts:
 def _tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
-    from distcore.tasks.wordpiece import as_transformers, train_wordpiece
+    from distcore.tasks.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
 
-    return as_transformers(train_wordpiece(train.values(), options.tokenizer.vocab_size))
+    sample = list(islice(train.values(), 0, None, -(-len(train.numbers) // MAX_ROWS)))
+    return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
 
 
 def _warnings(facts: dict[str, dict[str, int]], empty: int, options: MaskedOptions) -> Iterator[str]:

@@ -10,14 +10,14 @@ The same Python gives the same rows in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from distcore.data.files import read_records, row_error
+from distcore.data.files import Source, name_of, read_records, row_error
 from distcore.errors import DataError
 from distcore.tasks import stdlib
 from distcore.tasks.masked_lm.options import Columns
+from distcore.tasks.rereading import Values, kept
 from distcore.tasks.sources import text_problem
 
 FORMAT = 1
@@ -31,26 +31,32 @@ class Texts:
 
     name: str
     """What error messages call these rows, such as ``data file texts.jsonl``."""
-    values: list[str]
+    values: Values[str]
     """Not blank, and valid Unicode."""
 
 
-def read_texts(path: Path, columns: Columns) -> Texts:
-    """Read a data file; raises DataError: the file, the row (counted from 1), what was found and what to do."""
-    asked = {f"columns.{column}": name for column, name in asdict(columns).items()}
-    return check_texts(f"data file {path}", (text for (text,) in read_records(path, asked)))
+def read_texts(source: Source, columns: Columns) -> Texts:
+    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    name, asked = name_of(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
+    return _some(Texts(name, kept(source, lambda: _checked(name, (text for (text,) in read_records(source, asked))))))
 
 
 def check_texts(name: str, texts: Iterable[object]) -> Texts:
     """Check the texts one by one; ``name`` opens every message. Raises DataError."""
-    values: list[str] = []
+    return _some(Texts(name, list(_checked(name, texts))))
+
+
+def _some(texts: Texts) -> Texts:
+    if not len(texts.values):
+        raise DataError(f"{texts.name}: holds no rows")
+    return texts
+
+
+def _checked(name: str, texts: Iterable[object]) -> Iterator[str]:
     for number, text in enumerate(texts, 1):
         if problem := text_problem(text):
             raise row_error(name, number, problem)
-        values.append(str(text))
-    if not values:
-        raise DataError(f"{name}: holds no rows")
-    return Texts(name, values)
+        yield str(text)
 
 
 def stdlib_lines() -> Texts:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
-from distcore.plugin.task import Datasets
+from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.flat import IGNORED
-from distcore.tasks.pretrained import quiet, set_length
+from distcore.tasks.pretrained import check_length, quiet, set_length
 from distcore.tasks.seq2seq.embedded import EMBEDDED
 from distcore.tasks.seq2seq.models import build_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.pairs import no_pairs
 from distcore.tasks.seq2seq.prepare import prepare_pairs
 from distcore.tasks.seq2seq.scores import scores
+from distcore.tasks.seq2seq.unlabelled import UnlabelledSources, unlabelled_sources
 from distcore.tasks.token_metrics import token_report
-from distcore.tasks.tokenised import tokenised, without_rows
+from distcore.tasks.tokenised import GENERATED, tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,8 +57,10 @@ class Seq2Seq(Seq2SeqOptions):
 
         ``tokens`` is the length of the target, ``right`` how many of its tokens the model finds likeliest, both int64.
         With label smoothing ``surprise`` is the same as ``loss`` without it. ``source`` and ``target`` are the texts of
-        a row for evaluation, as bytes.
+        a row for evaluation, as bytes. Nothing of rows without targets.
         """
+        if "labels" not in batch:
+            return {}
         from distcore.plugin.ragged import Ragged
 
         logits, labels = _logits(model, batch), batch["labels"]
@@ -77,26 +80,29 @@ class Seq2Seq(Seq2SeqOptions):
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
         """Return ``generated``, int64 ``(n, max_new_tokens)``, padded behind its end; nothing if that is 0.
 
-        The model's own generation config says how, sampling aside.
+        For rows without targets 0 becomes ``GENERATED``. The model's own generation config says how, sampling aside.
         """
-        if not self.max_new_tokens:
+        length = self.max_new_tokens or (0 if "labels" in batch else GENERATED)
+        if not length:
             return {}
         from transformers.modeling_outputs import BaseModelOutput
 
         caller: Any = model
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         # The encoder by a call of the whole model: generate() would call it alone, which sharded weights do not allow.
-        read = caller(**inputs, labels=batch["labels"][:, :1], use_cache=False).encoder_last_hidden_state
+        # Any token will do for the decoder, whose answer nobody reads.
+        any_token = batch["input_ids"].new_zeros(len(batch["input_ids"]), 1)
+        read = caller(**inputs, decoder_input_ids=any_token, use_cache=False).encoder_last_hidden_state
         with quiet():
             found = caller.generate(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),
                 attention_mask=batch["attention_mask"],
-                max_new_tokens=self.max_new_tokens,
+                max_new_tokens=length,
                 do_sample=False,
                 synced_gpus=in_step,
             )
         made = found[:, 1:]  # behind the token that every answer begins with
-        generated = made.new_full((len(made), self.max_new_tokens), caller.config.pad_token_id)
+        generated = made.new_full((len(made), length), caller.config.pad_token_id)
         generated[:, : made.shape[1]] = made
         return {"generated": generated}
 
@@ -113,7 +119,14 @@ class Seq2Seq(Seq2SeqOptions):
         return found
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``source``, ``target`` and mean ``loss`` of each row, and what was ``generated`` for it."""
+        """Yield ``index``, ``source``, ``target`` and mean ``loss`` of each row, and what was ``generated`` for it.
+
+        Without targets ``source`` and ``generated`` alone.
+        """
+        if isinstance(data.test, UnlabelledSources):
+            for source, generated in zip(data.test.sources, _written(outputs, data), strict=True):
+                yield {"source": source, "generated": generated}
+            return
         if not outputs:
             return
         columns = {"source": _texts(outputs["source"]), "target": _texts(outputs["target"])}
@@ -122,6 +135,19 @@ class Seq2Seq(Seq2SeqOptions):
         means = (outputs["loss"].double() / outputs["tokens"]).tolist()
         for index, loss in enumerate(means):
             yield {"index": index, **{name: texts[index] for name, texts in columns.items()}, "loss": loss}
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the column of rows without targets: the source."""
+        return {"columns.source": self.columns.source}
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return sources that are tokenised when they are read; raises DataError for one that cannot be used.
+
+        Raises ConfigError for more new tokens than the model has positions for.
+        """
+        if not self.from_scratch:
+            check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
+        return unlabelled_sources(rows, self, tokenised(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts as training did."""

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured model in fp32, with a classification head for ``classes``.
+    """Return the configured model in fp32, with an output for each of ``classes``; without any, one for a number.
 
     Under torch's meta device it has no weights, and none are read. ``vocab_size`` and ``pad``, the token that pads, are
     the tokenizer's; a pretrained model keeps the vocabulary size of its weights. Raises ModelError.
     """
-    fields = class_fields(classes) | {"pad_token_id": pad}
+    outputs = classes or ["LABEL_0"]  # as transformers calls the output of a regression
+    fields = class_fields(outputs) | {"pad_token_id": pad, "problem_type": options.problem_type}
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()

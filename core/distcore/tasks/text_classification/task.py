@@ -1,4 +1,4 @@
-"""Text classification with a transformers model: one label per text."""
+"""Text classification with a transformers model: a class, several classes or a number per text or pair of texts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Dataset, Datasets, FileRows
-from distcore.tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
+from distcore.tasks.classification import read_labels, write_labels
 from distcore.tasks.pretrained import set_length
 from distcore.tasks.text_classification.data.embedded import EMBEDDED
 from distcore.tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
 from distcore.tasks.text_classification.data.tokens import TokenDataset
-from distcore.tasks.text_classification.data.unlabelled import UnlabelledTexts, unlabelled_texts
+from distcore.tasks.text_classification.data.unlabelled import unlabelled_texts
 from distcore.tasks.text_classification.models import (
     build_classifier,
 )
@@ -24,10 +24,13 @@ from distcore.tasks.text_classification.options import TextOptions
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""What of a batch the model reads, where it is there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(TextOptions):
-    """One label per text, by a transformers classifier; implements ``distcore.plugin.task.Task``."""
+    """A label per text or pair of texts, by a transformers classifier; implements ``distcore.plugin.task.Task``."""
 
     embedded: ClassVar = tuple(EMBEDDED)
 
@@ -39,37 +42,44 @@ class TextClassification(TextOptions):
         return prepare_text(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return a classifier with one output per class of ``data``."""
+        """Return a classifier with one output per class of ``data``; of a regression there is one."""
         data = _text(data)
         return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the rows of ``batch``: fp32, without dimensions."""
-        from torch.nn.functional import cross_entropy
+        """Return the loss summed over the rows of ``batch``: fp32, without dimensions.
 
-        return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+        That is the cross entropy; of several classes the binary one, a row's mean over classes; of numbers the squared
+        error.
+        """
+        return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction``, ``scored``, ``scores`` of each row; with labels ``loss`` and ``label``, too."""
-        return class_outputs(_logits(model, batch), batch.get("labels"))
+        """Return ``prediction`` of each row, of classes ``scored`` and ``scores``; with labels ``loss``, ``label``."""
+        return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
-        return class_metrics(outputs, _text(data).classes)
+        """Return the metrics and what they are to be compared with, of classes the ``classification_report``.
+
+        The baselines are ``majority_accuracy`` and ``baseline_loss``. All are ``None`` without rows.
+        """
+        trained = data.facts.get("train")
+        return self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield for each row, in order, where it came from, its label if it has one, prediction and scores.
 
         Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
-        file writes them; ``scores`` have the probability of each class, at most ``SCORED``, the most probable first.
+        file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
+        most probable first.
         """
         data, test = _text(data), data.test
-        origins = test.origins() if isinstance(test, TokenDataset | UnlabelledTexts) else repeat({})
-        return class_lines(outputs, data.labels, origins)
+        origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
+        return self.problem.lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without labels: the text and, if a column is named for it, the id."""
-        return {"columns.text": self.columns.text} | ({"columns.id": self.columns.id} if self.columns.id else {})
+        """Return the columns of rows without labels: the text and, of pairs, the second."""
+        return self.used_columns.settings(labelled=False)
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""
@@ -92,9 +102,9 @@ class TextClassification(TextOptions):
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, classes)``: under autocast the model gives half precision."""
-    answer = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    logits: Tensor = answer.logits.float()
+    """Return the logits in fp32, shape ``(n, outputs)``: under autocast the model gives half precision."""
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    logits: Tensor = model(**inputs).logits.float()
     return logits
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from distcore.data.cache import cached_folder
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests, source_said
+from distcore.tasks.sources import read_source, source_digests, source_said, unused_splits
 from distcore.tasks.token_classification import embedded
 from distcore.tasks.token_classification.metrics import Lookup, check_scores, is_iob
 from distcore.tasks.token_classification.models import check_model
@@ -57,7 +57,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
-        warnings=tuple(_warnings(facts, options)),
+        warnings=(*unused_splits(options), *_warnings(facts, options)),
         classes=classes,
         labels=labels,
         tokenizer=folder / "tokenizer",
@@ -133,7 +133,7 @@ def _rows(source: str, options: TagOptions) -> Tagged:
 
 
 def _words_and_tags(part: Part[Tagged]) -> tuple[list[list[str]], list[list[str]]]:
-    values = part.values()
+    values = list(part.values())
     return [words for words, _ in values], [list(map(str, tags)) for _, tags in values]
 
 

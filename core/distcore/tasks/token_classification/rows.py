@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.data.files import describe_value, read_records, row_error
+from distcore.data.files import Source, describe_value, name_of, read_records, row_error
 from distcore.errors import DataError, nearest
 from distcore.tasks.classes import id_problem, label_problem
 from distcore.tasks.parts import Part
@@ -35,13 +34,13 @@ class Tagged:
             yield from tags
 
 
-def read_tagged(path: Path, columns: Columns) -> Tagged:
-    """Read a data file; raises DataError: the file, the row (counted from 1), what was found and what to do."""
-    if path.suffix.lower() == ".csv":
-        raise DataError(f"data file {path}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet")
+def read_tagged(source: Source, columns: Columns) -> Tagged:
+    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    if source.suffix.lower() == ".csv":
+        raise DataError(f"{name_of(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet")
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
-    return check_tagged(f"data file {path}", read_records(path, asked))
+    return check_tagged(name_of(source), read_records(source, asked))
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:

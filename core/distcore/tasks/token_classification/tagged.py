@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.tasks.flat import IGNORED, Flat, flat_rows, open_flat, write_flat
+from distcore.tasks.flat import IGNORED, Flat, flat_digest, flat_rows, open_flat, write_flat
 from distcore.tasks.token_classification.words import Words
 
 if TYPE_CHECKING:
@@ -74,13 +73,11 @@ def write_tagged(folder: Path, words: Words, tags: Sequence[list[int]], origin: 
     every, starts = np.concatenate([np.asarray(row, np.int32) for row in tags]), np.cumsum(words.count) - words.count
     word = words.begins.values + np.repeat(starts, words.begins.lengths)
     labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
-    digest = hashlib.sha256()
     columns = {"tokens": words.tokens, "begins": words.begins, "labels": Flat(labels, words.begins.offsets)}
     for name, flat in columns.items():
         write_flat(folder, name, flat)
-        flat.add_to(digest)
     np.save(folder / "count.npy", words.count)
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+    (folder / CONTENT).write_text(flat_digest(*columns.values()), encoding="ascii")
     (folder / ROWS).write_text(json.dumps(origin, ensure_ascii=False), encoding="utf-8")
 
 

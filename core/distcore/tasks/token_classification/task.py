@@ -20,7 +20,7 @@ from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.prepare import TagDatasets, prepare_tagged, without_rows
 from distcore.tasks.token_classification.rows import Tag
 from distcore.tasks.token_classification.tagged import TaggedDataset
-from distcore.tasks.token_classification.untagged import UntaggedWords, untagged_words
+from distcore.tasks.token_classification.untagged import untagged_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,7 +99,7 @@ class TokenClassification(TagOptions):
         one entry per word, as the data file writes tags, ``None`` for a word that was cut off.
         """
         data, test = _tagged(data), data.test
-        origins = test.origins() if isinstance(test, TaggedDataset | UntaggedWords) else repeat({})
+        origins = test.origins() if isinstance(test, TaggedDataset) else repeat({})
         counts = outputs["words"].tolist() if outputs else []
         for index, (words, origin) in enumerate(zip(counts, origins, strict=False)):
             line: dict[str, object] = {"index": index, **origin}
@@ -109,9 +109,8 @@ class TokenClassification(TagOptions):
             yield line
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without tags: the words and, if a column is named for it, the id."""
-        words = {"columns.tokens": self.columns.tokens}
-        return words | ({"columns.id": self.columns.id} if self.columns.id else {})
+        """Return the column of rows without tags: the words."""
+        return {"columns.tokens": self.columns.tokens}
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return words that are tokenised when they are predicted; raises DataError for a row that cannot be used."""

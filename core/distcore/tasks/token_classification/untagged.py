@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
-from distcore.tasks.classes import id_problem
 from distcore.tasks.token_classification.rows import words_problem
 from distcore.tasks.token_classification.words import tokenize_words
 
@@ -24,7 +22,7 @@ class UntaggedWords:
     """Implements ``Dataset`` of ``distcore.plugin.task``."""
 
     rows: FileRows
-    """Words and, if a column is named for it, id of each row."""
+    """Words of each row."""
     tokenizer: Any
     """Of the model."""
     max_seq_len: int
@@ -42,21 +40,16 @@ class UntaggedWords:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices`` as ``TaggedDataset.batch`` does, without labels."""
         records: Any = [self.rows.records[index] for index in indices]
-        words = tokenize_words(self.tokenizer, [row for row, *_ in records], self.max_seq_len)
+        words = tokenize_words(self.tokenizer, [row for (row,) in records], self.max_seq_len)
         return words.batch(np.arange(len(indices)), self.pad)
-
-    def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the id of each row, if it has one; file and row number are added to every prediction."""
-        for _, *named in self.rows.records:
-            yield {"id": named[0]} if named else {}
 
 
 def untagged_words(rows: FileRows, tokenizer: Any, max_seq_len: int, pad: int) -> UntaggedWords:
     """Return the words of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
-    for number, (words, *named) in enumerate(rows.records, rows.start):
-        if problem := words_problem(words) or id_problem(named):
+    for number, (words,) in enumerate(rows.records, rows.start):
+        if problem := words_problem(words):
             raise row_error(f"data file {rows.file}", number, problem)
     records: Any = rows.records
-    lengths = np.fromiter((len(words) for words, *_ in records), np.int64, len(records))
+    lengths = np.fromiter((len(words) for (words,) in records), np.int64, len(records))
     items = ConstantColumn(len(lengths), 1)
     return UntaggedWords(rows=rows, tokenizer=tokenizer, max_seq_len=max_seq_len, pad=pad, lengths=lengths, items=items)

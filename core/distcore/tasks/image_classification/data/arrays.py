@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import numpy as np
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore.tasks.classes import label_problem
-from distcore.tasks.image_classification.data.images import Arrays, Images
+from distcore.tasks.image_classification.data.decoding import check_pillow
+from distcore.tasks.image_classification.data.images import Arrays, Images, Store
 
 FORMAT = 1
 """Version of a cache entry, part of its key: raise it when its files change."""
@@ -27,13 +28,31 @@ def open_npz(path: Path) -> Images:
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
-        images, labels = _unpacked(name, path, folder)
-        _check(name, images, labels)
+        images, labels = _unpacked(name, path, folder, NAMES)
+        _check(name, images)
+        if labels.shape != images.shape[:1]:
+            raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
         _write_labels(folder, images, labels.tolist(), name)
 
-    with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    return _open(name, str(path), f"npz-{FORMAT}-{content[:40]}", unpack)
+    return _open(name, str(path), f"npz-{FORMAT}-{_content(path)}", unpack)
+
+
+def open_unlabelled(path: Path) -> Arrays:
+    """Return the images of a ``.npz`` file that needs no labels; raises DataError, one line."""
+    name = f"data file {path}"
+
+    def unpack(folder: Path) -> None:
+        [images] = _unpacked(name, path, folder, NAMES[:1])
+        _check(name, images)
+
+    folder = cached_folder("images", f"npz-unlabelled-{FORMAT}-{_content(path)}", unpack)
+    return Arrays(str(path), np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)))
+
+
+def check_resizing(name: str, store: Store, size: int) -> None:
+    """Raise DataError for arrays that Pillow would have to resize where it is not installed; ``name`` opens it."""
+    if isinstance(store, Arrays) and (shape := store.array.shape[1:3]) != (size, size):
+        check_pillow(f"{name}, from {shape[0]} x {shape[1]} pixels to {size} x {size}")
 
 
 def digits() -> Images:
@@ -67,28 +86,31 @@ def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Im
     )
 
 
-def _unpacked(name: str, path: Path, folder: Path) -> list[np.ndarray]:
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:40]
+
+
+def _unpacked(name: str, path: Path, folder: Path, names: Sequence[str]) -> list[np.ndarray]:
     """Copy the arrays to ``folder``, block by block, and map them into memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = [member.removesuffix(".npy") for member in archive.namelist()]
-            if lacking := next((array for array in NAMES if array not in found), None):
-                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(NAMES)} (found: {found})")
-            for array in NAMES:
+            if lacking := next((array for array in names if array not in found), None):
+                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found: {found})")
+            for array in names:
                 archive.extract(f"{array}.npy", folder)
-        return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in NAMES]
+        return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names]
     except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
         raise DataError(f"{name}: not a readable .npz file: {str(error).splitlines()[0]}") from None
 
 
-def _check(name: str, images: np.ndarray, labels: np.ndarray) -> None:
+def _check(name: str, images: np.ndarray) -> None:
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
         expected = "(rows, height, width), or with 1, 3 or 4 channels behind"
         raise DataError(f"{name}: images have the shape {images.shape}, expected {expected}")
     if images.dtype != np.uint8:
         raise DataError(f"{name}: images are {images.dtype}, expected uint8 from 0 to 255: convert them")
-    if labels.shape != images.shape[:1]:
-        raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
     if not len(images):
         raise DataError(f"{name}: holds no rows")
 

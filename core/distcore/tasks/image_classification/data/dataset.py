@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -65,9 +65,9 @@ class ImageDataset:
             pixels[place] = self.change(image, row) if self.change else image
         return {"pixel_values": self.preprocessing.values(pixels), "labels": torch.from_numpy(self.labels[indices])}
 
-    def origin(self, row: int) -> dict[str, object]:
-        """Return where an image came from: ``file`` and, in a file with several, ``row``, counted from 1."""
-        return self.images.store.origin(int(self.rows[row]))
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield where each image came from: ``file`` and, in a file with several, ``row``, counted from 1."""
+        return map(self.images.store.origin, self.rows.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

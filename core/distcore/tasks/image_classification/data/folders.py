@@ -40,17 +40,39 @@ def open_folder(path: Path) -> Images:
             facts.append((names[-1], found.st_size, found.st_mtime_ns))
             labels.append(label)
     store = Files(path, names)
+    digests = _digests(name, store, facts)
+    return Images(name=name, labels=labels, digests=digests, store=store, warnings=tuple(_left_out(name, others)))
+
+
+def open_unlabelled(path: Path) -> Files:
+    """Return all images below ``path``, by name, whatever folders they lie in; raises DataError as ``open_folder``."""
+    name = f"image folder {path}"
+    check_pillow(name)
+    found = []
+    for above, folders, files in os.walk(path):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        found += [Path(above, file) for file in files if _is_image(file) and not file.startswith(".")]
+    facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+    if not facts:
+        raise DataError(f"{name}: has no images ({SHOWN} …)")
+    facts.sort()
+    store = Files(path, [file for file, _, _ in facts])
+    _digests(name, store, facts)
+    return store
+
+
+def _digests(name: str, store: Files, facts: list[tuple[str, int, int]]) -> np.ndarray:
+    """Return what ``check_images`` does, from the cache if name, size and time of change of all images are the same."""
 
     def check(folder: Path) -> None:
         try:
-            np.save(folder / "digests.npy", check_images(len(names), store.encoded, store.places))
+            np.save(folder / "digests.npy", check_images(len(store.names), store.encoded, store.places))
         except ValueError as error:
             raise DataError(f"{name}, {error}") from None
 
-    key = hashlib.sha256(json.dumps([FORMAT, str(path.resolve()), facts]).encode()).hexdigest()[:40]
-    entry_folder = cached_folder("images", key, check)
-    digests = np.load(entry_folder / "digests.npy", mmap_mode="r", allow_pickle=False)
-    return Images(name=name, labels=labels, digests=digests, store=store, warnings=tuple(_left_out(name, others)))
+    key = hashlib.sha256(json.dumps([FORMAT, str(store.folder.resolve()), facts]).encode()).hexdigest()[:40]
+    found: np.ndarray = np.load(cached_folder("images", key, check) / "digests.npy", mmap_mode="r", allow_pickle=False)
+    return found
 
 
 def _classes(name: str, path: Path) -> list[str]:

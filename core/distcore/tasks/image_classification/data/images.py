@@ -17,6 +17,10 @@ from distcore.tasks.image_classification.data.decoding import decode, resized
 class Store(Protocol):
     """Images without their labels."""
 
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Return an image, resized: uint8 ``(size, size, 3)``. Raises OSError or ValueError."""
         ...
@@ -57,10 +61,15 @@ class Images:
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError: it could be read before."""
-        try:
-            return self.store.pixels(row, size, resample)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.name}, {self.places([row])}: changed since it was checked: {error}") from None
+        return read_pixels(self.name, self.store, row, size, resample)
+
+
+def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> np.ndarray:
+    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError, which ``name`` opens."""
+    try:
+        return store.pixels(row, size, resample)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}, {store.places([row])}: changed since it was checked: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,10 @@ class Files:
     """What the names begin at."""
     names: list[str]
     """Path of each file in ``folder``."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Read and decode a file."""
@@ -114,6 +127,10 @@ class Blob(InFile):
     offsets: np.ndarray
     """Where each begins, and where the last one ends: int64 ``(rows + 1,)``."""
 
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.offsets) - 1
+
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Decode an image."""
         return resized(decode(self.encoded(row)), size, resample)
@@ -129,6 +146,10 @@ class Arrays(InFile):
 
     array: np.ndarray
     """Pixels from 0 to 255, uint8: grey ``(rows, height, width)``, or with 1, 3 or 4 channels behind."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.array)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
         """Return an image; grey becomes equal parts of red, green and blue, transparency is left out."""

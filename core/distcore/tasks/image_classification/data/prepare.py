@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,15 @@ import numpy as np
 from distcore.errors import ConfigError
 from distcore.plugin.task import Datasets
 from distcore.tasks.class_checks import check_classes
-from distcore.tasks.classes import distinct_labels, split_parts
+from distcore.tasks.classes import distinct_labels, encode_labels, split_parts
+from distcore.tasks.image_classification.data.arrays import check_resizing
 from distcore.tasks.image_classification.data.dataset import AugmentedImages, ImageDataset, image_dataset
-from distcore.tasks.image_classification.data.decoding import check_pillow
 from distcore.tasks.image_classification.data.images import Files, Images
 from distcore.tasks.image_classification.data.sources import open_source
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
 from distcore.tasks.pretrained import read_config
+from distcore.tasks.sources import unused_splits
 
 SIZE = 64
 """Height and width in pixels for a built-in model, of images that have a size each."""
@@ -48,12 +50,13 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = distinct_labels(images)
     classes = [str(label) for label in labels]
-    found = split_parts(images, classes, options, seed, lambda source: open_source(source, options.columns))
+    encode = partial(encode_labels, classes=classes)
+    found = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
     parts = {
         name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in found
     }
     for source, _ in parts.values():
-        _check_resizing(source, preprocessing.size)
+        check_resizing(source.name, source.store, preprocessing.size)
     sets = {name: rows for name, (_, rows) in parts.items()}
     return ImageDatasets(
         train=_augmented(sets["train"], options, seed),
@@ -104,12 +107,6 @@ def _size(options: ImageOptions, images: Images) -> int:
     return SIZE if images.shape is None else max(*images.shape, LEAST)
 
 
-def _check_resizing(images: Images, size: int) -> None:
-    """Raise DataError for arrays that Pillow would have to resize where it is not installed."""
-    if images.shape and images.shape != (size, size):
-        check_pillow(f"{images.name}, from {images.shape[0]} x {images.shape[1]} pixels to {size} x {size}")
-
-
 def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDataset:
     if not options.augment.shift and not options.augment.flip:
         return rows
@@ -126,6 +123,7 @@ def _warnings(
     parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
 ) -> Iterator[str]:
     """Yield what the user should know of the sources and of their classes."""
+    yield from unused_splits(options)
     sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
     labels = parts["evaluation"][1].labels

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.data.files import read_records, row_error
+from distcore.data.files import Source, name_of, read_records, row_error
 from distcore.errors import DataError
-from distcore.tasks.class_checks import is_integer
-from distcore.tasks.classes import id_problem, label_problem, row_places
+from distcore.tasks.classes import id_problem, row_places
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
+from distcore.tasks.text_classification.problems import PROBLEMS
+from distcore.tasks.text_classification.problems.contract import Problem
+
+SINGLE_LABEL = PROBLEMS["single_label_classification"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,12 @@ class Rows:
     """What error messages call these rows, such as ``data file reviews.csv``."""
     texts: list[str]
     """Not blank, and valid Unicode."""
-    labels: list[int] | list[str]
-    """One per text: all integers from 0, or all strings."""
+    labels: list[Any]
+    """One per text, as the ``Problem`` at hand has them; of one class per text: all integers from 0, or all strings."""
     ids: list[int | str] | None = None
     """One per text: what the user calls the row. ``None`` where no column says it."""
+    seconds: list[str] | None = None
+    """The second text of each row, like the first. ``None`` where rows have one text."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -36,37 +40,46 @@ class Rows:
         return row_places(rows)
 
 
-def read_rows(path: Path, columns: Columns) -> Rows:
-    """Read a data file with one text and one label per row and, if a column is named for it, one id.
+def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
+    """Read a file or split with a text and a label per row and, if columns are named for them, a second text and an id.
 
-    Raises DataError: the file, the row (counted from 1, without a header), what was found and what to do.
+    Raises DataError: where, the row (counted from 1, without a header), what was found and what to do.
     """
-    ids = {"columns.id": columns.id} if columns.id else {}
-    records = read_records(path, {"columns.text": columns.text, "columns.label": columns.label} | ids)
-    if path.suffix.lower() == ".csv":
-        records = iter(_with_integer_labels(list(records)))
-    return check_rows(f"data file {path}", records)
+    records = read_records(source, columns.settings())
+    return check_rows(name_of(source), records, columns, problem, csv=source.suffix.lower() == ".csv")
 
 
-def check_rows(name: str, records: Iterable[tuple[object, ...]]) -> Rows:
-    """Check (text, label) or (text, label, id) records; ``name`` opens every message. Raises DataError."""
-    texts: list[str] = []
-    labels: list[Any] = []
-    ids: list[Any] = []
-    for number, (text, label, *named) in enumerate(records, 1):
-        problem = text_problem(text) or label_problem(label, labels[0] if labels else label) or id_problem(named)
-        if problem is not None:
-            raise row_error(name, number, problem)
-        texts.append(str(text))
-        labels.append(label)
-        ids += named
-    if not texts:
+def check_rows(
+    name: str,
+    records: Iterable[tuple[object, ...]],
+    columns: Columns = Columns(),  # noqa: B008  # frozen
+    problem: Problem = SINGLE_LABEL,
+    *,
+    csv: bool = False,
+) -> Rows:
+    """Check records of ``columns``; ``name`` opens every message. Raises DataError."""
+    names = columns_of(columns)
+    found: dict[str, list[Any]] = {column: [] for column in names}
+    for number, record in enumerate(records, 1):
+        if wrong := record_problem(dict(zip(names, record, strict=True))):
+            raise row_error(name, number, wrong)
+        for column, value in zip(names, record, strict=True):
+            found[column].append(value)
+    labels = problem.from_csv(found["label"]) if csv else found["label"]
+    for number, wrong in enumerate(problem.label_problems(labels), 1):
+        if wrong:
+            raise row_error(name, number, wrong)
+    if not labels:
         raise DataError(f"{name}: holds no rows")
-    return Rows(name, texts, labels, ids or None)
+    return Rows(name, found["text"], labels, found.get("id"), found.get("text_pair"))
 
 
-def _with_integer_labels(records: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """CSV has no types: its labels become integers if every one of them is written as an integer."""
-    if all(is_integer(label) for _, label, *_ in records):
-        return [(text, int(str(label)), *named) for text, label, *named in records]
-    return records
+def columns_of(columns: Columns, labelled: bool = True) -> list[str]:
+    """Return which columns a record has, in order: some of ``text``, ``text_pair``, ``label`` and ``id``."""
+    return [setting.rpartition(".")[2] for setting in columns.settings(labelled)]
+
+
+def record_problem(record: Mapping[str, object]) -> str | None:
+    """Return what is wrong with the texts or the id of a record, by column; ``None`` if nothing is."""
+    texts = (text_problem(record[name], name) for name in ("text", "text_pair") if name in record)
+    return next(filter(None, texts), None) or id_problem([record["id"]] if "id" in record else [])

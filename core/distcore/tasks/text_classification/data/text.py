@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from distcore.data.cache import cached_folder
-from distcore.tasks.class_checks import check_classes
-from distcore.tasks.classes import distinct_labels, split_parts
+from distcore.errors import ConfigError, DataError
+from distcore.tasks.classes import split_parts
 from distcore.tasks.padding import check_padding, pads_left
-from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, pad_token, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests, source_name, source_said
+from distcore.tasks.pretrained import check_length, load_tokenizer, tokenizer_digest
+from distcore.tasks.sources import read_source, source_digests, source_name, source_said, unused_splits
 from distcore.tasks.text_classification.data import embedded
+from distcore.tasks.text_classification.data.encode import encode, tokenizer_of
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
-from distcore.tasks.tokenizing import tokenize
 
-FORMAT = 7
+FORMAT = 8
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
@@ -33,9 +34,9 @@ class TextDatasets(TokenisedDatasets):
     """Tokenised texts with their classes, and the tokenizer that made the tokens."""
 
     classes: tuple[str, ...]
-    """Class names in the order of class numbers."""
+    """Class names in the order of class numbers; none where labels are numbers."""
     labels: tuple[int | str, ...]
-    """The classes as the data file writes them: integers or strings."""
+    """The classes as predictions name them: as the data file writes them, or by ``class_names``."""
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
@@ -72,7 +73,7 @@ def _key(options: TextOptions, seed: int) -> str:
     facts = [
         FORMAT,
         source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
-        asdict(options.columns),
+        [asdict(options.used_columns), options.problem_type],
         None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
         options.max_seq_len,
         _tokenizer_digest(options),
@@ -88,84 +89,78 @@ def _tokenizer_digest(options: TextOptions) -> list[Any]:
 
 
 def _rows(source: str, options: TextOptions) -> Rows:
-    return read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, options.columns))
+    columns, problem = options.used_columns, options.problem
+    rows = read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, columns, problem))
+    if source in embedded.EMBEDDED:
+        if options.problem_type != "single_label_classification":
+            raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
+        if (columns.text_pair is None) != (rows.seconds is None):
+            found = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"
+            raise DataError(f"{rows.name}: has {found}; take it with rows of its kind")
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The rows of one data set."""
 
-    texts: list[str]
+    rows: Rows
+    """Those of the source that it is a part of."""
+    numbers: np.ndarray
+    """Which of them, int64, ascending, from 0."""
     labels: np.ndarray
-    """Class number of each row, int64."""
-    source_rows: np.ndarray
-    """Number of each row in the file that it came from, int64, from 0."""
-    ids: list[int | str] | None
-    """What the user calls each row; ``None`` where no column says it."""
+    """Their encoded labels."""
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.rows.texts[number] for number in self.numbers]
+
+    @property
+    def seconds(self) -> list[str] | None:
+        seconds = self.rows.seconds
+        return None if seconds is None else [seconds[number] for number in self.numbers]
+
+    @property
+    def ids(self) -> list[int | str] | None:
+        ids = self.rows.ids
+        return None if ids is None else [ids[number] for number in self.numbers]
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> None:
     """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
-    rows = _rows(options.data, options)
-    labels = distinct_labels(rows)
+    rows, problem = _rows(options.data, options), options.problem
+    labels = problem.classes(rows)
     classes = [str(label) for label in labels]
-    parts = _parts(rows, classes, options, seed)
-    tokenizer = _tokenizer(options, parts["train"].texts)  # a vocabulary must not see the evaluation rows
+    found = split_parts(
+        rows, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
+    )
+    parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in found}
+    # A vocabulary must not see the evaluation rows.
+    tokenizer = tokenizer_of(options, parts["train"].texts, parts["train"].seconds)
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
-    _pad_as_trained(tokenizer, pads_left(options))
     tokenizer.save_pretrained(folder / "tokenizer")
+    held_out = options.eval_data is not None
     entry = {
         "labels": labels,
         "tokens": tokens_of(tokenizer),
+        "type_pad": tokenizer.pad_token_type_id,
         "facts": facts,
-        "warnings": list(check_classes(rows, parts["evaluation"].labels, classes, options.eval_data is not None)),
+        "warnings": list(problem.warnings(rows, parts["evaluation"].labels, classes, held_out)),
     }
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
-    tokens, lengths, cut = tokenize(tokenizer, part.texts, options.max_seq_len)
-    if not options.from_scratch:
-        check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
-    write_tokens(folder, tokens, lengths, part.labels, part.source_rows, part.ids)
+    encoded = encode(tokenizer, part.texts, part.seconds, options)
+    write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
     return {
-        "rows": len(lengths),
-        "majority_share": round(float(np.bincount(part.labels).max() / len(lengths)), 4),
-        "mean_tokens": round(float(lengths.mean()), 1),
-        "rows_at_max_seq_len": int((lengths == options.max_seq_len).sum()),
-        "rows_cut": cut,
+        "rows": len(encoded.lengths),
+        **options.problem.facts(part.labels),
+        "mean_tokens": round(float(encoded.lengths.mean()), 1),
+        "rows_at_max_seq_len": int((encoded.lengths == options.max_seq_len).sum()),
+        "rows_cut": encoded.cut,
     }
-
-
-def _pad_as_trained(tokenizer: Any, left: bool) -> None:
-    """Have the tokenizer, which an export takes along, pad with the token and on the side that training does.
-
-    Without any special token it gets none to pad with: an ordinary one would be cut out of every text from then on.
-    """
-    if left:
-        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter has it saved
-    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
-
-
-def _parts(rows: Rows, classes: list[str], options: TextOptions, seed: int) -> dict[str, _Part]:
-    """Return the data sets by name. Without ``--test-data`` there is no ``test``: the evaluation rows serve as test."""
-    found = split_parts(rows, classes, options, seed, lambda source: _rows(source, options))
-    return {name: _take(source, labels, numbers) for name, source, numbers, labels in found}
-
-
-def _take(rows: Rows, labels: np.ndarray, numbers: np.ndarray) -> _Part:
-    ids = None if rows.ids is None else [rows.ids[number] for number in numbers]
-    return _Part([rows.texts[number] for number in numbers], labels, numbers, ids)
-
-
-def _tokenizer(options: TextOptions, texts: list[str]) -> Any:
-    if not options.from_scratch:
-        return load_tokenizer(options.model, options.model_folder())
-    from distcore.tasks.wordpiece import as_transformers, train_wordpiece
-
-    return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 
 def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
@@ -174,14 +169,30 @@ def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
     return [line] if cut else []
 
 
+def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
+    """Return the labels by ``class_names`` if there are any; raises ConfigError if these do not fit."""
+    names = options.class_names
+    if names is None:
+        return labels
+    found = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
+    source = source_name(options.data, embedded.EMBEDDED)
+    if isinstance(labels[0], str):
+        raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {found}")
+    if len(names) != len(labels):
+        raise ConfigError(
+            f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)} classes: {found}"
+        )
+    return names
+
+
 def _open(folder: Path, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    labels, pad = tuple(entry["labels"]), int(entry["tokens"]["pad"])
-    left = pads_left(options)
+    labels = _named(tuple(entry["labels"]), options)
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
+    padding = {"pad": int(entry["tokens"]["pad"]), "pad_left": pads_left(options), "type_pad": entry["type_pad"]}
     said = {name: source_said(sources[name], embedded.EMBEDDED) for name in entry["facts"]}
-    sets = {name: open_tokens(folder / name, pad, pad_left=left, source=source) for name, source in said.items()}
+    sets = {name: open_tokens(folder / name, source=source, **padding) for name, source in said.items()}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()
     cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
@@ -193,8 +204,8 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
         train=sets["train"],
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
-        facts={"data": options.data, "classes": list(classes), **entry["facts"]},
-        warnings=(*warnings, *cut),
+        facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | entry["facts"],
+        warnings=(*unused_splits(options), *warnings, *cut),
         classes=classes,
         labels=labels,
         tokenizer=folder / "tokenizer",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from distcore.tasks.text_classification.data.encode import Encoded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,11 +21,13 @@ CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
 IDS = "ids.json"
 """File with the ids of a data set's rows, if they have any."""
+TYPES = "types.npy"
+"""File with the types of its tokens, if they have any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenDataset:
-    """Tokenised rows, each with its class; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
+    """Tokenised rows, each with its label; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task``."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(sum of lengths,)``."""
@@ -32,7 +36,7 @@ class TokenDataset:
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     labels: np.ndarray
-    """Class of each row, int64, shape ``(rows,)``."""
+    """What the model is to say of each row, as the ``Problem`` at hand encodes it, shape ``(rows, …)``."""
     source_rows: np.ndarray
     """Number of each row in the file that it came from, counted from 0, int64, shape ``(rows,)``."""
     items: np.ndarray
@@ -42,11 +46,15 @@ class TokenDataset:
     pad_left: bool
     """Whether it stands before the tokens of a row; otherwise behind them."""
     content: str
-    """SHA-256 over tokens, lengths and labels, in hexadecimal."""
+    """SHA-256 over tokens, lengths, labels and types, in hexadecimal."""
     source: str
     """The file that the rows came from, as the user named it, or the name of an embedded data set."""
     ids: Path | None = None
     """The file with their ids, if they have any."""
+    types: np.ndarray | None = None
+    """Which text of a pair each token belongs to, int8, of the shape of ``tokens``; ``None`` if nothing says it."""
+    type_pad: int = 0
+    """What it is of padding."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -54,12 +62,14 @@ class TokenDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
 
-        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest)``, ``labels`` int64 ``(n,)``.
+        ``input_ids``, ``attention_mask`` and, if the data set has types, ``token_type_ids`` are int64 ``(n, longest)``,
+        ``labels`` ``(n, …)``.
         """
         import torch
 
         starts, lengths = self.starts[indices], self.lengths[indices]
-        padded = pad_rows(self.tokens, starts, lengths, self.pad, pad_left=self.pad_left)
+        columns = model_inputs(self.tokens, self.pad, self.types, self.type_pad)
+        padded = pad_rows(columns, starts, lengths, pad_left=self.pad_left)
         return padded | {"labels": torch.from_numpy(self.labels[indices])}
 
     def origins(self) -> Iterator[dict[str, object]]:
@@ -69,50 +79,59 @@ class TokenDataset:
             yield {"file": self.source, "row": row + 1} | ({"id": name} if self.ids else {})
 
 
-def pad_rows(
-    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, pad: int, *, pad_left: bool
-) -> dict[str, Tensor]:
-    """Return ``input_ids`` and ``attention_mask`` of some rows, int64 ``(rows, longest)``, on the CPU.
+def model_inputs(
+    tokens: np.ndarray, pad: int, types: np.ndarray | None, type_pad: int
+) -> dict[str, tuple[np.ndarray, int]]:
+    """Return tokens and types, each with what pads it, under the names that models of transformers give them."""
+    return {"input_ids": (tokens, pad)} | ({} if types is None else {"token_type_ids": (types, type_pad)})
 
-    The tokens of a row stand in ``tokens``, ``(all,)``, from its entry of ``starts`` on, as many as ``lengths`` says,
-    both int64 ``(rows,)``.
+
+def pad_rows(
+    columns: Mapping[str, tuple[np.ndarray, int]], starts: np.ndarray, lengths: np.ndarray, *, pad_left: bool
+) -> dict[str, Tensor]:
+    """Return each of ``columns`` and ``attention_mask`` for some rows, int64 ``(rows, longest)``, on the CPU.
+
+    Of a column, ``(all,)``, a row has as many values as ``lengths`` says, from its entry of ``starts`` on, both int64
+    ``(rows,)``. Beside the column stands what pads it.
     """
     import torch
 
     longest = lengths.max(initial=0)
-    columns = np.arange(longest) - ((longest - lengths)[:, None] if pad_left else 0)
-    mask = (columns >= 0) & (columns < lengths[:, None])
-    # Beside a shorter row this reads tokens of its neighbours; the mask then replaces them by padding.
-    found = tokens.take(starts[:, None] + columns, mode="clip")
-    return {
-        "input_ids": torch.from_numpy(np.where(mask, found, np.int64(pad))),
-        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+    places = np.arange(longest) - ((longest - lengths)[:, None] if pad_left else 0)
+    mask = (places >= 0) & (places < lengths[:, None])
+    # Beside a shorter row this reads values of its neighbours; the mask then replaces them by padding.
+    padded = {
+        name: torch.from_numpy(np.where(mask, values.take(starts[:, None] + places, mode="clip"), np.int64(pad)))
+        for name, (values, pad) in columns.items()
     }
+    return padded | {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
 
 def write_tokens(
     folder: Path,
-    tokens: np.ndarray,
-    lengths: np.ndarray,
+    encoded: Encoded,
     labels: np.ndarray,
     source_rows: np.ndarray,
     ids: Sequence[int | str] | None = None,
 ) -> None:
     """Write the arrays of one data set, their digest and the rows' ids into the new folder ``folder``."""
     folder.mkdir()
-    np.save(folder / "tokens.npy", tokens)
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    np.save(folder / "tokens.npy", encoded.tokens)
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(encoded.lengths)]).astype(np.int64))
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
-    (folder / CONTENT).write_text(_digest(tokens, lengths, labels), encoding="ascii")
+    if encoded.types is not None:
+        np.save(folder / TYPES, encoded.types)
+    types = () if encoded.types is None else (encoded.types,)
+    (folder / CONTENT).write_text(_digest(encoded.tokens, encoded.lengths, labels, *types), encoding="ascii")
     if ids is not None:
         (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
 
 
-def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, source: str = "") -> TokenDataset:
+def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
     """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token, ``pad_left`` its side.
 
-    ``source`` is the file or embedded data set that the rows came from.
+    ``type_pad`` is its type, ``source`` the file or embedded data set that the rows came from.
     """
     offsets = _map(folder / "offsets.npy")
     lengths = np.diff(offsets)
@@ -128,6 +147,8 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, source: str =
         content=(folder / CONTENT).read_text(encoding="ascii"),
         source=source,
         ids=folder / IDS if (folder / IDS).exists() else None,
+        types=_map(folder / TYPES) if (folder / TYPES).exists() else None,
+        type_pad=type_pad,
     )
 
 
@@ -151,7 +172,8 @@ def empty_dataset(pad: int) -> TokenDataset:
 def _digest(*columns: np.ndarray) -> str:
     digest = hashlib.sha256()
     for column in columns:
-        digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
+        kind = "<f4" if column.dtype.kind == "f" else "<i8"  # the same bytes on every machine
+        digest.update(np.ascontiguousarray(column, dtype=kind).data)
     return digest.hexdigest()
 
 

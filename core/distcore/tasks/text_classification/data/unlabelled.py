@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,12 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
-from distcore.tasks.classes import id_problem
 from distcore.tasks.padding import pads_left
-from distcore.tasks.sources import text_problem
+from distcore.tasks.text_classification.data.encode import encode
+from distcore.tasks.text_classification.data.labelled import columns_of, record_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
-from distcore.tasks.text_classification.data.tokens import pad_rows
+from distcore.tasks.text_classification.data.tokens import model_inputs, pad_rows
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.tokenizing import tokenize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +26,13 @@ class UnlabelledTexts:
     """Implements ``Dataset`` of ``distcore.plugin.task``."""
 
     rows: FileRows
-    """Text and, if a column is named for it, id of each row."""
+    """The text of each row and, of pairs, the second."""
     options: TextOptions
     """What the model was trained with."""
     data: TextDatasets
     """The tokenizer, and the token to pad with."""
     lengths: np.ndarray
-    """Characters of each text: enough to put rows of like length together, and known without tokenising."""
+    """Characters of each row: enough to put rows of like length together, and known without tokenising."""
     items: ConstantColumn
     """Ones."""
 
@@ -42,23 +40,22 @@ class UnlabelledTexts:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return ``input_ids`` and ``attention_mask`` of the rows ``indices``, as ``TokenDataset.batch`` does."""
-        texts = [str(self.rows.records[index][0]) for index in indices]
-        tokens, lengths, _ = tokenize(self.data.loaded_tokenizer, texts, self.options.max_seq_len)
-        starts = np.cumsum(lengths) - lengths
-        return pad_rows(tokens, starts, lengths, self.data.pad, pad_left=pads_left(self.options))
-
-    def origins(self) -> Iterator[dict[str, object]]:
-        """Yield the id of each row, if it has one; file and row number are added to every prediction."""
-        for _, *named in self.rows.records:
-            yield {"id": named[0]} if named else {}
+        """Return the rows ``indices`` as ``TokenDataset.batch`` does, without labels."""
+        records = [self.rows.records[index] for index in indices]
+        seconds = [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
+        tokenizer = self.data.loaded_tokenizer
+        found = encode(tokenizer, [str(record[0]) for record in records], seconds, self.options)
+        columns = model_inputs(found.tokens, self.data.pad, found.types, tokenizer.pad_token_type_id)
+        starts = np.cumsum(found.lengths) - found.lengths
+        return pad_rows(columns, starts, found.lengths, pad_left=pads_left(self.options))
 
 
 def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:
     """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
-    for number, (text, *named) in enumerate(rows.records, rows.start):
-        if problem := text_problem(text) or id_problem(named):
+    names = columns_of(options.used_columns, labelled=False)
+    for number, record in enumerate(rows.records, rows.start):
+        if problem := record_problem(dict(zip(names, record, strict=True))):
             raise row_error(f"data file {rows.file}", number, problem)
-    lengths = np.fromiter((len(str(text)) for text, *_ in rows.records), np.int64, len(rows.records))
+    lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
     items = ConstantColumn(len(lengths), 1)
     return UnlabelledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)

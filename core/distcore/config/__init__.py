@@ -1,0 +1,13 @@
+"""The config: one typed tree, from YAML, flags and ``--set``. Importing it does not import torch."""
+
+from distcore.config.aliases import DEFAULT_TASK as DEFAULT_TASK
+from distcore.config.aliases import canonical as canonical
+from distcore.config.loading import dump_config as dump_config
+from distcore.config.loading import load_config as load_config
+from distcore.config.schema import GIVEN as GIVEN
+from distcore.config.schema import Clip as Clip
+from distcore.config.schema import RunConfig as RunConfig
+from distcore.config.values import flatten as flatten
+from distcore.config.values import parse_settings as parse_settings
+from distcore.config.values import parse_value as parse_value
+from distcore.config.values import parse_values as parse_values

@@ -1,0 +1,83 @@
+"""From a YAML file and changes to a config, and back to YAML."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distcore.config.aliases import canonical, with_task_options
+from distcore.config.schema import RunConfig
+from distcore.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
+"""Values by the name of ``--preset``; what the user sets goes before them."""
+NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
+"""Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
+trains the same job again without colliding with the folder that it came from."""
+
+
+def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
+    """Build the config from a YAML file (or none) and dotted changes such as ``{"optimizer.eps": 1e-6}``.
+
+    Raises ConfigError: one line with the dotted key, the value and the rule.
+    """
+    tree = with_task_options(_read_yaml(Path(file)), file) if file else {}
+    source = file or "command line"
+    for dotted, value in changes.items():
+        _put(tree, canonical(dotted), value)
+    _put_under(tree, PRESETS.get(str(tree.get("preset")), {}))
+    return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
+
+
+def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
+    """Return the config as YAML that ``distcore train`` reads back; without ``defaults`` what differs from these."""
+    tree = config.model_dump(mode="json", exclude=NOT_THE_JOB, exclude_defaults=not defaults)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"config file {path}: cannot be read: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"config file {path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config file {path}: expected keys and values, found a {type(tree).__name__}")
+    return tree
+
+
+def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = _split(dotted)
+    if not all((*parents, leaf)):
+        raise ConfigError(f"--set {dotted}: expected a dotted key such as optimizer.weight_decay=0.1")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"--set {dotted}: {parent} has a value of its own and no keys below it")
+        tree = branch
+    tree[leaf] = value
+
+
+def _put_under(tree: dict[str, Any], preset: dict[str, Any]) -> None:
+    """Fill in what ``tree`` leaves open."""
+    for key, value in preset.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _put_under(tree[key], value)
+        else:
+            tree.setdefault(key, value)
+
+
+def _split(dotted: str) -> list[str]:
+    """Cut a dotted key at its dots, but not inside the ``path/to/file.py:Class`` of an extension."""
+    if own := re.fullmatch(r"extensions\.(.+\.py:\w+)(?:\.(\w+))?", dotted):
+        return ["extensions", *filter(None, own.groups())]
+    return dotted.split(".")

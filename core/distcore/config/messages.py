@@ -1,0 +1,63 @@
+"""What is wrong with values that pydantic refuses, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from pydantic import BaseModel, ValidationError
+
+from distcore.config.aliases import TASK_ALIASES
+from distcore.errors import nearest
+
+_BRANCHES = {"int", "float", "bool", "str", "none"}
+_BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
+
+
+def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
+    """Return where the first wrong value stands, key by key, the value itself and the rules that it breaks.
+
+    Of a value that may be one of several types it breaks the rule of each: they are joined by "or".
+    """
+    problems = error.errors()
+    path = _keys(problems[0]["loc"])
+    rules = (p["msg"].removeprefix("Value error, ").lower() for p in problems if _keys(p["loc"]) == path)
+    return path, problems[0]["input"], " or ".join(dict.fromkeys(rules))
+
+
+def explain(model: type[BaseModel], error: ValidationError, source: str, changes: Collection[str]) -> str:
+    """Return one line for the first thing that is wrong with the keys of ``model``, and how many more there are.
+
+    ``source`` says where they are from; those among ``changes`` are from the command line.
+    """
+    problems = error.errors()
+    path, value, rules = first_problem(error)
+    where = ".".join(path)
+    source = "command line" if where in changes else source
+    others = len({tuple(_keys(p["loc"])) for p in problems}) - 1
+    more = f" (and {others} more)" if others else ""
+    if problems[0]["type"] == "extra_forbidden":
+        known = [*_keys_at(model, path[:-1]), *(TASK_ALIASES if not path[:-1] else ())]
+        hint = nearest(path[-1], known) or _deeper(model, path[-1]) or " (distcore train --help lists the flags)"
+        return f"{source}: unknown key {where!r}{hint}{more}"
+    return f"{source}: {where} = {value!r}: {rules}{more}"
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of a place: without the name of the type that was tried there, of several."""
+    parts = (str(part) for part in location)
+    return [part for part in parts if part not in _BRANCHES and not part.startswith(_BRANCH_BEGINS)]
+
+
+def _deeper(model: type[BaseModel], key: str) -> str:
+    """A hint where a tree inside the config has this key."""
+    found = [f"{tree}.{key}" for tree in model.model_fields if key in _keys_at(model, [tree])]
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return
+        model = annotation
+    yield from model.model_fields

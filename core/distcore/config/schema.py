@@ -1,0 +1,193 @@
+"""The keys of a config: their types, bounds, defaults and descriptions."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from distcore.config.aliases import DEFAULT_TASK, with_task_options
+from distcore.config.messages import explain
+from distcore.errors import ConfigError
+
+Auto = Literal["auto"]
+_OUTERMOST: ContextVar[bool] = ContextVar("_OUTERMOST", default=True)
+"""False while the trees inside another one are validated: it is the outermost that names the dotted key."""
+
+
+class _Tree(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
+        if not _OUTERMOST.get():
+            return validate(given)
+        token = _OUTERMOST.set(False)
+        try:
+            return validate(given)
+        except ValidationError as error:
+            where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
+            raise ConfigError(explain(cls, error, **where)) from None
+        finally:
+            _OUTERMOST.reset(token)
+
+
+class Optimizer(_Tree):
+    """AdamW; biases and normalisation weights get no weight decay."""
+
+    name: str = Field("adamw", description="optimizer; a strategy may offer its own")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, per unit of learning rate")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay rates of the running means of the gradient and of its square"
+    )
+    eps: float = Field(1e-8, gt=0, description="added to the denominator of the step, against division by zero")
+
+
+class Schedule(_Tree):
+    """Learning rate over the run, by the names of ``transformers.get_scheduler``."""
+
+    name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto", description="optimizer steps in which the rate rises to its peak; auto: warmup_ratio of the run"
+    )
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warm-up as a part of the run's optimizer steps, 0 to 1")
+    decay_ratio: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="last part of the steps, in which warmup_stable_decay falls to 0",
+    )
+
+
+class Clip(_Tree):
+    """Gradient clipping on the whole gradient, as one process would do it."""
+
+    norm: float | None = Field(1.0, gt=0, description="global L2 norm; null: off")
+    value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
+
+
+class Loader(_Tree):
+    """How rows become batches."""
+
+    workers: int = Field(0, ge=0, description="processes that collate; 0: in the rank itself")
+    length_grouping: Literal["batch", "window"] = Field(
+        "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
+    )
+    window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+
+
+class Checkpoints(_Tree):
+    """Which checkpoints a run writes, beside the one at its end."""
+
+    best: str | None = Field(
+        "auto", description="metric of the task whose best evaluation is kept too; auto: loss, or its first; null: off"
+    )
+    keep_last: int = Field(2, ge=1, description="newest checkpoints to keep")
+    asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
+
+
+GIVEN = "object:"
+"""Begins the name of a task that was given to ``train`` as an object and has no other name."""
+
+
+EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
+"""What a run has without being asked; naming another extension does not switch these off."""
+
+
+class RunConfig(_Tree):
+    """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``.
+
+    Frozen. A key that there is not, or a value that cannot be, raises ConfigError, one line with the dotted key.
+    """
+
+    preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")
+    strategy: str = Field("single", description="how the model is spread over ranks")
+    strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
+    nproc: int | Auto = Field(
+        "auto", description="processes to start on this machine; auto: one per GPU, or one where there is none"
+    )
+    max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="type of device; auto: cuda where torch sees a GPU"
+    )
+    task: str = Field(DEFAULT_TASK, description="what is trained: a name, or file.py:Class")
+    task_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of the task; distcore tasks lists them"
+    )
+    epochs: int = Field(1, ge=1, description="times over the training rows")
+    max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
+    global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
+    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
+    optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
+    schedule: Schedule = Field(Schedule(), description="learning rate over the run")
+    clip: Clip = Field(Clip(), description="gradient clipping")
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+        "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
+    )
+    loader: Loader = Field(Loader(), description="how rows become batches")
+    freeze: str | None = Field(
+        None, description="regular expression: parameters in whose name it is found are not trained"
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
+    )
+    out: str | None = Field(None, description="run folder; default: a new one under runs/")
+    resume: str | None = Field(None, description="auto, or the path of a checkpoint")
+    resume_changed: list[str] | None = Field(
+        None, description="keys that may differ from those of the checkpoint that is resumed"
+    )
+    save_every: int = Field(0, ge=0, description="optimizer steps between checkpoints; 0: at the end only")
+    eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
+    patience: int = Field(
+        0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
+    )
+    log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
+    checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
+    extensions: dict[str, bool | dict[str, Any]] = Field(
+        default_factory=dict,
+        description="name, or file.py:Class, to true, false or its options",
+    )
+    data_guard_steps: int = Field(
+        2, ge=0, description="first steps in which ranks compare rows and weights, and collate again"
+    )
+    timeout: int = Field(600, ge=1, description="seconds that a rank waits for the others")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level of messages of rank 0"
+    )
+    log_level_replica: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="least level of messages of the other ranks"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aliases_to_task_options(cls, given: object) -> object:
+        return with_task_options(given) if isinstance(given, dict) else given
+
+    @field_validator("resume_changed", mode="before")
+    @classmethod
+    def _with_commas(cls, given: object) -> object:
+        return [key.strip() for key in given.split(",") if key.strip()] if isinstance(given, str) else given
+
+    @field_validator("extensions", mode="before")
+    @classmethod
+    def _on_unless_switched_off(cls, given: object) -> object:
+        return EXTENSIONS_ON | given if isinstance(given, dict) else given

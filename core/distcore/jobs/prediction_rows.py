@@ -1,0 +1,62 @@
+"""The rows that are predicted, from a file or what else a task can open, some at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from distcore.data.files import READERS, describe_value, digest, read_records, row_error
+from distcore.plugin.abilities import OpensRows, ReadsRows
+from distcore.plugin.task import FileRows
+
+
+def windows(
+    task: ReadsRows | OpensRows, source: Path, id_column: str | None, size: int, skip: int = 0
+) -> Iterator[FileRows]:
+    """Yield the rows of ``source`` behind the first ``skip`` of them, in order, at most ``size`` at a time.
+
+    ``id_column`` names the rows, if it is given. Raises DataError.
+    """
+    others = {"columns.id": id_column} if id_column else {}
+    records, start = islice(_records(task, source, others), skip, None), skip + 1
+    while window := list(islice(records, size)):
+        ids = _ids(source, start, [record[-1] for record in window]) if others else None
+        yield FileRows(
+            file=str(source), start=start, records=[record[:-1] for record in window] if others else window, ids=ids
+        )
+        start += len(window)
+
+
+def content(source: Path) -> str:
+    """Return a digest of what is in a file or, of a folder, of the names, sizes and times of change of its files.
+
+    Raises DataError if there is nothing.
+    """
+    if source.is_dir():
+        files = sorted(path for path in source.rglob("*") if path.is_file())
+        facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    if source.is_file() and source.suffix.lower() not in READERS:
+        with source.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest(source)
+
+
+def _records(task: ReadsRows | OpensRows, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+    if isinstance(task, OpensRows):
+        return task.open_rows(source, others)
+    return read_records(source, {**task.row_columns(), **others})
+
+
+def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
+    """Return the ids of rows, the first of which is number ``start``; raises DataError for what names no row."""
+    ids: list[int | str] = []
+    for number, value in enumerate(values, start):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            problem = f"id is {describe_value(value)}, expected an integer or a string"
+            raise row_error(f"data file {source}", number, problem)
+        ids.append(value)
+    return ids

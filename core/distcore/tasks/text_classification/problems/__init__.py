@@ -1,0 +1,13 @@
+"""What is asked of each text: one class, several classes, or a number. Named as in the configs of transformers."""
+
+from distcore.tasks.text_classification.problems.contract import Problem
+from distcore.tasks.text_classification.problems.multi_label import MultiLabel
+from distcore.tasks.text_classification.problems.regression import Regression
+from distcore.tasks.text_classification.problems.single_label import SingleLabel
+
+PROBLEMS: dict[str, Problem] = {
+    "single_label_classification": SingleLabel(),
+    "multi_label_classification": MultiLabel(),
+    "regression": Regression(),
+}
+"""By the name that follows ``task_options.problem_type``."""

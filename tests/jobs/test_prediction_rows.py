@@ -1,0 +1,94 @@
+"""Rows to predict come some at a time, numbered, and with the names that a column gives them."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_cases import write
+
+from distcore.errors import DataError
+from distcore.jobs.prediction_rows import content, windows
+from distcore.plugin.task import Dataset, Datasets, FileRows
+
+
+class ReadsTexts:
+    """Rows with a text and a label."""
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        raise NotImplementedError
+
+    def row_columns(self) -> dict[str, str]:
+        return {"columns.text": "text", "columns.label": "label"}
+
+
+class OpensFolder(ReadsTexts):
+    """Rows that are the names of files, whatever the columns are."""
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        for path in sorted(source.iterdir()):
+            yield path.name, *others.values()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
+def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
+    found = list(windows(ReadsTexts(), path, None, 4, skip=3))
+    assert [(window.file, window.start, len(window.records)) for window in found] == [
+        (str(path), 4, 4),
+        (str(path), 8, 3),
+    ]
+    assert [text for window in found for text, _ in window.records] == [f"text {n}" for n in range(3, 10)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) -> None:
+    path, text, size = tmp_path / f"a{suffix}", "word " * 50, 20_000 * 250
+    rows = write(path, text=[f"{text}{n}" for n in range(20_000)], label=[0] * 20_000)
+    if suffix == ".parquet":
+        pq.write_table(pq.read_table(path), path, row_group_size=1000)
+    before, allocated = pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    try:
+        for window in windows(ReadsTexts(), rows, None, 50):
+            allocated = max(allocated, pa.total_allocated_bytes() - before)
+            assert len(window.records) == 50
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak + allocated < size / 3
+
+
+def test_a_column_names_the_rows_and_is_no_part_of_a_record(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", 2])
+    [window] = windows(ReadsTexts(), path, "key", 4)
+    assert (window.records, window.ids) == ([("x", "a"), ("y", "b")], ["r1", 2])
+    path = write(tmp_path / "b.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", True])
+    with pytest.raises(DataError, match=r"b.jsonl, row 2: id is a boolean \(True\), expected an integer or a string"):
+        list(windows(ReadsTexts(), path, "key", 4))
+
+
+def test_a_task_may_open_what_is_no_file_itself(tmp_path: Path) -> None:
+    for name in "cab":
+        (tmp_path / name).touch()
+    assert [window.records for window in windows(OpensFolder(), tmp_path, None, 2)] == [[("a",), ("b",)], [("c",)]]
+    assert [window.ids for window in windows(OpensFolder(), tmp_path, "key", 3, skip=1)] == [["key", "key"]]
+
+
+def test_a_folder_or_file_is_known_again_until_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    image = tmp_path / "in/a.npz"
+    image.write_bytes(b"1")
+    of_folder, of_file = content(tmp_path), content(image)
+    assert (content(tmp_path), content(image)) == (of_folder, of_file)
+    image.write_bytes(b"2")
+    os.utime(image, (0, 0))
+    assert content(tmp_path) != of_folder
+    assert content(image) != of_file
+    with pytest.raises(DataError, match="missing: no such file"):
+        content(tmp_path / "missing")
