@@ -24,10 +24,16 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """Return ``path``, or the ``file.py`` of a ``file.py:Class``, absolute if it is there; anything else unchanged."""
-    file, colon, name = path.rpartition(":") if ".py:" in path else (path, "", "")
-    there = Path(file).exists()  # never so for what begins with ~, which is found from every folder as it is
-    return f"{os.path.abspath(file)}{colon}{name}" if there else path
+    """Return ``path`` absolute if it is there; anything else unchanged.
+
+    It may be the ``file.py`` of a ``file.py:Class``, or the ``folder`` of a ``folder@split``.
+    """
+    for mark in (":", "@"):
+        file, _, name = path.rpartition(mark)
+        if file and (mark == "@" or file.endswith(".py")) and Path(file).exists() and not Path(path).exists():
+            return f"{os.path.abspath(file)}{mark}{name}"
+    there = Path(path).exists()  # never so for what begins with ~, which is found from every folder as it is
+    return os.path.abspath(path) if there else path
 
 
 def same_place(one: object, other: object) -> bool:

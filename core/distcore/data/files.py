@@ -1,4 +1,6 @@
-"""Records from ``.json``, ``.jsonl``, ``.csv`` and ``.parquet`` files; each problem with a file is a one-line error.
+"""Records from ``.json``, ``.jsonl``, ``.csv`` and ``.parquet`` files, and from splits of Arrow data sets.
+
+Each problem with a source is a one-line error.
 
 A record is the tuple of the values that a row has in the columns asked for. What the values mean is the task's
 business.
@@ -6,64 +8,83 @@ business.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import hashlib
 import json
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from distcore.data.encodings import not_utf8
+from distcore.data.splits import Split
 from distcore.errors import DataError, nearest
 
 DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
-BLOCK = 2**20
-"""Bytes that are read at a time where a file is searched."""
-PARQUET_ROWS = 1024
-"""Rows of a Parquet file that are decoded at a time."""
+DECODED_ROWS = 1024
+"""Rows of a Parquet or an Arrow file that are decoded at a time."""
+Source = Path | Split
+"""Where rows come from: a data file, or a split of a data set of the library ``datasets``."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
 
 
-def read_records(path: Path, columns: Columns) -> Iterator[Record]:
-    """Yield the values of ``columns`` in each row of the file, in file order.
+def read_records(source: Source, columns: Columns) -> Iterator[Record]:
+    """Yield the values of ``columns`` in each row of the source, in order.
 
     A row of a JSON file is an object with these columns, or a list with one value per column. CSV has no types, so its
-    values are all strings; they are separated by the one of ``DELIMITERS`` that finds the columns in the header.
-    Raises DataError for an unusable file, some of it only while the records are read; the message names the file and,
-    where there is one, the row, counted from 1 without a header. A ``.json`` file is held in memory as a whole, of a
-    Parquet file a row group, of the others a line.
+    values are all strings; they are separated by the one of ``DELIMITERS`` that finds the columns in the header. A
+    class of a split is the class name if the data set has one.
+    Raises DataError for an unusable source, some of it only while the records are read; the message names the source
+    and, where there is one, the row, counted from 1 without a header. A ``.json`` file is held in memory as a whole, of
+    a Parquet file a row group, of CSV and ``.jsonl`` a line, of a split ``DECODED_ROWS``.
     """
-    check_file(path)
-    return READERS[path.suffix.lower()](path, columns)
+    check_source(source)
+    if isinstance(source, Split):
+        return _arrow(source, columns)
+    return READERS[source.suffix.lower()](source, columns)
 
 
-def check_file(path: Path) -> None:
-    """Raise DataError unless ``path`` is a readable file, not empty, in a known format."""
-    if path.is_dir():
-        raise DataError(f"data file {path}: is a folder, expected a file ({', '.join(READERS)})")
-    if not path.exists():
-        raise DataError(f"data file {path}: no such file")
-    if path.suffix.lower() not in READERS:
+def name_of(source: Source) -> str:
+    """Return what messages call the source: ``data file reviews.csv``, ``data set reviews@train``."""
+    return f"data {'set' if isinstance(source, Split) else 'file'} {source}"
+
+
+def check_source(source: Source) -> None:
+    """Raise DataError unless ``source`` is a split, or a readable file, not empty, in a known format."""
+    if isinstance(source, Split):
+        return
+    if source.is_dir():
+        expected = f"a file ({', '.join(READERS)}) or a folder that save_to_disk of datasets wrote"
+        raise DataError(f"data file {source}: is a folder, expected {expected}")
+    if not source.exists():
+        beside = (path.name for path in source.parent.iterdir()) if source.parent.is_dir() else ()
+        raise DataError(f"data file {source}: no such file{nearest(source.name, beside)}")
+    if source.suffix.lower() not in READERS:
         known = ", ".join(READERS)
-        raise DataError(f"data file {path}: unknown extension {path.suffix!r} (known: {known})")
-    if not path.is_file():
-        raise DataError(f"data file {path}: not a regular file")
-    if path.stat().st_size == 0:
-        raise DataError(f"data file {path}: is empty")
+        raise DataError(f"data file {source}: unknown extension {source.suffix!r} (known: {known})")
+    if not source.is_file():
+        raise DataError(f"data file {source}: not a regular file")
+    if source.stat().st_size == 0:
+        raise DataError(f"data file {source}: is empty")
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of the file's bytes in hexadecimal, followed by the extension, which decides the format.
+def digest(source: Source) -> str:
+    """Return the SHA-256 of the source's content in hexadecimal, followed by the extension, which decides the format.
 
-    Raises DataError if the file cannot be read.
+    Raises DataError if it cannot be read.
     """
-    check_file(path)
+    check_source(source)
+    if isinstance(source, Split):
+        return hashlib.sha256("".join(map(_sha256, source.files)).encode()).hexdigest() + source.suffix
+    return _sha256(source) + source.suffix.lower()
+
+
+def _sha256(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() + path.suffix.lower()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -94,51 +115,7 @@ def _lines(path: Path, newline: str) -> Iterator[str]:
     except OSError as error:
         raise _unreadable(path, error) from None
     except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-
-
-def _not_utf8(path: Path) -> DataError:
-    """Return the error for a file that is no UTF-8 text, which is read again up to the first byte that is none."""
-    decoder, position, plain, block = codecs.getincrementaldecoder("utf-8")(), 0, True, b"?"
-    with path.open("rb") as file:
-        while block:
-            block = file.read(BLOCK)
-            position += len(block)
-            try:
-                plain &= decoder.decode(block, final=not block).isascii()
-            except UnicodeDecodeError as error:
-                content, start = error.object, error.start
-                where = f"byte 0x{content[start]:02x} at offset {position - len(content) + start}"
-                remedy = _conversion(path, content, plain and content[:start].isascii())
-                return DataError(f"data file {path}: not UTF-8 text ({where}); {remedy}")
-    return DataError(f"data file {path}: changed while it was read")
-
-
-def _conversion(path: Path, content: bytes, plain: bool) -> str:
-    """Say which encoding ``content`` looks like, and what to do; ``plain``: up to the wrong byte all was ASCII."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    elif not plain:
-        return "it is UTF-8 up to there: correct that place"
-    elif _is_western(content):
-        encoding = "cp1252"
-    else:
-        return f"convert it, with its encoding for ENCODING: {_iconv(path, 'ENCODING')}"
-    return f"it looks like {encoding}; convert it: {_iconv(path, encoding)}"
-
-
-def _is_western(content: bytes) -> bool:
-    """Whether these are mostly ASCII, the rest cp1252: the letters of other scripts are all outside of ASCII."""
-    try:
-        text = content.decode("cp1252")
-    except UnicodeDecodeError:
-        return False
-    return sum(map(str.isascii, text)) > 0.8 * len(text)
-
-
-def _iconv(path: Path, encoding: str) -> str:
-    new = path.with_name(f"{path.stem}-utf8{path.suffix}")
-    return f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"
+        raise not_utf8(path) from None
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
@@ -203,7 +180,7 @@ def _csv(path: Path, columns: Columns) -> Iterator[Record]:
     header = next(lines, None)
     if header is None:
         raise DataError(f"data file {path}: holds no rows")
-    positions = [_position(path, header, setting, columns) for setting in columns]
+    positions = [_position(f"data file {path}", header, setting, columns) for setting in columns]
     for number, line in enumerate(lines, 1):
         if len(line) != len(header):
             problem = f"expected {len(header)} values as in the header, found {len(line)}"
@@ -230,10 +207,10 @@ def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str]]:
         raise DataError(f"data file {path}, line {reader.line_num}: not valid CSV: {error}") from None
 
 
-def _position(path: Path, names: list[str], setting: str, columns: Columns) -> int:
-    """Return the index of the column that ``setting`` names among the file's column ``names``."""
+def _position(name: str, names: list[str], setting: str, columns: Columns) -> int:
+    """Return the index of the column that ``setting`` names among the column ``names`` of what is called ``name``."""
     if columns[setting] not in names:
-        raise DataError(f"data file {path}: {_missing(setting, names, columns)}")
+        raise DataError(f"{name}: {_missing(setting, names, columns)}")
     return names.index(columns[setting])
 
 
@@ -245,12 +222,54 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Record]:
         # No threads: ranks are forked from this process, and a fork does not copy threads.
         file = pq.ParquetFile(path, pre_buffer=False)
         for setting in columns:
-            _position(path, file.schema_arrow.names, setting, columns)
+            _position(f"data file {path}", file.schema_arrow.names, setting, columns)
         names = list(dict.fromkeys(columns.values()))
-        for batch in file.iter_batches(PARQUET_ROWS, columns=names, use_threads=False):
+        for batch in file.iter_batches(DECODED_ROWS, columns=names, use_threads=False):
             yield from zip(*(batch.column(name).to_pylist() for name in columns.values()), strict=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"data file {path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _arrow(split: Split, columns: Columns) -> Iterator[Record]:
+    """Yield records of memory-mapped files: what is not asked for is not read from the disk."""
+    import pyarrow as pa
+
+    name, start = name_of(split), 1
+    for path in split.files:
+        try:
+            with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+                places = [_position(name, stream.schema.names, setting, columns) for setting in columns]
+                classes = [class_names(stream.schema, column) for column in columns.values()]
+                for batch in stream:
+                    for first in range(0, batch.num_rows, DECODED_ROWS):
+                        some = batch.slice(first, DECODED_ROWS)
+                        values = [
+                            _with_class_names(name, start, some.column(place).to_pylist(), names)
+                            for place, names in zip(places, classes, strict=True)
+                        ]
+                        yield from zip(*values, strict=True)
+                        start += some.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{name}: {path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def class_names(schema: Any, column: str) -> list[str]:
+    """Return the class names that ``ClassLabel`` of datasets keeps in an Arrow schema; none for other columns."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return list(map(str, names)) if isinstance(names, list) else []
+
+
+def _with_class_names(name: str, start: int, values: list[Any], names: list[str]) -> list[object]:
+    """Return the values with the names of classes for their numbers; -1, which datasets has for no label, is None."""
+    if not names:
+        return values
+    for row, value in enumerate(values, start):
+        if value is not None and not -1 <= value < len(names):
+            raise row_error(name, row, f"label {value} is out of range: the data set names {len(names)} classes")
+    return [None if value is None or value < 0 else names[value] for value in values]
 
 
 READERS: dict[str, Callable[[Path, Columns], Iterator[Record]]] = {

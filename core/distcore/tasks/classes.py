@@ -61,6 +61,12 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
     return None
 
 
+def id_problem(named: Sequence[object]) -> str | None:
+    """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
+    wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
+    return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
+
+
 def each_label(rows: Labelled) -> Iterator[tuple[int, int | str]]:
     """Yield the number of a row, counted from 0, with each label that it has."""
     for row, labels in enumerate(rows.labels):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.errors import DataError
 from distcore.tasks.options import TaskOptions
+from distcore.tasks.rereading import Values
 
 
 class Rows(Protocol):
@@ -22,7 +24,7 @@ class Rows(Protocol):
         ...
 
     @property
-    def values(self) -> list[Any]:
+    def values(self) -> Values[Any]:
         """One value per row."""
         ...
 
@@ -39,9 +41,11 @@ class Part(Generic[R]):
     numbers: np.ndarray
     """Which of them, int64, ascending, from 0."""
 
-    def values(self) -> list[Any]:
-        """Return the values of this part's rows, in order."""
-        return [self.rows.values[number] for number in self.numbers]
+    def values(self) -> Iterator[Any]:
+        """Yield the values of this part's rows, in order."""
+        chosen = np.zeros(len(self.rows.values), np.uint8)
+        chosen[self.numbers] = 1
+        return compress(self.rows.values, chosen.tobytes())
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error for the row at ``place`` of this part."""

@@ -82,6 +82,23 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
         raise ConfigError(f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}")
 
 
+def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
+    """Return the config of the model in ``folder``; raises ModelError, one line, for one that has no head for a task.
+
+    ``kind`` is the mapping of transformers that knows those that have one, such as ``MASKED_LM``. ``otherwise`` says
+    what a model of another type does not do, and what to take.
+    """
+    with quiet(), one_line(f"model {name}: cannot be loaded"):
+        from transformers import AutoConfig
+        from transformers.models.auto import modeling_auto
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+    if config.model_type not in known:
+        raise ModelError(f"model {name}: {config.model_type} {otherwise}, or another --task")
+    return config
+
+
 def set_length(folder: Path, tokens: int) -> None:
     """Have the tokenizer in ``folder`` cut texts to so many tokens where a caller asks for no other length."""
     file = folder / "tokenizer_config.json"
@@ -90,12 +107,12 @@ def set_length(folder: Path, tokens: int) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def load_tokenizer(name: str, folder: Path) -> Any:
-    """Load the folder's tokenizer with ``AutoTokenizer``. Raises ModelError, one line."""
+def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
+    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
     with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
 
 
 def pad_token(tokenizer: Any) -> int:

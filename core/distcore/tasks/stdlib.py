@@ -10,6 +10,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+DOCUMENTS = (
+    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
+    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
+    "json linecache logging numbers operator optparse os pathlib pprint queue random reprlib selectors shelve shlex "
+    "shutil statistics string subprocess tempfile textwrap threading timeit tokenize traceback types"
+)
+"""Modules and packages whose files are the documents of a language model."""
 Definition = ast.ClassDef | ast.FunctionDef
 _SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 
@@ -21,6 +28,14 @@ def source_files(library: Path, modules: Iterable[str]) -> Iterator[Path]:
         for path in paths:
             if path.is_file() and not _SKIPPED.intersection(path.relative_to(library).parts):
                 yield path
+
+
+def documents() -> Iterator[str]:
+    """Yield the source files of ``DOCUMENTS``, one text each; those of under 200 characters are left out."""
+    for path in source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split()):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if len(text) >= 200:
+            yield text
 
 
 def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:

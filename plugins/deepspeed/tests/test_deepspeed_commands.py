@@ -18,7 +18,7 @@ from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import build_run, set_up
 from distcore.launchers.environment import join
-from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 from distcore.testing.problem import Problem
 
 QUIET = "--set device=cpu --set extensions.progress=false"

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.tasks.causal_lm.models import PACKED
-from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, IGNORED, Arrays, open_sequences, write_arrays
+from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, IGNORED, SequenceFiles, finish_sequences, open_sequences
 from distcore.tasks.causal_lm.task import CausalLM
 from distcore.tasks.causal_lm.vocabulary import train_tokenizer
 
@@ -45,7 +45,9 @@ def folder(tmp_path: Path) -> Path:
     starts = np.cumsum(sizes + 1) - sizes - 1
     flags = np.full(len(tokens), COUNTED, np.uint8)
     flags[starts[2] + 5] = FIRST
-    write_arrays(tmp_path / "rows", Arrays(tokens=tokens, flags=flags, starts=starts, lengths=sizes))
+    with SequenceFiles(tmp_path / "rows") as files:
+        files.add(tokens, flags)
+    finish_sequences(tmp_path / "rows", starts, sizes)
     return tmp_path / "rows"
 
 

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError, DistcoreError, ModelError
+from distcore.tasks.flat import IGNORED
 from distcore.tasks.seq2seq.models import build_model
-from distcore.tasks.seq2seq.pairs import IGNORED
 from distcore.tasks.seq2seq.shapes import SHAPES
 from distcore.tasks.seq2seq.task import Seq2Seq
 from distcore.tasks.seq2seq.vocabulary import train_tokenizer

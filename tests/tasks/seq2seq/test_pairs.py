@@ -12,9 +12,9 @@ import pytest
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
+from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import load_tokenizer
 from distcore.tasks.seq2seq import embedded
-from distcore.tasks.seq2seq.pairs import IGNORED
 from distcore.tasks.seq2seq.task import Seq2Seq
 
 PAIRS = [{"source": f"what comes after {row}?", "target": f"{row + 1} ü" + " and on" * (row % 3)} for row in range(9)]

@@ -9,9 +9,9 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
 from distcore.tasks.bert import SHAPES
 from distcore.tasks.pretrained import check_length, load_tokenizer
-from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.models import build_classifier
 from distcore.tasks.text_classification.options import TextOptions
+from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 CLASSES = ["sad", "glad", "mad"]
 

@@ -25,7 +25,7 @@ from transformers import (
 from distcore.cli.main import main
 from distcore.config import RunConfig
 from distcore.errors import ModelError
-from distcore.tasks.text_classification.padding import pads_left
+from distcore.tasks.padding import pads_left
 from distcore.tasks.text_classification.task import TextClassification
 
 WORDS = ["good", "bad", "fine", "awful", "very", "film", "book", "not"]

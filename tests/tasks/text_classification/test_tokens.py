@@ -18,8 +18,8 @@ from distcore.tasks.text_classification.data.encode import Encoded
 from distcore.tasks.text_classification.data.labelled import Rows
 from distcore.tasks.text_classification.data.text import prepare_text
 from distcore.tasks.text_classification.data.tokens import open_tokens, write_tokens
-from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.options import TextOptions
+from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -249,7 +249,7 @@ def test_a_vocabulary_keeps_to_its_size_and_starts_with_the_special_tokens():
 def test_a_trained_tokenizer_is_the_same_in_every_process(options, tmp_path):
     texts = [f"{first}{second} {second}" for first in WORDS for second in WORDS]
     code = (
-        "import json, sys; from distcore.tasks.text_classification.data.vocabulary import train_wordpiece;"
+        "import json, sys; from distcore.tasks.wordpiece import train_wordpiece;"
         "print(train_wordpiece(json.loads(sys.argv[1]), 120).to_str())"
     )
     answers = {

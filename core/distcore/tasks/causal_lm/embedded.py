@@ -12,41 +12,30 @@ The same Python gives the same rows in the same order.
 from __future__ import annotations
 
 import ast
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 
 from distcore.tasks import stdlib
 from distcore.tasks.causal_lm.rows import Rows, check_rows
 
 FORMAT = 1
 """Version of the rows, part of the cache key: raise it when this module gives other rows."""
-DOCUMENTS = (
-    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
-    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
-    "json linecache logging numbers operator optparse os pathlib pprint queue random reprlib selectors shelve shlex "
-    "shutil statistics string subprocess tempfile textwrap threading timeit tokenize traceback types"
-)
-"""Modules and packages whose files are the documents."""
 _LENGTHS = range(12, 200)
 """Characters of a prompt and of a completion that are kept."""
 
 
 def fingerprint(name: str) -> str:
     """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, DOCUMENTS)
+    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
 
 
 def stdlib_source() -> Rows:
-    """Return the source files as documents; those of under 200 characters are left out."""
-    files = stdlib.source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split())
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in files)
-    return check_rows("data set stdlib-source", "documents", ((text,) for text in texts if len(text) >= 200))
+    """Return the source files as documents."""
+    return check_rows("data set stdlib-source", "documents", ((text,) for text in stdlib.documents()))
 
 
 def stdlib_help() -> Rows:
     """Return the first line of each documented function and class with the first sentence of its docstring."""
-    found = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(DOCUMENTS.split())}
+    found = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
     kept = ((prompt, text) for prompt, text in found.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
     return check_rows("data set stdlib-help", "prompts", kept)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,57 +12,60 @@ import numpy as np
 from distcore.errors import DataError, ModelError
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.rows import Rows
-from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays
+from distcore.tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore.tasks.parts import Part
+from distcore.tasks.tokenizing import chunks, token_lists
 
-CHUNK = 1024
-"""Rows tokenised in one call: enough to keep every core busy, few enough to fit into memory."""
 Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
 
 
-def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions) -> tuple[Arrays, int]:
-    """Return the tokens of all rows, and how many rows were cut to ``max_seq_len``; raises DataError or ModelError."""
+def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
+    """Write the tokens of all rows into the new folder ``folder``, a data set's.
+
+    Returns them, mapped into memory, and how many rows were cut to ``max_seq_len``. Raises DataError or ModelError.
+    """
     if part.rows.form == "documents":
-        return _blocks(_documents(part, tokenizer), options), 0
+        return _blocks(_documents(part, tokenizer), options, folder), 0
     rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
-    return _cut(part, rows, options.max_seq_len)
+    return _cut(part, rows, options.max_seq_len, folder)
 
 
 def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
     """Yield the tokens of each document, with the one that ends it."""
     end = _end(tokenizer)
-    for tokens in _tokens(tokenizer, part.values(), special=True):
+    for tokens in token_lists(tokenizer, part.values(), special=True):
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 
 
-def _blocks(documents: Iterator[np.ndarray], options: CausalOptions) -> Arrays:
+def _blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
     """Cut the stream of all documents into blocks: each token but the first is predicted once."""
-    found = list(documents)
-    tokens = np.concatenate(found)
-    flags = np.full(len(tokens), COUNTED, np.uint8)
-    if options.split_documents:
-        begins = np.cumsum([0, *map(len, found[:-1])])
-        flags[begins] = FIRST  # nothing before it says what it is, so it is no target
-    starts = np.arange(0, len(tokens) - 1, options.max_seq_len, dtype=np.int64)
-    lengths = np.minimum(options.max_seq_len, len(tokens) - 1 - starts)
-    return Arrays(tokens=tokens, flags=flags, starts=starts, lengths=lengths)
+    with SequenceFiles(folder) as files:
+        for tokens in documents:
+            flags = np.full(len(tokens), COUNTED, np.uint8)
+            if options.split_documents:
+                flags[:1] = FIRST  # nothing before it says what it is, so it is no target
+            files.add(tokens, flags)
+    starts = np.arange(0, files.count - 1, options.max_seq_len, dtype=np.int64)
+    lengths = np.minimum(options.max_seq_len, files.count - 1 - starts)
+    return finish_sequences(folder, starts, lengths)
 
 
 def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
     """Yield prompt, completion and the token that ends it; the latter two count."""
     end = _end(tokenizer)
-    prompts, completions = zip(*part.values(), strict=True)
-    pairs = zip(prompt_tokens(tokenizer, prompts), _tokens(tokenizer, completions, special=False), strict=True)
-    for prompt, completion in pairs:
-        tokens = np.asarray([*prompt, *completion, *end], np.int32)
-        yield tokens, np.arange(len(tokens)) >= len(prompt)
+    for pairs in chunks(part.values()):
+        prompts, completions = zip(*pairs, strict=True)
+        both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
+        for prompt, completion in zip(*both, strict=True):
+            tokens = np.asarray([*prompt, *completion, *end], np.int32)
+            yield tokens, np.arange(len(tokens)) >= len(prompt)
 
 
 def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
     """Yield the tokens of each prompt, which does not end; ``special``: with those that the tokenizer puts around."""
     end = _end(tokenizer)
-    for tokens in _tokens(tokenizer, prompts, special=special):
+    for tokens in token_lists(tokenizer, prompts, special=special):
         yield tokens[:-1] if special and tokens[-1:] == end else tokens
 
 
@@ -121,33 +126,20 @@ def _written(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) 
     return whole, spans
 
 
-def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int) -> tuple[Arrays, int]:
+def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
     """Join the rows, each cut so that the model reads ``length`` tokens at most; raises DataError without an answer."""
-    tokens, flags, sizes, cut = [], [], [], 0
-    for place, (row, counted) in enumerate(rows):
-        if not counted[1 : length + 1].any():
-            given = int(np.argmax(counted))
-            raise part.problem(
-                place, f"the answer is cut off entirely: {given} tokens come before it; raise --max-seq-len ({length})"
-            )
-        cut += len(row) > length + 1
-        tokens.append(row[: length + 1])
-        flags.append(counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
-        sizes.append(len(tokens[-1]))
-    ends = np.cumsum(sizes, dtype=np.int64)
-    arrays = Arrays(
-        tokens=np.concatenate(tokens),
-        flags=np.concatenate(flags),
-        starts=ends - sizes,
-        lengths=np.asarray(sizes, np.int64) - 1,
-    )
-    return arrays, cut
-
-
-def _tokens(tokenizer: Any, texts: Any, special: bool) -> Iterator[list[int]]:
-    for start in range(0, len(texts), CHUNK):
-        some = list(texts[start : start + CHUNK])
-        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+    sizes, cut = array("q"), 0
+    with SequenceFiles(folder) as files:
+        for place, (row, counted) in enumerate(rows):
+            if not counted[1 : length + 1].any():
+                before = f"{int(np.argmax(counted))} tokens come before it"
+                problem = f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
+                raise part.problem(place, problem)
+            cut += len(row) > length + 1
+            files.add(row[: length + 1], counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
+            sizes.append(min(len(row), length + 1))
+    found = np.asarray(sizes, np.int64)
+    return finish_sequences(folder, np.cumsum(found) - found, found - 1), cut
 
 
 def _end(tokenizer: Any) -> list[int]:

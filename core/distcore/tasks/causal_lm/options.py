@@ -10,6 +10,7 @@ from pydantic import Field
 from distcore.plugin.task import Direction, OnResume
 from distcore.tasks.causal_lm.shapes import SHAPES
 from distcore.tasks.options import TaskOptions
+from distcore.tasks.token_metrics import METRICS
 
 Form = Literal["documents", "prompts", "messages"]
 
@@ -41,7 +42,7 @@ class CausalOptions(TaskOptions):
     """The options of a causal language model."""
 
     built_in: ClassVar = SHAPES
-    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+    metrics: ClassVar[dict[str, Direction]] = METRICS
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",

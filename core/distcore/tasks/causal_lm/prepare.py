@@ -10,21 +10,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore.tasks.causal_lm import embedded
 from distcore.tasks.causal_lm.encode import encode
 from distcore.tasks.causal_lm.models import packs
 from distcore.tasks.causal_lm.options import CausalOptions
-from distcore.tasks.causal_lm.rows import Rows, read_rows
-from distcore.tasks.causal_lm.sequences import Arrays, open_sequences, write_arrays
+from distcore.tasks.causal_lm.rows import Rows, read_rows, texts_of
+from distcore.tasks.causal_lm.sequences import Arrays, open_sequences
 from distcore.tasks.causal_lm.shapes import PUBLISHED
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests
-from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
+from distcore.tasks.sources import read_source, source_digests, unused_splits
+from distcore.tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 2
@@ -70,12 +68,13 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> None:
     facts: dict[str, dict[str, object]] = {}
     common = None
     for name, part in parts.items():
-        arrays, cut = encode(part, tokenizer, options)
+        arrays, cut = encode(part, tokenizer, options, folder / name)
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(arrays.tokens.max(initial=0)))
-        write_arrays(folder / name, arrays)
-        common = log_frequencies(arrays.targets(), count_tokens(tokenizer)) if common is None else common
-        facts[name] = _facts(part, arrays, cut, common)
+        counts = count_each(arrays.targets(), count_tokens(tokenizer))
+        common = log_frequencies(counts=counts) if common is None else common
+        perplexity = unigram_perplexity(counts=counts, common=common)
+        facts[name] = {**_facts(part, arrays, cut), "unigram_perplexity": perplexity}
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"facts": facts, "form": parts["train"].rows.form, "tokens": tokens_of(tokenizer)}
     (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
@@ -93,7 +92,7 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
 
 
 def _rows(source: str, options: CausalOptions) -> Rows:
-    return read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, options))
+    return read_source(source, embedded.EMBEDDED, lambda found: read_rows(found, options))
 
 
 def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
@@ -101,19 +100,17 @@ def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
         return load_tokenizer(options.model, options.model_folder())
     from distcore.tasks.causal_lm.vocabulary import train_tokenizer
 
-    texts = Rows(train.rows.name, train.rows.form, train.values()).texts()
-    return train_tokenizer(texts, options.tokenizer.vocab_size)
+    return train_tokenizer(texts_of(train.values()), options.tokenizer.vocab_size)
 
 
-def _facts(part: Part[Rows], arrays: Arrays, cut: int, common: np.ndarray) -> dict[str, object]:
-    """Return what the report states of one data set; ``common``: log probability of each token of the training rows."""
+def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
+    """Return what the report states of the rows of one data set."""
     return {
         "documents" if part.rows.form == "documents" else "conversations": len(part.numbers),
         "rows": len(arrays.lengths),
         "tokens": int(arrays.lengths.sum()),
         "targets": int(arrays.items().sum()),
         "rows_cut": cut,
-        "unigram_perplexity": unigram_perplexity(arrays.targets(), common),
     }
 
 
@@ -138,6 +135,7 @@ def _sampled(rows: int, options: CausalOptions) -> int:
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: CausalOptions) -> Iterator[str]:
+    yield from unused_splits(options)
     cut, rows = (sum(part[name] for part in facts.values()) for name in ("rows_cut", "rows"))
     if cut:
         length = options.max_seq_len

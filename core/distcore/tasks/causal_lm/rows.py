@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.data.files import check_file, describe_value, read_records, row_error
+from distcore.data.files import Source, check_source, describe_value, name_of, read_records, row_error
 from distcore.errors import DataError
 from distcore.tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore.tasks.causal_lm.vocabulary import ROLES
+from distcore.tasks.rereading import Values, kept
 from distcore.tasks.sources import text_problem
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
@@ -32,45 +32,59 @@ class Rows:
     """What error messages call these rows, such as ``data file chats.jsonl``."""
     form: Form
     """What a row is."""
-    values: list[Any]
+    values: Values[Any]
     """A text per document, (prompt, completion), or a list of messages."""
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def texts(self) -> Iterator[str]:
-        """Yield all that the rows say, for a vocabulary to be learned from."""
-        for value in self.values:
-            if isinstance(value, str):
-                yield value
-            else:
-                yield from (part if isinstance(part, str) else part["content"] for part in value)
+
+def texts_of(values: Iterable[Any]) -> Iterator[str]:
+    """Yield all that the values of rows say, for a vocabulary to be learned from."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from (part if isinstance(part, str) else part["content"] for part in value)
 
 
-def read_rows(path: Path, options: CausalOptions) -> Rows:
-    """Read a data file; raises DataError: the file, the row (counted from 1), what was found and what to do."""
-    check_file(path)
-    form = _detected(path, options.columns) if options.form == "auto" else options.form
-    return check_rows(f"data file {path}", form, read_records(path, _asked(COLUMNS[form], options.columns)))
+def read_rows(source: Source, options: CausalOptions) -> Rows:
+    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    check_source(source)
+    name = name_of(source)
+    form = _detected(source, options.columns) if options.form == "auto" else options.form
+    asked = _asked(COLUMNS[form], options.columns)
+    return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
 
 
-def given_column(path: Path, options: CausalOptions) -> dict[str, str]:
-    """Return the column of a file that the model goes on from, by the option that names it; raises DataError."""
-    check_file(path)
-    form = _detected(path, options.columns, GIVEN) if options.form == "auto" else options.form
+def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
+    """Return the column of a source that the model goes on from, by the option that names it; raises DataError."""
+    check_source(source)
+    form = _detected(source, options.columns, GIVEN) if options.form == "auto" else options.form
     return _asked(GIVEN[form], options.columns)
 
 
-def check_rows(name: str, form: Form, records: Iterator[tuple[object, ...]]) -> Rows:
+def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Rows:
     """Check the records one by one; ``name`` opens every message. Raises DataError."""
-    values: list[Any] = []
+    return _some(Rows(name, form, list(_checked(name, form, records))))
+
+
+def _some(rows: Rows) -> Rows:
+    if not len(rows):
+        raise DataError(f"{rows.name}: holds no rows")
+    return rows
+
+
+def _checked(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Iterator[Any]:
     for number, record in enumerate(records, 1):
         if problem := _problem(form, record):
             raise row_error(name, number, problem)
-        values.append(record if form == "prompts" else record[0])
-    if not values:
-        raise DataError(f"{name}: holds no rows")
-    return Rows(name, form, values)
+        yield record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
+
+
+def _without_nulls(messages: Any) -> list[dict[str, object]]:
+    """Return the messages without the keys that are null: in a table each has the keys of all."""
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
 def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
@@ -78,20 +92,20 @@ def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     return {f"columns.{column}": names[column] for column in wanted}
 
 
-def _detected(path: Path, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
-    """Return the first form whose columns the file's first row has; raises DataError if it has none."""
+def _detected(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
+    """Return the first form whose columns the source's first row has; raises DataError if it has none."""
     for form, wanted in forms.items():
         try:
-            first = next(iter(read_records(path, _asked(wanted, columns))), None)
+            first = next(iter(read_records(source, _asked(wanted, columns))), None)
         except DataError as error:
             if "no column" not in str(error) and "expected [" not in str(error):
-                raise  # the file cannot be read at all
+                raise  # it cannot be read at all
         else:
             if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
                 continue  # a row that is a list of one text has no column's name
             return form
     known = ", ".join(f"{' and '.join(_asked(wanted, columns).values())} ({form})" for form, wanted in forms.items())
-    raise DataError(f"data file {path}: has none of the columns {known}; name yours with --set columns.text=NAME")
+    raise DataError(f"{name_of(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
 
 
 def _problem(form: Form, record: tuple[object, ...]) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from distcore.data.arrays import BLOCK, ArrayFile, blocks, digest_arrays, map_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,14 +39,19 @@ class Arrays:
 
     def items(self) -> np.ndarray:
         """Return how many targets each row has, int64, shape ``(rows,)``."""
-        total = np.concatenate([[0], np.cumsum(self.flags & COUNTED, dtype=np.int64)])
-        found: np.ndarray = total[self.starts + self.lengths + 1] - total[self.starts + 1]
+        found = np.empty(len(self.starts), np.int64)
+        step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))  # rows whose tokens fit into memory
+        for first in range(0, len(found), step):
+            starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
+            begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1
+            total = np.concatenate([[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)])
+            found[first : first + step] = total[starts - begin + lengths + 1] - total[starts - begin + 1]
         return found
 
-    def targets(self) -> np.ndarray:
-        """Return the tokens that are predicted, int32, shape ``(targets,)``."""
-        found: np.ndarray = self.tokens[(self.flags & COUNTED) > 0]
-        return found
+    def targets(self) -> Iterator[np.ndarray]:
+        """Yield the tokens that are predicted, int32, block by block."""
+        for tokens, flags in zip(blocks(self.tokens), blocks(self.flags), strict=True):
+            yield tokens[(flags & COUNTED) > 0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -126,23 +132,50 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
     return {"prompt_ids": prompt_ids, "prompt_mask": mask}
 
 
-def write_arrays(folder: Path, arrays: Arrays) -> None:
-    """Write the arrays of one data set, and their digest, into the new folder ``folder``."""
-    folder.mkdir()
-    digest = hashlib.sha256()
-    for name, column in vars(arrays).items():
-        np.save(folder / f"{name}.npy", column)
-        digest.update(np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).data)
+class SequenceFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._tokens = ArrayFile(folder / "tokens.npy", np.int32)
+        self._flags = ArrayFile(folder / "flags.npy", np.uint8)
+
+    def __enter__(self) -> SequenceFiles:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tokens.__exit__(*error)
+        self._flags.__exit__(*error)
+
+    @property
+    def count(self) -> int:
+        """Number of tokens so far."""
+        return self._tokens.count
+
+    def add(self, tokens: np.ndarray, flags: np.ndarray) -> None:
+        """Append some tokens, and the flags of each."""
+        self._tokens.add(tokens)
+        self._flags.add(flags)
+
+
+def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> Arrays:
+    """Write what the rows are, how many targets each has, and a digest, beside their tokens; map all into memory."""
+    np.save(folder / "starts.npy", starts)
+    np.save(folder / "lengths.npy", lengths)
+    arrays = _mapped(folder)
     np.save(folder / "items.npy", arrays.items())
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+    (folder / CONTENT).write_text(digest_arrays(*vars(arrays).values()), encoding="ascii")
+    return arrays
 
 
 def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int) -> SequenceDataset:
-    """Map what ``write_arrays`` wrote into memory; ``prompts``: how many rows have one."""
-    arrays = Arrays(**{name: _map(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})
+    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    items = _map(folder / "items.npy")
-    return SequenceDataset(arrays=arrays, items=items, pad=pad, packed=packed, prompts=prompts, content=content)
+    items = map_array(folder / "items.npy")
+    return SequenceDataset(
+        arrays=_mapped(folder), items=items, pad=pad, packed=packed, prompts=prompts, content=content
+    )
 
 
 def no_sequences(pad: int) -> SequenceDataset:
@@ -186,6 +219,5 @@ def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values:
     return torch.from_numpy(table)
 
 
-def _map(path: Path) -> np.ndarray:
-    # As a plain array: indexing numpy's memmap class is several times slower.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+def _mapped(folder: Path) -> Arrays:
+    return Arrays(**{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})

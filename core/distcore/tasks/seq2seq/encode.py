@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from distcore.tasks.flat import Flat
 from distcore.tasks.parts import Part
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.seq2seq.pairs import Flat
+from distcore.tasks.seq2seq.pairs import PairFiles, finish_pairs
 from distcore.tasks.seq2seq.rows import Pairs
-from distcore.tasks.tokenizing import tokenize
+from distcore.tasks.tokenizing import Tokens, chunks, tokenize_chunk
 
 
-def encode(part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions) -> tuple[Flat, Flat, dict[str, int]]:
-    """Return the tokens of sources and targets, and how many of each were cut.
+def encode(
+    part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions, folder: Path
+) -> tuple[Flat, Flat, dict[str, int]]:
+    """Write tokens and texts of all rows into the new folder ``folder``, a data set's.
 
-    Raises DataError for a row of whose source or target nothing is left.
+    Returns the tokens of sources and targets, mapped into memory, and how many of each were cut. Raises DataError for a
+    row of whose source or target nothing is left.
     """
-    sources, targets = zip(*part.values(), strict=True)
-    source, cut = encode_sources(tokenizer, sources, options)
-    target, targets_cut = _tokens(tokenizer, targets, options.max_target_len, targets=True)
-    target = _ended(target, tokenizer.eos_token_id, options.max_target_len)
-    common = _prefix_tokens(tokenizer, options.prefix)
-    for name, flat, before, length in (
-        ("source", source, common, options.max_seq_len),
-        ("target", target, 0, options.max_target_len),
-    ):
-        empty = np.flatnonzero(_own(flat, tokenizer) <= before)
-        if len(empty):
-            setting = "--max-seq-len" if name == "source" else "--set task_options.max_target_len=N"
-            behind = f" behind the prefix, which has {before}" if before else ""
-            problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
-            raise part.problem(int(empty[0]), problem)
-    return source, target, {"sources_cut": cut, "targets_cut": targets_cut}
+    common, cut, place = _prefix_tokens(tokenizer, options.prefix), {"sources_cut": 0, "targets_cut": 0}, 0
+    with PairFiles(folder) as files:
+        for pairs in chunks(part.values()):
+            sources, targets = zip(*pairs, strict=True)
+            read = _sources(tokenizer, sources, options)
+            written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
+            source = _flat(read)
+            target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
+            _check_left(part, place, "source", _own(source, tokenizer), common, options)
+            _check_left(part, place, "target", _own(target, tokenizer), 0, options)
+            files.add(source, target, pairs)
+            cut = {"sources_cut": cut["sources_cut"] + read.cut, "targets_cut": cut["targets_cut"] + written.cut}
+            place += len(pairs)
+    return *finish_pairs(folder), cut
 
 
-def encode_sources(tokenizer: Any, sources: Iterable[str], options: Seq2SeqOptions) -> tuple[Flat, int]:
-    """Return the tokens of each source behind the prefix, cut to ``max_seq_len``, and how many were cut."""
-    return _tokens(tokenizer, [options.prefix + text for text in sources], options.max_seq_len, targets=False)
+def _check_left(
+    part: Part[Pairs], place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions
+) -> None:
+    """Raise DataError if a row has no more tokens than the prefix; ``own`` are those of the rows from ``place`` on."""
+    empty = np.flatnonzero(own <= before)
+    if len(empty):
+        setting, length = {
+            "source": ("--max-seq-len", options.max_seq_len),
+            "target": ("--set task_options.max_target_len=N", options.max_target_len),
+        }[name]
+        behind = f" behind the prefix, which has {before}" if before else ""
+        problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
+        raise part.problem(place + int(empty[0]), problem)
 
 
-def _tokens(tokenizer: Any, texts: Iterable[str], length: int, *, targets: bool) -> tuple[Flat, int]:
-    tokens, lengths, cut = tokenize(tokenizer, list(texts), length, targets=targets)
-    return Flat(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)), cut
+def _flat(tokens: Tokens) -> Flat:
+    return Flat(tokens.values, np.concatenate([[0], np.cumsum(tokens.lengths)]).astype(np.int64))
+
+
+def encode_sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Flat:
+    """Return the tokens of each source, of one chunk's, behind the prefix, cut to ``max_seq_len``."""
+    return _flat(_sources(tokenizer, sources, options))
+
+
+def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Tokens:
+    return tokenize_chunk(tokenizer, [options.prefix + text for text in sources], options.max_seq_len)
 
 
 def _ended(flat: Flat, end: int | None, length: int) -> Flat:

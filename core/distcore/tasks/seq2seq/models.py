@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import ModelError
-from distcore.tasks.pretrained import check_length, load_model, one_line, quiet, set_dropout
+from distcore.tasks.pretrained import check_kind, check_length, load_model, set_dropout
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.seq2seq.shapes import SHAPES
 
@@ -18,14 +18,8 @@ def check_model(options: Seq2SeqOptions) -> None:
     if options.from_scratch:
         return
     folder = options.model_folder()
-    with quiet(), one_line(f"model {options.model}: cannot be loaded"):
-        from transformers import AutoConfig
-        from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    if config.model_type not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-        problem = f"{config.model_type} does not write a text for one that it has read"
-        raise ModelError(f"model {options.model}: {problem}; take a model such as T5 or BART, or another --task")
+    refusal = "does not write a text for one that it has read; take a model such as T5 or BART"
+    config = check_kind(options.model, folder, "SEQ_TO_SEQ_CAUSAL_LM", refusal)
     if getattr(config, "decoder_start_token_id", None) is None:
         problem = "config.json has no decoder_start_token_id, the token that what it writes begins with"
         raise ModelError(f"model {options.model}: {problem}; set it as the model was trained")

@@ -10,6 +10,7 @@ from pydantic import Field
 from distcore.plugin.task import Direction, OnResume
 from distcore.tasks.options import TaskOptions
 from distcore.tasks.seq2seq.shapes import SHAPES
+from distcore.tasks.token_metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Seq2SeqOptions(TaskOptions):
     """The options of sequence to sequence."""
 
     built_in: ClassVar = SHAPES
-    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
+    metrics: ClassVar[dict[str, Direction]] = METRICS
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",

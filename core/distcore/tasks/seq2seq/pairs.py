@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from distcore.tasks.flat import IGNORED, Flat, FlatFile, flat_digest, open_flat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
-IGNORED = -100
-"""Label of a place without a target."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Flat:
-    """Entries of all rows, one row after the other."""
-
-    values: np.ndarray
-    """Tokens, int32, or bytes, uint8, shape ``(entries,)``."""
-    offsets: np.ndarray
-    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
-
-    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
-
-        The entries keep their dtype; the second array is a mask, bool, of the same shape.
-        """
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        columns = np.arange(lengths.max(initial=0))
-        mask = columns < lengths[:, None]
-        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
-        found = self.values.take(starts[:, None] + columns, mode="clip")
-        return np.where(mask, found, self.values.dtype.type(fill)), mask
+NAMES = ("source", "target")
+"""What a pair consists of."""
 
 
 def flat_texts(texts: Sequence[str]) -> Flat:
@@ -90,24 +68,43 @@ class PairDataset:
         return batch
 
 
-def write_pairs(folder: Path, source: Flat, target: Flat, texts: Sequence[tuple[str, str]]) -> None:
-    """Write one data set, and the digest of its tokens, into the new folder ``folder``."""
-    folder.mkdir()
-    digest = hashlib.sha256()
-    for name, flat in {"source": source, "target": target}.items():
-        _write(folder, name, flat)
-        for column in (flat.values, flat.offsets):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").data)  # the same bytes on every machine
-    for place, name in enumerate(("source", "target")):
-        _write(folder, f"{name}_text", flat_texts([pair[place] for pair in texts]))
-    (folder / CONTENT).write_text(digest.hexdigest(), encoding="ascii")
+class PairFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the files."""
+        folder.mkdir()
+        self._tokens = {name: FlatFile(folder, name, np.int32) for name in NAMES}
+        self._texts = {name: FlatFile(folder, f"{name}_text", np.uint8) for name in NAMES}
+
+    def __enter__(self) -> PairFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        for file in (*self._tokens.values(), *self._texts.values()):
+            file.__exit__(*error)
+
+    def add(self, source: Flat, target: Flat, texts: Sequence[tuple[str, ...]]) -> None:
+        """Append some rows: the tokens of sources and targets, and both as texts."""
+        for name, tokens, column in zip(NAMES, (source, target), zip(*texts, strict=True), strict=True):
+            self._tokens[name].add(tokens)
+            self._texts[name].add(flat_texts(column))
+
+
+def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
+    """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
+    source, target = (open_flat(folder, name) for name in NAMES)
+    (folder / CONTENT).write_text(flat_digest(source, target), encoding="ascii")
+    return source, target
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
-    """Map what ``write_pairs`` wrote into memory; ``texts``: with the texts."""
+    """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
     content = (folder / CONTENT).read_text(encoding="ascii")
-    found = {name: _open(folder, f"{name}_text") for name in ("source", "target") if texts}
-    return _dataset(_open(folder, "source"), _open(folder, "target"), found, pad, content)
+    found = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
+    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), found, pad, content)
 
 
 def no_pairs(pad: int) -> PairDataset:
@@ -122,17 +119,3 @@ def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, conte
     return PairDataset(
         source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
     )
-
-
-def _write(folder: Path, name: str, flat: Flat) -> None:
-    np.save(folder / f"{name}.npy", flat.values)
-    np.save(folder / f"{name}_offsets.npy", flat.offsets)
-
-
-def _open(folder: Path, name: str) -> Flat:
-    # As plain arrays: indexing numpy's memmap class is several times slower.
-    values, offsets = (
-        np.asarray(np.load(folder / f"{file}.npy", mmap_mode="r", allow_pickle=False))
-        for file in (name, f"{name}_offsets")
-    )
-    return Flat(values, offsets)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from distcore.data.arrays import blocks
 from distcore.data.cache import cached_folder
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
@@ -21,11 +21,11 @@ from distcore.tasks.seq2seq import embedded
 from distcore.tasks.seq2seq.encode import encode
 from distcore.tasks.seq2seq.models import check_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.seq2seq.pairs import open_pairs, write_pairs
+from distcore.tasks.seq2seq.pairs import open_pairs
 from distcore.tasks.seq2seq.rows import Pairs, read_pairs
 from distcore.tasks.seq2seq.scores import check_scores
-from distcore.tasks.sources import read_source, source_digests
-from distcore.tasks.token_metrics import log_frequencies, unigram_perplexity
+from distcore.tasks.sources import read_source, source_digests, unused_splits
+from distcore.tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 1
@@ -71,21 +71,23 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
     parts = parts_of(options, lambda source: _rows(source, options), seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
-    common = None
+    common = commonest = None
     for name, part in parts.items():
-        source, target, cut = encode(part, tokenizer, options)
+        source, target, cut = encode(part, tokenizer, options, folder / name)
         if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
             check_vocabulary(options.model, options.model_folder(), largest)
-        write_pairs(folder / name, source, target, part.values())
-        common = log_frequencies(target.values, count_tokens(tokenizer)) if common is None else common
+        counts = count_each(blocks(target.values), count_tokens(tokenizer))
+        common = log_frequencies(counts=counts) if common is None else common
+        said = _numbers(part)
+        commonest = _commonest(said) if commonest is None else commonest
         facts[name] = {
             "rows": len(part.numbers),
             "tokens": len(source.values),
             "targets": len(target.values),
             **cut,
-            "unigram_perplexity": unigram_perplexity(target.values, common),
-            "commonest_target": _commonest(parts["train"], part),
+            "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
+            "commonest_target": round(float(np.mean(said == commonest)), 4),
         }
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"facts": facts, "tokens": tokens_of(tokenizer)}
@@ -93,7 +95,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, embedded.EMBEDDED, lambda path: read_pairs(path, options.columns))
+    return read_source(source, embedded.EMBEDDED, lambda found: read_pairs(found, options.columns))
 
 
 def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
@@ -104,13 +106,20 @@ def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
     return train_tokenizer(chain.from_iterable(train.values()), options.tokenizer.vocab_size)
 
 
-def _commonest(train: Part[Pairs], part: Part[Pairs]) -> float:
-    """Return the share of rows whose target is the commonest of training: the exact match of always writing that."""
-    [(commonest, _)] = Counter(target for _, target in train.values()).most_common(1)
-    return round(float(np.mean([target == commonest for _, target in part.values()])), 4)
+def _numbers(part: Part[Pairs]) -> np.ndarray:
+    """Return a number for the target of each row, uint64 ``(rows,)``: another one for another text."""
+    digests = (hashlib.blake2b(target.encode(), digest_size=8).digest() for _, target in part.values())
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(part.numbers))
+
+
+def _commonest(numbers: np.ndarray) -> int:
+    """Return the commonest of them, the first of those that are equally common: always writing that is a baseline."""
+    found, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+    return int(found[np.lexsort((first, -counts))[0]])
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: Seq2SeqOptions) -> Iterator[str]:
+    yield from unused_splits(options)
     rows = sum(part["rows"] for part in facts.values())
     for name, length, setting in (
         ("sources", options.max_seq_len, "--max-seq-len"),

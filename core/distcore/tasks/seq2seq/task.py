@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Dataset, Datasets, FileRows
+from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import check_length, quiet, set_length
 from distcore.tasks.seq2seq.embedded import EMBEDDED
 from distcore.tasks.seq2seq.models import build_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.seq2seq.pairs import IGNORED, no_pairs
+from distcore.tasks.seq2seq.pairs import no_pairs
 from distcore.tasks.seq2seq.prepare import prepare_pairs
 from distcore.tasks.seq2seq.scores import scores
 from distcore.tasks.seq2seq.unlabelled import UnlabelledSources, unlabelled_sources

@@ -42,7 +42,7 @@ class UnlabelledSources:
         import torch
 
         texts = [self.sources[index] for index in indices]
-        tokens, _ = encode_sources(self.data.loaded_tokenizer, texts, self.options)
+        tokens = encode_sources(self.data.loaded_tokenizer, texts, self.options)
         found = tokens.padded(np.arange(len(texts)), self.data.pad)
         names = ("input_ids", "attention_mask")
         return {name: torch.from_numpy(table.astype(np.int64)) for name, table in zip(names, found, strict=True)}

@@ -20,6 +20,7 @@ from distcore.tasks.image_classification.data.sources import open_source
 from distcore.tasks.image_classification.options import ImageOptions
 from distcore.tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
 from distcore.tasks.pretrained import read_config
+from distcore.tasks.sources import unused_splits
 
 SIZE = 64
 """Height and width in pixels for a built-in model, of images that have a size each."""
@@ -122,6 +123,7 @@ def _warnings(
     parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
 ) -> Iterator[str]:
     """Yield what the user should know of the sources and of their classes."""
+    yield from unused_splits(options)
     sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
     labels = parts["evaluation"][1].labels

@@ -1,4 +1,4 @@
-"""Where images come from: a folder, a file, or a data set that comes with the task."""
+"""Where images come from: a folder, a file, a split of a data set, or a data set that comes with the task."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from distcore.data.splits import Split
 from distcore.errors import DataError
-from distcore.tasks.image_classification.data import arrays, folders, parquet
+from distcore.tasks.image_classification.data import arrays, encoded, folders
 from distcore.tasks.image_classification.data.arrays import EMBEDDED
 from distcore.tasks.image_classification.data.images import Images, Store
 from distcore.tasks.image_classification.options import Columns
 from distcore.tasks.sources import source_file
 
-KNOWN = "a folder of images, .parquet, or .npz"
+KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
 
 
 def open_source(source: str, columns: Columns) -> Images:
@@ -21,10 +22,12 @@ def open_source(source: str, columns: Columns) -> Images:
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED)
+    if isinstance(path, Split):
+        return encoded.open_rows(path, columns)
     if path.is_dir():
         return folders.open_folder(path)
     with _file(path) as suffix:
-        return arrays.open_npz(path) if suffix == ".npz" else parquet.open_parquet(path, columns)
+        return arrays.open_npz(path) if suffix == ".npz" else encoded.open_rows(path, columns)
 
 
 def open_unlabelled(source: Path, columns: Columns) -> Store:
@@ -34,7 +37,7 @@ def open_unlabelled(source: Path, columns: Columns) -> Store:
     with _file(source) as suffix:
         if suffix == ".npz":
             return arrays.open_unlabelled(source)
-        return parquet.open_unlabelled(source, columns)
+        return encoded.open_unlabelled(source, columns)
 
 
 @contextmanager

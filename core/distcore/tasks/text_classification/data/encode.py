@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from distcore.errors import ConfigError
+from distcore.tasks.padding import pads_left
 from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, pad_token, read_config
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.text_classification.padding import pads_left
 from distcore.tasks.tokenizing import tokenize, tokenize_pairs
 
 
@@ -63,7 +63,7 @@ def tokenizer_of(options: TextOptions, texts: Sequence[str], seconds: Sequence[s
 def _tokenizer(options: TextOptions, texts: Sequence[str], seconds: Sequence[str] | None) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
-    from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
+    from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
     words = list(chain(texts, seconds or ()))
     return as_transformers(train_wordpiece(words, options.tokenizer.vocab_size), pairs=seconds is not None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distcore.data.files import describe_value, read_records, row_error
+from distcore.data.files import Source, name_of, read_records, row_error
 from distcore.errors import DataError
-from distcore.tasks.classes import row_places
+from distcore.tasks.classes import id_problem, row_places
 from distcore.tasks.sources import text_problem
 from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.problems import PROBLEMS
@@ -41,13 +40,13 @@ class Rows:
         return row_places(rows)
 
 
-def read_rows(path: Path, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
-    """Read a data file with a text and a label per row and, if columns are named for them, a second text and an id.
+def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> Rows:
+    """Read a file or split with a text and a label per row and, if columns are named for them, a second text and an id.
 
-    Raises DataError: the file, the row (counted from 1, without a header), what was found and what to do.
+    Raises DataError: where, the row (counted from 1, without a header), what was found and what to do.
     """
-    records = read_records(path, columns.settings())
-    return check_rows(f"data file {path}", records, columns, problem, csv=path.suffix.lower() == ".csv")
+    records = read_records(source, columns.settings())
+    return check_rows(name_of(source), records, columns, problem, csv=source.suffix.lower() == ".csv")
 
 
 def check_rows(
@@ -83,8 +82,4 @@ def columns_of(columns: Columns, labelled: bool = True) -> list[str]:
 def record_problem(record: Mapping[str, object]) -> str | None:
     """Return what is wrong with the texts or the id of a record, by column; ``None`` if nothing is."""
     texts = (text_problem(record[name], name) for name in ("text", "text_pair") if name in record)
-    wrong = next(filter(None, texts), None)
-    name = record.get("id", "")
-    if wrong is None and (isinstance(name, bool) or not isinstance(name, int | str)):
-        return f"id is {describe_value(name)}, expected an integer or a string"
-    return wrong
+    return next(filter(None, texts), None) or id_problem([record["id"]] if "id" in record else [])

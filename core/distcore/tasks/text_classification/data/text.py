@@ -15,14 +15,14 @@ import numpy as np
 from distcore.data.cache import cached_folder
 from distcore.errors import ConfigError, DataError
 from distcore.tasks.classes import split_parts
+from distcore.tasks.padding import check_padding, pads_left
 from distcore.tasks.pretrained import check_length, load_tokenizer, tokenizer_digest
-from distcore.tasks.sources import read_source, source_digests, source_file, source_name
+from distcore.tasks.sources import read_source, source_digests, source_name, source_said, unused_splits
 from distcore.tasks.text_classification.data import embedded
 from distcore.tasks.text_classification.data.encode import encode, tokenizer_of
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.text_classification.padding import check_padding, pads_left
 from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
 
 FORMAT = 8
@@ -169,11 +169,6 @@ def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
     return [line] if cut else []
 
 
-def _said(source: str) -> str:
-    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
-    return source if source in embedded.EMBEDDED else str(source_file(source, embedded.EMBEDDED))
-
-
 def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
     """Return the labels by ``class_names`` if there are any; raises ConfigError if these do not fit."""
     names = options.class_names
@@ -196,7 +191,8 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     labels = _named(tuple(entry["labels"]), options)
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     padding = {"pad": int(entry["tokens"]["pad"]), "pad_left": pads_left(options), "type_pad": entry["type_pad"]}
-    sets = {name: open_tokens(folder / name, source=_said(sources[name]), **padding) for name in entry["facts"]}
+    said = {name: source_said(sources[name], embedded.EMBEDDED) for name in entry["facts"]}
+    sets = {name: open_tokens(folder / name, source=source, **padding) for name, source in said.items()}
     classes = tuple(str(label) for label in labels)
     parts = entry["facts"].values()
     cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
@@ -209,7 +205,7 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
         facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | entry["facts"],
-        warnings=(*warnings, *cut),
+        warnings=(*unused_splits(options), *warnings, *cut),
         classes=classes,
         labels=labels,
         tokenizer=folder / "tokenizer",

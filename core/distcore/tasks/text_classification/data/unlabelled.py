@@ -10,12 +10,12 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.plugin.columns import ConstantColumn
 from distcore.plugin.task import FileRows
+from distcore.tasks.padding import pads_left
 from distcore.tasks.text_classification.data.encode import encode
 from distcore.tasks.text_classification.data.labelled import columns_of, record_problem
 from distcore.tasks.text_classification.data.text import TextDatasets
 from distcore.tasks.text_classification.data.tokens import model_inputs, pad_rows
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.text_classification.padding import pads_left
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distcore.errors import ModelError
+from distcore.tasks.options import TaskOptions
 from distcore.tasks.pretrained import read_config
-from distcore.tasks.text_classification.options import TextOptions
 
 LAST_PLACE = ("xlnet",)
 """Model types that classify a row by its last place, be it padding or not."""
@@ -12,7 +12,7 @@ UNMASKED = ("canine", "convbert", "fnet", "nystromformer", "reformer", "yoso")
 """Model types in which padding takes part in the answer, on whichever side it stands."""
 
 
-def pads_left(options: TextOptions) -> bool:
+def pads_left(options: TaskOptions) -> bool:
     """Return True if padding must stand before the tokens of a row, not behind them.
 
     Not what the tokenizer says: it may say left for the sake of generation, and a model such as GPT-2, which numbers
@@ -21,7 +21,7 @@ def pads_left(options: TextOptions) -> bool:
     return _model_type(options) in LAST_PLACE
 
 
-def check_padding(options: TextOptions) -> None:
+def check_padding(options: TaskOptions) -> None:
     """Raise ModelError for a model whose answer for a row depends on the length that the row is padded to."""
     kind = _model_type(options)
     if kind in UNMASKED:
@@ -31,5 +31,5 @@ def check_padding(options: TextOptions) -> None:
         )
 
 
-def _model_type(options: TextOptions) -> object:
+def _model_type(options: TaskOptions) -> object:
     return None if options.from_scratch else read_config(options.model, options.model_folder())["model_type"]

@@ -1,4 +1,4 @@
-"""Images in Parquet files, encoded, one per row; as Hugging Face writes them, or as plain bytes."""
+"""Encoded images, one per row of a Parquet file or a split; as Hugging Face writes them, or as plain bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from distcore.data.cache import cached_folder
-from distcore.data.files import describe_value, digest, read_records, row_error
+from distcore.data.files import Source, class_names, describe_value, digest, name_of, read_records, row_error
+from distcore.data.splits import Split
 from distcore.errors import DataError
 from distcore.tasks.classes import label_problem
 from distcore.tasks.image_classification.data.decoding import check_images, check_pillow
@@ -21,48 +22,48 @@ FORMAT = 1
 """Version of a cache entry, part of its key: raise it when its files change."""
 
 
-def open_parquet(path: Path, columns: Columns) -> Images:
-    """Return the images of a Parquet file; raises DataError, one line, which names the row, counted from 1.
+def open_rows(source: Source, columns: Columns) -> Images:
+    """Return the images of a Parquet file or a split; raises DataError, one line, which names the row, counted from 1.
 
-    The file is copied to the cache, where any row can be read, and all images are decoded once.
+    They are copied to the cache, where any row can be read, and are all decoded once.
     """
-    name = f"data file {path}"
+    name = name_of(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, digest(path), columns.image, columns.label]).encode()).hexdigest()
-    folder = cached_folder("images", key[:40], lambda folder: _copy(name, path, columns, folder))
+    key = hashlib.sha256(json.dumps([FORMAT, digest(source), columns.image, columns.label]).encode()).hexdigest()
+    folder = cached_folder("images", key[:40], lambda folder: _copy(name, source, columns, folder))
     return Images(
         name=name,
         labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
         digests=np.load(folder / "digests.npy", mmap_mode="r", allow_pickle=False),
-        store=_blob(folder, path),
+        store=_blob(folder, source),
     )
 
 
-def open_unlabelled(path: Path, columns: Columns) -> Blob:
-    """Return the images of a Parquet file that needs no labels; raises DataError as ``open_parquet`` does."""
-    name = f"data file {path}"
+def open_unlabelled(source: Source, columns: Columns) -> Blob:
+    """Return the images of a Parquet file or a split that needs no labels; raises DataError as ``open_rows`` does."""
+    name = name_of(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, digest(path), columns.image]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([FORMAT, digest(source), columns.image]).encode()).hexdigest()
 
     def copy(folder: Path) -> None:
-        images = (image for (image,) in read_records(path, {"columns.image": columns.image}))
-        _write_images(name, path, images, folder)
+        images = (image for (image,) in read_records(source, {"columns.image": columns.image}))
+        _write_images(name, source, images, folder)
 
-    return _blob(cached_folder("images", key[:40], copy), path)
+    return _blob(cached_folder("images", key[:40], copy), source)
 
 
-def _blob(folder: Path, path: Path) -> Blob:
+def _blob(folder: Path, source: Source) -> Blob:
     blob = np.memmap(folder / "images.bin", np.uint8, mode="r")
-    return Blob(str(path), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
+    return Blob(str(source), np.asarray(blob), np.load(folder / "offsets.npy", allow_pickle=False))
 
 
-def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
+def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
     """Write images, labels and digests into the new cache entry ``folder``."""
-    words = _class_names(path, columns.label)
+    words = [] if isinstance(source, Split) else _class_names(source, columns.label)  # whose reader gives words
     labels: list[object] = []
 
     def images() -> Iterator[object]:
-        records = read_records(path, {"columns.image": columns.image, "columns.label": columns.label})
+        records = read_records(source, {"columns.image": columns.image, "columns.label": columns.label})
         for number, (image, label) in enumerate(records, 1):
             yield image
             if words and type(label) is int and label not in range(len(words)):
@@ -71,11 +72,11 @@ def _copy(name: str, path: Path, columns: Columns, folder: Path) -> None:
             if problem := label_problem(labels[-1], labels[0]):
                 raise row_error(name, number, problem)
 
-    _write_images(name, path, images(), folder)
+    _write_images(name, source, images(), folder)
     (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
 
 
-def _write_images(name: str, path: Path, images: Iterable[object], folder: Path) -> None:
+def _write_images(name: str, source: Source, images: Iterable[object], folder: Path) -> None:
     """Write images, which are then all decoded, and their digests; raises DataError for one that cannot be used."""
     offsets = [0]
     with (folder / "images.bin").open("wb") as blob:
@@ -87,7 +88,7 @@ def _write_images(name: str, path: Path, images: Iterable[object], folder: Path)
     if len(offsets) == 1:
         raise DataError(f"{name}: holds no rows")
     np.save(folder / "offsets.npy", np.asarray(offsets, np.int64))
-    store = _blob(folder, path)
+    store = _blob(folder, source)
     try:
         np.save(folder / "digests.npy", check_images(len(store), store.encoded, store.places))
     except ValueError as error:
@@ -106,8 +107,6 @@ def _class_names(path: Path, column: str) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        stored = (pq.read_schema(path).metadata or {}).get(b"huggingface", b"{}")
-        names = json.loads(stored)["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException):  # a damaged file is named by its reader
+        return class_names(pq.read_schema(path), column)
+    except (OSError, pa.ArrowException):  # a damaged file is named by its reader
         return []
-    return list(map(str, names)) if isinstance(names, list) else []

@@ -1,0 +1,70 @@
+"""Arrays on disk: written in parts, read through a memory map."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+BLOCK = 2**20
+"""Entries of an array that are looked at in one go."""
+
+
+class ArrayFile:
+    """A new ``.npy`` file of one dimension that is longer than memory; a context manager, which closes it."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        """Create the file at ``path``; what is added becomes ``dtype``."""
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self.count = 0
+        self._write_header()
+
+    def __enter__(self) -> ArrayFile:
+        """Return the file."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write the number of entries, for which numpy leaves room in the header, and close the file."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def add(self, entries: np.ndarray) -> None:
+        """Append entries, shape ``(n,)``."""
+        self._file.write(np.ascontiguousarray(entries, self._dtype).data)
+        self.count += len(entries)
+
+    def _write_header(self) -> None:
+        shape = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self._file, shape)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Map a ``.npy`` file into memory, to be read."""
+    # As a plain array: indexing numpy's memmap class is several times slower.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield an array of one dimension in parts of at most ``BLOCK`` entries."""
+    return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))
+
+
+def digest_arrays(*arrays: np.ndarray, dtype: DTypeLike | None = None) -> str:
+    """Return the SHA-256 over all entries, little-endian: the same on every machine.
+
+    They count as ``dtype``; ``None``: as what they are.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        kind = np.dtype(dtype or array.dtype).newbyteorder("<")
+        for block in blocks(array):
+            digest.update(np.ascontiguousarray(block, kind).data)
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""What a file that is no UTF-8 text looks like, and the command that converts it."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from pathlib import Path
+
+from distcore.errors import DataError
+
+BLOCK = 2**20
+"""Bytes that are read at a time."""
+
+
+def not_utf8(path: Path) -> DataError:
+    """Return the error for a file that is no UTF-8 text, which is read again up to the first byte that is none."""
+    decoder, position, plain, block = codecs.getincrementaldecoder("utf-8")(), 0, True, b"?"
+    with path.open("rb") as file:
+        while block:
+            block = file.read(BLOCK)
+            position += len(block)
+            try:
+                plain &= decoder.decode(block, final=not block).isascii()
+            except UnicodeDecodeError as error:
+                content, start = error.object, error.start
+                where = f"byte 0x{content[start]:02x} at offset {position - len(content) + start}"
+                remedy = _conversion(path, content, plain and content[:start].isascii())
+                return DataError(f"data file {path}: not UTF-8 text ({where}); {remedy}")
+    return DataError(f"data file {path}: changed while it was read")
+
+
+def _conversion(path: Path, content: bytes, plain: bool) -> str:
+    """Say which encoding ``content`` looks like, and what to do; ``plain``: up to the wrong byte all was ASCII."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif not plain:
+        return "it is UTF-8 up to there: correct that place"
+    elif _is_western(content):
+        encoding = "cp1252"
+    else:
+        return f"convert it, with its encoding for ENCODING: {_iconv(path, 'ENCODING')}"
+    return f"it looks like {encoding}; convert it: {_iconv(path, encoding)}"
+
+
+def _is_western(content: bytes) -> bool:
+    """Whether these are mostly ASCII, the rest cp1252: the letters of other scripts are all outside of ASCII."""
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        return False
+    return sum(map(str.isascii, text)) > 0.8 * len(text)
+
+
+def _iconv(path: Path, encoding: str) -> str:
+    new = path.with_name(f"{path.stem}-utf8{path.suffix}")
+    return f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > {shlex.quote(str(new))}"

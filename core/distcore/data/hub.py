@@ -1,0 +1,96 @@
+"""Data sets of the Hugging Face hub, by ``datasets``, which is imported only to fetch one that is not in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distcore.data.cache import MANIFEST, cached_folder
+from distcore.errors import DataError
+
+FORMAT = 1
+"""Version of a cache entry, part of its key."""
+SPLITS = "splits.json"
+"""File of a cache entry: the Arrow files of each split, which lie in the cache of datasets."""
+SECONDS = 10
+"""Longest wait for an answer of the hub; without one, what the cache of datasets has is taken."""
+REASON = 300
+"""Most characters of what datasets says of a data set that cannot be had."""
+
+
+def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
+    """Return the Arrow files of each split, by its name; raises DataError, one line.
+
+    A data set that was found once is not looked up again, so that all ranks and later runs read the same rows and need
+    no network.
+    """
+    key = hashlib.sha256(json.dumps([FORMAT, name, config]).encode()).hexdigest()[:40]
+    for _ in range(2):
+        folder = cached_folder("hub", key, lambda folder: _fetch(folder, name, config))
+        found = json.loads((folder / SPLITS).read_text(encoding="utf-8"))
+        if all(Path(file).is_file() for files in found.values() for file in files):
+            break
+        (folder / MANIFEST).unlink(missing_ok=True)  # the cache of datasets was emptied: fetch it again
+    return {split: tuple(map(Path, files)) for split, files in found.items()}
+
+
+def _fetch(folder: Path, name: str, config: str | None) -> None:
+    splits = _load(name, config)
+    found = {split: [entry["filename"] for entry in rows.cache_files] for split, rows in splits.items()}
+    (folder / SPLITS).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _load(name: str, config: str | None) -> Mapping[str, Any]:
+    """Return the data set's splits, downloaded and turned into Arrow files by datasets."""
+    said = f"data {name!r}: neither a file nor a folder"
+    if find_spec("datasets") is None:
+        needed = "names of the hub need the package datasets, which is not installed"
+        raise DataError(f"{said}, and {needed}. Install it with: pip install 'distcore[datasets]'")
+    with _quiet():
+        try:
+            return _loaded(name, config)
+        except Exception as error:  # each way to fail has an exception of its own
+            reason = " ".join(str(error).split())[:REASON] or type(error).__name__
+            hint = f"; a config is named as {name}:CONFIG" if "config" in reason.lower() else ""
+            raise DataError(f"{said}, and not available from the hub: {reason}{hint}") from None
+
+
+def _loaded(name: str, config: str | None) -> Mapping[str, Any]:
+    import datasets
+    from datasets.packaged_modules.cache.cache import Cache as Cached
+    from huggingface_hub import dataset_info
+
+    found: Mapping[str, Any]
+    try:
+        dataset_info(name, timeout=SECONDS)  # load_dataset itself tries for half a minute
+    except Exception as error:
+        try:
+            owned = name.split("/")[1]
+            cached = Cached(dataset_name=owned, repo_id=name, config_name=config, version="auto", hash="auto")
+            found = cached.as_dataset()
+        except ValueError as lacking:
+            raise ValueError(f"{error}; in its cache: {lacking}") from None
+    else:
+        found = datasets.load_dataset(name, config, keep_in_memory=False)
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the progress bars and warnings of datasets, which the user cannot act on."""
+    import datasets
+
+    hidden, level = datasets.are_progress_bars_disabled(), datasets.utils.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        datasets.utils.logging.set_verbosity(level)
+        if not hidden:
+            datasets.enable_progress_bars()

@@ -1,0 +1,113 @@
+"""Data sets of the library ``datasets``: what ``save_to_disk`` wrote into a folder, and names of the hub.
+
+Both are Arrow files, which are mapped into memory and never read as a whole. A folder needs no library but pyarrow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from distcore.errors import DataError, nearest
+
+DICT, STATE = "dataset_dict.json", "state.json"
+"""Files by which a folder is known: of several splits, and of one data set."""
+_HUB = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+))?")
+_FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The rows of one split; as a string it is what the user called it."""
+
+    data_set: str
+    """The folder or the name of the hub."""
+    name: str | None
+    """``None`` for a folder with one data set."""
+    files: tuple[Path, ...]
+    """Arrow streams."""
+    others: tuple[str, ...] = ()
+    """Names of the other splits."""
+    suffix: ClassVar[str] = ".arrow"
+
+    def __str__(self) -> str:
+        """Return ``chats@train``, or ``chats`` where there is one data set."""
+        return self.data_set if self.name is None else f"{self.data_set}@{self.name}"
+
+
+def find_split(source: str) -> Split | None:
+    """Return the split that ``source`` names; ``None`` for what is neither such a folder nor a name of the hub.
+
+    ``FOLDER`` or ``FOLDER@SPLIT``; ``OWNER/NAME``, ``OWNER/NAME:CONFIG``, either with ``@SPLIT``. Without a split it is
+    ``train``, or the only one. A name of the hub is downloaded if it is not in the cache. Raises DataError, one line.
+    """
+    for text, split in ((source, None), _parted(source)):
+        folder = Path(text).expanduser()
+        if (folder / DICT).is_file():
+            return _of_dict(folder, split)
+        if (folder / STATE).is_file():
+            return _of_folder(folder, split)
+        if folder.exists():
+            return None
+    found = _HUB.fullmatch(source)
+    if found is None or Path(found["name"]).suffix.lower() in _FILES:
+        return None
+    from distcore.data.hub import hub_files
+
+    called = found["name"] + (f":{found['config']}" if found["config"] else "")
+    return _chosen(called, found["split"], hub_files(found["name"], found["config"]))
+
+
+def _parted(source: str) -> tuple[str, str | None]:
+    folder, _, split = source.rpartition("@")
+    return (folder, split) if folder else (source, None)
+
+
+def _of_dict(folder: Path, split: str | None) -> Split:
+    names = _json(folder, DICT, "splits")
+    chosen = _chosen(shown(folder), split, {str(name): () for name in names})
+    files = _data_files(folder / str(chosen.name), f"data set {chosen}")
+    return Split(chosen.data_set, chosen.name, files, chosen.others)
+
+
+def _of_folder(folder: Path, split: str | None) -> Split:
+    name = shown(folder)
+    if split is not None:
+        raise DataError(f"data set {name}: has no splits, it is one data set; leave @{split} out")
+    return Split(name, None, _data_files(folder, f"data set {name}"))
+
+
+def _chosen(data_set: str, split: str | None, files: Mapping[str, Sequence[Path]]) -> Split:
+    """Return the split that is asked for, else ``train``, else the only one; raises DataError."""
+    name = split or (next(iter(files)) if len(files) == 1 else "train")
+    if name not in files:
+        there = ", ".join(f"{data_set}@{other}" for other in files) or "none"
+        problem = f"has no split {name!r}{nearest(name, files)}" if split else "has no split 'train': name one"
+        raise DataError(f"data set {data_set}: {problem} (found: {there})")
+    return Split(data_set, name, tuple(files[name]), tuple(other for other in files if other != name))
+
+
+def _data_files(folder: Path, name: str) -> tuple[Path, ...]:
+    if not (folder / STATE).is_file():
+        raise DataError(f"{name}: {folder} has no {STATE}, so datasets did not write it, or not all of it")
+    try:
+        return tuple(folder / entry["filename"] for entry in _json(folder, STATE, "_data_files"))
+    except (TypeError, KeyError):
+        raise DataError(f"{name}: {folder / STATE} does not name its data files") from None
+
+
+def _json(folder: Path, file: str, key: str) -> list[Any]:
+    try:
+        found = json.loads((folder / file).read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"data set {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}") from None
+    return list(found)
+
+
+def shown(path: Path) -> str:
+    """Return a path as messages show it: relative where it is below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

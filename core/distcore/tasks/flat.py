@@ -1,0 +1,95 @@
+"""Rows of unlike lengths as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from distcore.data.arrays import ArrayFile, digest_arrays, map_array
+
+IGNORED = -100
+"""Label of a place without a target."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flat:
+    """Entries of all rows, one row after the other."""
+
+    values: np.ndarray
+    """Tokens or other numbers, int32, or bytes, uint8, shape ``(entries,)``."""
+    offsets: np.ndarray
+    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Entries of each row, int64, shape ``(rows,)``."""
+        found: np.ndarray = np.diff(self.offsets)
+        return found
+
+    def row(self, number: int) -> np.ndarray:
+        """Return the entries of one row."""
+        return self.values[self.offsets[number] : self.offsets[number + 1]]
+
+    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
+
+        The entries keep their dtype; the second array is a mask, bool, of the same shape.
+        """
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        columns = np.arange(lengths.max(initial=0))
+        mask = columns < lengths[:, None]
+        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
+        found = self.values.take(starts[:, None] + columns, mode="clip")
+        return np.where(mask, found, self.values.dtype.type(fill)), mask
+
+
+def flat_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> Flat:
+    """Return rows of numbers, as int32."""
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return Flat(np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]), offsets)
+
+
+class FlatFile:
+    """A ``Flat`` on disk, written some rows at a time; a context manager, which closes its files."""
+
+    def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
+        """Create the two files of ``name`` in ``folder``; the entries are ``dtype``."""
+        self._values = ArrayFile(folder / f"{name}.npy", dtype)
+        self._offsets = ArrayFile(folder / f"{name}_offsets.npy", np.int64)
+        self._offsets.add(np.zeros(1, np.int64))
+
+    def __enter__(self) -> FlatFile:
+        """Return the file."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close both files."""
+        self._values.__exit__(*error)
+        self._offsets.__exit__(*error)
+
+    def add(self, rows: Flat) -> None:
+        """Append some rows."""
+        self._offsets.add(rows.offsets[1:] + self._values.count)
+        self._values.add(rows.values)
+
+
+def write_flat(folder: Path, name: str, flat: Flat) -> None:
+    """Write the two arrays into the folder."""
+    with FlatFile(folder, name, flat.values.dtype) as file:
+        file.add(flat)
+
+
+def open_flat(folder: Path, name: str) -> Flat:
+    """Map what ``write_flat`` or a ``FlatFile`` wrote into memory."""
+    return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))
+
+
+def flat_digest(*flats: Flat) -> str:
+    """Return the SHA-256 over all entries and which row they are in, in hexadecimal: the same on every machine."""
+    return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), dtype="<i8")

@@ -1,0 +1,78 @@
+"""How well words are tagged: entities as conlleval counts them where tags are IOB, tags themselves elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from distcore.errors import ConfigError
+
+Sentences = Sequence[Sequence[str]]
+"""The tags of each row."""
+NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
+"""What ``tag_metrics`` returns."""
+
+
+def is_iob(classes: Sequence[str]) -> bool:
+    """Whether tags name entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``) for their words, ``O`` for all others."""
+    return any(name != "O" for name in classes) and all(re.fullmatch(r"O|[BIES]-.+", name) for name in classes)
+
+
+def check_scores(classes: Sequence[str]) -> None:
+    """Raise ConfigError if these tags are IOB, and seqeval, which counts entities, is not installed."""
+    if is_iob(classes) and find_spec("seqeval") is None:
+        raise ConfigError(
+            "tags are in IOB form: their entities are counted by the package seqeval, which is not installed. "
+            "Install it with: pip install 'distcore[token-classification]'"
+        )
+
+
+def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -> dict[str, object]:
+    """Return ``accuracy`` over words, ``precision``, ``recall``, ``f1`` and ``classification_report``.
+
+    Of IOB tags the three are those of entities: one is right if its words and its kind are. Of others they are the
+    means over the tags that occur. All are ``None`` without a word.
+    """
+    flat, found = ([tag for row in rows for tag in row] for rows in (tags, predicted))
+    if not flat:
+        return dict.fromkeys(NAMES)
+    accuracy = sum(one == other for one, other in zip(flat, found, strict=True)) / len(flat)
+    if is_iob(classes):
+        from seqeval.metrics import classification_report
+        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+        scores = precision_recall_fscore_support(list(tags), list(predicted), average="micro", zero_division=0)
+        text = classification_report(list(tags), list(predicted), digits=4, zero_division=0)
+    else:
+        from sklearn.metrics import classification_report, precision_recall_fscore_support
+
+        scores = precision_recall_fscore_support(flat, found, average="macro", zero_division=0)
+        text = classification_report(flat, found, digits=4, zero_division=0)
+    precision, recall, f1 = (float(score) for score in scores[:3])
+    return dict(zip(NAMES, (accuracy, precision, recall, f1, text), strict=True))
+
+
+class Lookup:
+    """The baseline: each word gets the tag that it has most often in training, others the commonest tag of all."""
+
+    def __init__(self, words: Sentences, tags: Sentences) -> None:
+        """``words`` and ``tags`` are those of the training rows."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for row, tagged in zip(words, tags, strict=True):
+            for word, tag in zip(row, tagged, strict=True):
+                counts[word][tag] += 1
+        self.commonest = sum(counts.values(), Counter[str]()).most_common(1)[0][0]
+        self._of_word = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+
+    def facts(self, words: Sentences, tags: Sentences, classes: Sequence[str]) -> dict[str, object]:
+        """Return what the report says of rows: the share of the commonest tag, and how well this does."""
+        predicted = [[self._of_word.get(word, self.commonest) for word in row] for row in words]
+        found = tag_metrics(tags, predicted, classes)
+        flat = [tag for row in tags for tag in row]
+        return {
+            "majority_share": round(flat.count(self.commonest) / len(flat), 4),
+            "lookup_accuracy": round(float(str(found["accuracy"])), 4),
+            "lookup_f1": round(float(str(found["f1"])), 4),
+        }
