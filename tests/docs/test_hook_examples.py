@@ -44,7 +44,7 @@ TASK_METHODS = {
     if inspect.isfunction(vars(owner)[name]) and not name.startswith("_")
 }
 """The methods of a task, each with the protocol that has its example."""
-PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"])
+PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"], ["open_rows", "unlabelled"])
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
