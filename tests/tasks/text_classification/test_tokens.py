@@ -47,6 +47,16 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
     assert {str(tensor.dtype) for tensor in batch.values()} == {"torch.int64"}
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
+    tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
+    encoded = Encoded(tokens=tokens, types=types, lengths=np.array([2, 3]))
+    write_tokens(tmp_path / "rows", encoded, np.array([0, 1]), np.array([0, 1]))
+    batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
+    assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
+    assert batch["token_type_ids"].tolist() == [[0, 1, 1], [3, 0, 1] if left else [0, 1, 3]]
+
+
 def test_a_batch_may_repeat_rows_and_may_be_empty(dataset):
     assert dataset.batch(np.array([1, 1]))["input_ids"].tolist() == [[2, 6, 7, 8, 3]] * 2
     assert dataset.batch(np.array([], np.int64))["input_ids"].shape == (0, 0)
