@@ -14,7 +14,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
-    BertTokenizerFast,
+    BertTokenizer,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaTokenizerFast,
@@ -47,7 +47,7 @@ def bert(folder: Path) -> Any:
     as_transformers(train_wordpiece(TEXTS, 200)).save_pretrained(folder)
     words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "vocab.txt").write_text("\n".join(words))
-    return BertTokenizerFast.from_pretrained(folder), BertConfig(**SIZES)
+    return BertTokenizer.from_pretrained(folder), BertConfig(**SIZES)
 
 
 def roberta(folder: Path) -> Any:
