@@ -53,7 +53,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield an array of one dimension in parts of at most ``BLOCK`` entries."""
+    """Yield an array in parts of at most ``BLOCK`` entries of its first dimension."""
     return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from distcore.data.files import READERS, describe_value, digest, read_records, row_error
+from distcore.data.splits import find_split
 from distcore.plugin.abilities import OpensRows, ReadsRows
 from distcore.plugin.task import FileRows
 
@@ -33,8 +34,10 @@ def windows(
 def content(source: Path) -> str:
     """Return a digest of what is in a file or, of a folder, of the names, sizes and times of change of its files.
 
-    Raises DataError if there is nothing.
+    Of a split of a data set it is that of its rows. Raises DataError if there is nothing.
     """
+    if split := find_split(str(source)):
+        return digest(split)
     if source.is_dir():
         files = sorted(path for path in source.rglob("*") if path.is_file())
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -48,7 +51,7 @@ def content(source: Path) -> str:
 def _records(task: ReadsRows | OpensRows, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
     if isinstance(task, OpensRows):
         return task.open_rows(source, others)
-    return read_records(source, {**task.row_columns(), **others})
+    return read_records(find_split(str(source)) or source, {**task.row_columns(), **others})
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:

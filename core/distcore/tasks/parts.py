@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from distcore.data.files import row_error
 from distcore.errors import DataError
 from distcore.tasks.options import TaskOptions
-from distcore.tasks.rereading import Values
+from distcore.tasks.rereading import Values, picked
 
 
 class Rows(Protocol):
@@ -41,11 +40,9 @@ class Part(Generic[R]):
     numbers: np.ndarray
     """Which of them, int64, ascending, from 0."""
 
-    def values(self) -> Iterator[Any]:
-        """Yield the values of this part's rows, in order."""
-        chosen = np.zeros(len(self.rows.values), np.uint8)
-        chosen[self.numbers] = 1
-        return compress(self.rows.values, chosen.tobytes())
+    def values(self) -> Values[Any]:
+        """Return the values of this part's rows, in order."""
+        return picked(self.rows.values, self.numbers)
 
     def problem(self, place: int, what: str) -> DataError:
         """Return the error for the row at ``place`` of this part."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Generic, Protocol, TypeVar
+
+import numpy as np
 
 from distcore.data.files import Source
 
@@ -40,6 +43,13 @@ class Reread(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the values in order."""
         return self.read()
+
+
+def picked(values: Values[T], numbers: np.ndarray) -> Reread[T]:
+    """Return those of ``values`` that ``numbers`` names, int64, ascending, from 0."""
+    chosen = np.zeros(len(values), np.uint8)
+    chosen[numbers] = 1
+    return Reread(lambda: compress(values, chosen.tobytes()), len(numbers))
 
 
 def kept(source: Source, read: Callable[[], Iterator[T]]) -> Values[T]:

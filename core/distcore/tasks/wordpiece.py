@@ -9,10 +9,13 @@ order, before byte-pair encoding (BPE) is trained. Ties then break the same way 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from distcore.tasks.rereading import Values
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
@@ -20,14 +23,15 @@ MAX_ROWS = 200_000
 _FIRST_CODE = 0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
 
 
-def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
     """Train a lower-case WordPiece tokenizer with at most ``vocab_size`` tokens, special tokens included.
 
     Chinese characters are split off as words of their own. The same texts give the same tokenizer in every process.
     """
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
-    sample = texts[:: -(-len(texts) // MAX_ROWS)] if texts else texts  # ceiling division: the least step that suffices
+    step = max(1, -(-len(texts) // MAX_ROWS))  # ceiling division: the least step that suffices
+    sample = islice(texts, 0, None, step)
     words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     vocabulary = {
         token: number for number, token in enumerate((*SPECIAL, *_learn_tokens(words, vocab_size - len(SPECIAL))))

@@ -35,7 +35,7 @@ def options(tmp_path):
 def dataset(tmp_path):
     tokens = np.array([2, 5, 3, 2, 6, 7, 8, 3, 2, 3], np.int32)
     encoded = Encoded(tokens=tokens, types=None, lengths=np.array([3, 5, 2]))
-    write_tokens(tmp_path / "rows", encoded, np.array([1, 0, 2]), np.array([4, 8, 9]))
+    write_tokens(tmp_path / "rows", [encoded], np.array([1, 0, 2]), np.array([4, 8, 9]))
     return open_tokens(tmp_path / "rows", pad=0)
 
 
@@ -70,7 +70,7 @@ def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
 def test_a_batch_of_32_rows_is_collated_in_microseconds(tmp_path):
     lengths = np.random.default_rng(0).integers(5, 40, 1000)
     encoded = Encoded(tokens=np.ones(lengths.sum(), np.int32), types=None, lengths=lengths)
-    write_tokens(tmp_path / "many", encoded, lengths % 3, np.arange(1000))
+    write_tokens(tmp_path / "many", [encoded], lengths % 3, np.arange(1000))
     dataset, rows = open_tokens(tmp_path / "many", pad=0), np.arange(0, 1000, 31)[:32]
     dataset.batch(rows)
     best = min(_seconds(lambda: dataset.batch(rows)) for _ in range(200))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 from distcore.errors import ConfigError
 from distcore.tasks.padding import pads_left
 from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, pad_token, read_config
+from distcore.tasks.rereading import Reread, Values
 from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.tokenizing import tokenize, tokenize_pairs
+from distcore.tasks.tokenizing import chunks, tokenize, tokenize_pairs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -42,7 +43,19 @@ def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, 
     return Encoded(tokens=tokens, types=types if _takes_types(tokenizer, options) else None, lengths=lengths, cut=cut)
 
 
-def tokenizer_of(options: TextOptions, texts: Sequence[str], seconds: Sequence[str] | None) -> Any:
+def encode_all(
+    tokenizer: Any, texts: Values[str], seconds: Values[str] | None, options: TextOptions
+) -> Iterator[Encoded]:
+    """Yield what ``encode`` returns, of some rows at a time."""
+    if seconds is None:
+        yield from (encode(tokenizer, some, None, options) for some in chunks(texts))
+        return
+    for pairs in chunks(zip(texts, seconds, strict=True)):
+        one, two = zip(*pairs, strict=True)
+        yield encode(tokenizer, one, two, options)
+
+
+def tokenizer_of(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:
     """Return the model's tokenizer; that of a built-in model is trained on the texts.
 
     It pads with the token and on the side that training does, which an export takes along. Raises ModelError, or
@@ -60,12 +73,12 @@ def tokenizer_of(options: TextOptions, texts: Sequence[str], seconds: Sequence[s
     return tokenizer
 
 
-def _tokenizer(options: TextOptions, texts: Sequence[str], seconds: Sequence[str] | None) -> Any:
+def _tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
     from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
-    words = list(chain(texts, seconds or ()))
+    words = Reread(lambda: chain(texts, seconds or ()), len(texts) + len(seconds or ()))
     return as_transformers(train_wordpiece(words, options.tokenizer.vocab_size), pairs=seconds is not None)
 
 

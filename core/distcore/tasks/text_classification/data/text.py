@@ -17,9 +17,10 @@ from distcore.errors import ConfigError, DataError
 from distcore.tasks.classes import split_parts
 from distcore.tasks.padding import check_padding, pads_left
 from distcore.tasks.pretrained import check_length, load_tokenizer, tokenizer_digest
+from distcore.tasks.rereading import Values, picked
 from distcore.tasks.sources import read_source, source_digests, source_name, source_said, unused_splits
 from distcore.tasks.text_classification.data import embedded
-from distcore.tasks.text_classification.data.encode import encode, tokenizer_of
+from distcore.tasks.text_classification.data.encode import encode_all, tokenizer_of
 from distcore.tasks.text_classification.data.labelled import Rows, read_rows
 from distcore.tasks.text_classification.data.tokens import empty_dataset, open_tokens, write_tokens
 from distcore.tasks.text_classification.options import TextOptions
@@ -112,13 +113,13 @@ class _Part:
     """Their encoded labels."""
 
     @property
-    def texts(self) -> list[str]:
-        return [self.rows.texts[number] for number in self.numbers]
+    def texts(self) -> Values[str]:
+        return picked(self.rows.texts, self.numbers)
 
     @property
-    def seconds(self) -> list[str] | None:
+    def seconds(self) -> Values[str] | None:
         seconds = self.rows.seconds
-        return None if seconds is None else [seconds[number] for number in self.numbers]
+        return None if seconds is None else picked(seconds, self.numbers)
 
     @property
     def ids(self) -> list[int | str] | None:
@@ -152,14 +153,14 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
     """Tokenise and write one data set; return the facts that the report states about it."""
-    encoded = encode(tokenizer, part.texts, part.seconds, options)
-    write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
+    encoded = encode_all(tokenizer, part.texts, part.seconds, options)
+    lengths, cut = write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
     return {
-        "rows": len(encoded.lengths),
+        "rows": len(lengths),
         **options.problem.facts(part.labels),
-        "mean_tokens": round(float(encoded.lengths.mean()), 1),
-        "rows_at_max_seq_len": int((encoded.lengths == options.max_seq_len).sum()),
-        "rows_cut": encoded.cut,
+        "mean_tokens": round(float(lengths.mean()), 1),
+        "rows_at_max_seq_len": int((lengths == options.max_seq_len).sum()),
+        "rows_cut": cut,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distcore.data.arrays import ArrayFile, blocks, map_array
 from distcore.tasks.text_classification.data.encode import Encoded
 
 if TYPE_CHECKING:
@@ -109,23 +110,37 @@ def pad_rows(
 
 def write_tokens(
     folder: Path,
-    encoded: Encoded,
+    encoded: Iterable[Encoded],
     labels: np.ndarray,
     source_rows: np.ndarray,
     ids: Sequence[int | str] | None = None,
-) -> None:
-    """Write the arrays of one data set, their digest and the rows' ids into the new folder ``folder``."""
+) -> tuple[np.ndarray, int]:
+    """Write the arrays of one data set, their digest and the rows' ids into the new folder ``folder``.
+
+    ``encoded`` has the tokens of some rows at a time. Returns the tokens of each row, int64 ``(rows,)``, and how many
+    rows were longer.
+    """
     folder.mkdir()
-    np.save(folder / "tokens.npy", encoded.tokens)
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(encoded.lengths)]).astype(np.int64))
+    sizes, cut = [np.empty(0, np.int64)], 0
+    with ArrayFile(folder / "tokens.npy", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
+        for some in encoded:
+            tokens.add(some.tokens)
+            if some.types is not None:
+                types.add(some.types)
+            sizes.append(some.lengths)
+            cut += some.cut
+    typed = [map_array(folder / TYPES)] if types.count else []
+    if not typed:
+        (folder / TYPES).unlink()
+    lengths = np.concatenate(sizes)
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
-    if encoded.types is not None:
-        np.save(folder / TYPES, encoded.types)
-    types = () if encoded.types is None else (encoded.types,)
-    (folder / CONTENT).write_text(_digest(encoded.tokens, encoded.lengths, labels, *types), encoding="ascii")
+    content = _digest(map_array(folder / "tokens.npy"), lengths, labels, *typed)
+    (folder / CONTENT).write_text(content, encoding="ascii")
     if ids is not None:
         (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+    return lengths, cut
 
 
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
@@ -133,21 +148,21 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int
 
     ``type_pad`` is its type, ``source`` the file or embedded data set that the rows came from.
     """
-    offsets = _map(folder / "offsets.npy")
+    offsets = map_array(folder / "offsets.npy")
     lengths = np.diff(offsets)
     return TokenDataset(
-        tokens=_map(folder / "tokens.npy"),
+        tokens=map_array(folder / "tokens.npy"),
         starts=offsets[:-1],
         lengths=lengths,
-        labels=_map(folder / "labels.npy"),
-        source_rows=_map(folder / "source_rows.npy"),
+        labels=map_array(folder / "labels.npy"),
+        source_rows=map_array(folder / "source_rows.npy"),
         items=np.ones(len(lengths), np.int64),
         pad=pad,
         pad_left=pad_left,
         content=(folder / CONTENT).read_text(encoding="ascii"),
         source=source,
         ids=folder / IDS if (folder / IDS).exists() else None,
-        types=_map(folder / TYPES) if (folder / TYPES).exists() else None,
+        types=map_array(folder / TYPES) if (folder / TYPES).exists() else None,
         type_pad=type_pad,
     )
 
@@ -173,10 +188,6 @@ def _digest(*columns: np.ndarray) -> str:
     digest = hashlib.sha256()
     for column in columns:
         kind = "<f4" if column.dtype.kind == "f" else "<i8"  # the same bytes on every machine
-        digest.update(np.ascontiguousarray(column, dtype=kind).data)
+        for block in blocks(column):
+            digest.update(np.ascontiguousarray(block, dtype=kind).data)
     return digest.hexdigest()
-
-
-def _map(path: Path) -> np.ndarray:
-    # As a plain array: indexing numpy's memmap class is several times slower.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
