@@ -78,7 +78,7 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )
-    wide = os.environ | {"COLUMNS": "120"}  # what a test's own process has of a terminal is no matter
+    wide = os.environ | {"COLUMNS": "160"}  # what a test's own process has of a terminal is no matter
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=wide
     )

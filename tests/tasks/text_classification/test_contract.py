@@ -40,5 +40,5 @@ class TestMultiLabel(TaskContract):
     settings: ClassVar = PHRASES | {
         "task_options.columns.text_pair": None,
         "task_options.columns.label": "topics",
-        "task_options.problem_type": "multi_label_classification",
+        "task_options.problem_type": "multi_label",
     }

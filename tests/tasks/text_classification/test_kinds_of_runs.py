@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "lists": {
         "columns": {"text": "first", "label": "topics", "id": "id"},
-        "problem_type": "multi_label_classification",
+        "problem_type": "multi_label",
     },
 }
 

@@ -25,7 +25,7 @@ TASK = TextClassification(
     data=str(PHRASES), columns=Columns(text="first", label="same"), model="bert-tiny", dropout=0.0, eval_fraction=0.25
 )
 NUMBERS = replace(TASK, columns=Columns(text="first", label="score"), problem_type="regression")
-LISTS = replace(TASK, columns=Columns(text="first", label="topics"), problem_type="multi_label_classification")
+LISTS = replace(TASK, columns=Columns(text="first", label="topics"), problem_type="multi_label")
 
 
 @pytest.mark.parametrize("task", [TASK, NUMBERS, LISTS], ids=lambda task: task.problem_type)

@@ -51,7 +51,7 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
 def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
     tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
     encoded = Encoded(tokens=tokens, types=types, lengths=np.array([2, 3]))
-    write_tokens(tmp_path / "rows", encoded, np.array([0, 1]), np.array([0, 1]))
+    write_tokens(tmp_path / "rows", [encoded], np.array([0, 1]), np.array([0, 1]))
     batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
     assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
     assert batch["token_type_ids"].tolist() == [[0, 1, 1], [3, 0, 1] if left else [0, 1, 3]]

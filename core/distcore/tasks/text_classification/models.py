@@ -12,6 +12,13 @@ from distcore.tasks.text_classification.options import TextOptions
 if TYPE_CHECKING:
     from torch import nn
 
+PROBLEM_TYPES = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
+"""The option of this name, to what transformers calls it in a model's config."""
+
 
 def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:
     """Return the configured model in fp32, with an output for each of ``classes``; without any, one for a number.
@@ -20,7 +27,7 @@ def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size
     the tokenizer's; a pretrained model keeps the vocabulary size of its weights. Raises ModelError.
     """
     outputs = classes or ["LABEL_0"]  # as transformers calls the output of a regression
-    fields = class_fields(outputs) | {"pad_token_id": pad, "problem_type": options.problem_type}
+    fields = class_fields(outputs) | {"pad_token_id": pad, "problem_type": PROBLEM_TYPES[options.problem_type]}
     shape = SHAPES.get(options.model)
     if shape is None:
         folder = options.model_folder()

@@ -59,7 +59,7 @@ class TextOptions(TaskOptions):
 
     built_in: ClassVar = SHAPES
     pretrained_lr: ClassVar = 3e-5
-    metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label_classification"].metrics
+    metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label"].metrics
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "class_names": "free",
@@ -74,10 +74,8 @@ class TextOptions(TaskOptions):
     """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
-    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = (
-        "single_label_classification"
-    )
-    """What a label is, in transformers' words: a class, a list of classes, or a number."""
+    problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"
+    """What a label is: a class, a list of classes, or a number."""
     class_names: tuple[str, ...] | None = None
     """Words for classes whose labels are integers, from the least to the largest; null: the labels as written."""
     tokenizer: Tokenizer = Tokenizer()
@@ -87,7 +85,7 @@ class TextOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         """Declare the metrics of this kind of labels; raises ConfigError for ``class_names`` that cannot be."""
-        names, single = self.class_names, self.problem_type == "single_label_classification"
+        names, single = self.class_names, self.problem_type == "single_label"
         if names is not None and (self.problem_type == "regression" or len(set(names)) != len(names)):
             why = "a regression has no classes" if self.problem_type == "regression" else "a name stands there twice"
             raise ConfigError(f"class_names = {list(names)}: {why}")

@@ -15,7 +15,7 @@ from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.problems import PROBLEMS
 from distcore.tasks.text_classification.problems.contract import Problem
 
-SINGLE_LABEL = PROBLEMS["single_label_classification"]
+SINGLE_LABEL = PROBLEMS["single_label"]
 
 
 @dataclass(frozen=True, slots=True)

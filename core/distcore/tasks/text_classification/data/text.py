@@ -93,7 +93,7 @@ def _rows(source: str, options: TextOptions) -> Rows:
     columns, problem = options.used_columns, options.problem
     rows = read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, columns, problem))
     if source in embedded.EMBEDDED:
-        if options.problem_type != "single_label_classification":
+        if options.problem_type != "single_label":
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
         if (columns.text_pair is None) != (rows.seconds is None):
             found = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"

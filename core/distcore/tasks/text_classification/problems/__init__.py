@@ -1,4 +1,4 @@
-"""What is asked of each text: one class, several classes, or a number. Named as in the configs of transformers."""
+"""What is asked of each text: one class, several classes, or a number."""
 
 from distcore.tasks.text_classification.problems.contract import Problem
 from distcore.tasks.text_classification.problems.multi_label import MultiLabel
@@ -6,8 +6,8 @@ from distcore.tasks.text_classification.problems.regression import Regression
 from distcore.tasks.text_classification.problems.single_label import SingleLabel
 
 PROBLEMS: dict[str, Problem] = {
-    "single_label_classification": SingleLabel(),
-    "multi_label_classification": MultiLabel(),
+    "single_label": SingleLabel(),
+    "multi_label": MultiLabel(),
     "regression": Regression(),
 }
 """By the name that follows ``task_options.problem_type``."""
