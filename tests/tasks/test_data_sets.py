@@ -198,7 +198,7 @@ def test_a_split_is_predicted_like_a_file(
 ) -> None:
     folder, _ = runs
     monkeypatch.chdir(tmp_path)
-    found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for source in (f"{folder}/set@validation", write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6])):
         out = tmp_path / f"of{len(found)}.jsonl"
         assert main(["predict", str(folder / "set-run"), "--data", source, "--out", str(out)]) == 0
