@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from arrow_cases import datasets, save, texts
 
-from distcore.data.files import digest, name_of, read_records, read_windows
+from distcore.data.files import digest, name_of, read_records
 from distcore.data.splits import Split, find_split
 from distcore.errors import DataError
 from distcore.files import absolute
@@ -71,12 +71,6 @@ def test_a_class_has_its_name_and_minus_one_is_no_label(here: Path) -> None:
     save(here / "classes", labelled, features)
     columns = {"columns.label": "label", "columns.text": "text"}
     assert rows("classes", **columns) == [("yes", "row 0"), (None, "row 1"), ("no", "row 2")]
-
-
-def test_windows_go_on_behind_the_rows_that_were_read(here: Path) -> None:
-    save(here / "one", texts(7), shards=2)
-    found = list(read_windows(split("one"), COLUMNS, 2, skip=3))
-    assert [(window.file, window.start, len(window.records)) for window in found] == [("one", 4, 2), ("one", 6, 2)]
 
 
 def test_a_digest_is_of_the_content_wherever_it_is(here: Path) -> None:

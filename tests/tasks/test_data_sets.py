@@ -95,7 +95,7 @@ def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
     row = int(found.train.rows[3])
     shown = found.train.preprocessing.values(pixels(row)[None])
     assert (found.train.batch(np.asarray([3]))["pixel_values"] == shown).all()
-    assert found.evaluation.origin(0)["file"] == str(tmp_path / "set")
+    assert next(found.evaluation.origins())["file"] == str(tmp_path / "set")
 
 
 @pytest.mark.parametrize("case", ["documents", "pairs", "texts"])
@@ -190,6 +190,23 @@ def test_the_run_is_found_from_another_folder_and_goes_on_with_the_same_rows_onl
         train(config("changed", tmp_path / "refused", **resumed))
     train(config("copy", tmp_path / "goes-on", **resumed))
     assert losses(tmp_path / "goes-on")[-1] == pytest.approx(losses(folder / "set-run")[-1], rel=1e-6)
+
+
+@pytest.mark.programs
+def test_a_split_is_predicted_like_a_file(
+    runs: tuple[Path, Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = runs
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for source in (f"{folder}/set@validation", write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6])):
+        out = tmp_path / f"of{len(found)}.jsonl"
+        assert main(["predict", str(folder / "set-run"), "--data", source, "--out", str(out)]) == 0
+        found[source] = list(map(json.loads, out.read_text().splitlines()))
+    assert [{line["file"] for line in lines} for lines in found.values()] == [{source} for source in found]
+    split, file = ([line | {"file": ""} for line in lines] for lines in found.values())
+    assert split == file
+    assert len(split) == 6
 
 
 @pytest.mark.ranks

@@ -46,7 +46,7 @@ class TaskOptions:
     model: str
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str
-    """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     eval_data: str | None = None
     """File to evaluate on, instead of a part of ``data``."""
     test_data: str | None = None

@@ -57,11 +57,11 @@ def test_code_examples_and_tests_are_left_out(tmp_path):
 @pytest.mark.programs
 def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
     rows = embedded.stdlib_docs()
-    expected = hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest()
+    expected = hashlib.sha256(json.dumps([list(rows.texts), rows.labels]).encode()).hexdigest()
     code = (
         "import hashlib, json; from distcore.tasks.text_classification.data.embedded import stdlib_docs;"
         "rows = stdlib_docs();"
-        "print(hashlib.sha256(json.dumps([rows.texts, rows.labels]).encode()).hexdigest())"
+        "print(hashlib.sha256(json.dumps([list(rows.texts), rows.labels]).encode()).hexdigest())"
     )
     environment = os.environ | {"PYTHONHASHSEED": "12345", "DISTCORE_CACHE": str(cache) + "-other"}
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).strip() == expected

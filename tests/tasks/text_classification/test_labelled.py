@@ -14,7 +14,7 @@ COLUMNS = Columns()
 @pytest.mark.parametrize("labels", [[0, 1, 2, 10], ["b", "a", "b", "喜"]], ids=["integers", "strings"])
 def test_every_format_gives_the_same_rows(tmp_path, suffix, labels):
     rows = read_rows(write(tmp_path / f"data{suffix}", text=TEXTS, label=labels), COLUMNS)
-    assert (rows.texts, rows.labels) == (TEXTS, labels)
+    assert (list(rows.texts), rows.labels) == (TEXTS, labels)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])

@@ -150,7 +150,7 @@ def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
 def test_a_second_preparation_neither_parses_nor_tokenises(options, monkeypatch):
     first = prepared(options)
     monkeypatch.setattr(text, "read_rows", None)
-    monkeypatch.setattr(text, "encode", None)
+    monkeypatch.setattr(text, "encode_all", None)
     second = prepared(options)
     assert np.array_equal(first.train.tokens, second.train.tokens)
     assert first.facts == second.facts

@@ -50,7 +50,7 @@ class MaskedOptions(TaskOptions):
     model: str = "bert-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-lines"
-    """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()

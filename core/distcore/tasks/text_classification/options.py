@@ -71,7 +71,7 @@ class TextOptions(TaskOptions):
     model: str = "bert-mini"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-docs"
-    """Data file (.json .jsonl .csv .parquet), or the name of an embedded data set."""
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"
