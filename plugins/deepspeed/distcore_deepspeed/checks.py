@@ -46,7 +46,7 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
     if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
         raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
     if "sparse_attention" in user.tree:
-        gone = f"DeepSpeed {version('deepspeed')} has no sparse attention any more"
+        gone = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(
             f"{user.source}: sparse_attention: {gone}; take it out, and the model's own attention is used"
         )

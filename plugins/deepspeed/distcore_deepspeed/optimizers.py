@@ -75,7 +75,7 @@ def check_optimizer(kind: str | None, device: str) -> None:
     if kind is None:
         return
     if kind in ONE_BIT:
-        gone = f"DeepSpeed {version('deepspeed')} has no 1-bit optimizers any more"
+        gone = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(f"optimizer {kind}: {gone}; use deepspeed-adamw or adamw")
     if kind not in known:
         hint = nearest(kind, known)

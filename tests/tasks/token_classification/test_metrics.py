@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from distcore.errors import ConfigError
-from distcore.tasks.token_classification.metrics import Lookup, check_scores, is_iob, tag_metrics
+from distcore.tasks.token_classification.metrics import Lookup, is_iob, tag_metrics
 
 IOB = ["B-LOC", "B-PER", "I-PER", "O"]
 TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
@@ -55,10 +52,3 @@ def test_a_word_is_looked_up_and_one_that_training_lacks_gets_the_commonest_tag(
     lookup = Lookup(words, tags)
     facts = lookup.facts([["May", "met", "Bob"]], [["B-PER", "O", "B-PER"]], ["B-PER", "O"])
     assert facts == {"majority_share": 0.3333, "lookup_accuracy": 0.6667, "lookup_f1": 0.6667}
-
-
-def test_entities_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "seqeval", None)  # Python's own way to say that it cannot be imported
-    check_scores(["NOUN", "VERB"])
-    with pytest.raises(ConfigError, match=r"pip install 'distcore\[token-classification\]'"):
-        check_scores(IOB)

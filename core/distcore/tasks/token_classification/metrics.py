@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from importlib.util import find_spec
-
-from distcore.errors import ConfigError
 
 Sentences = Sequence[Sequence[str]]
 """The tags of each row."""
@@ -18,15 +15,6 @@ NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
 def is_iob(classes: Sequence[str]) -> bool:
     """Whether tags name entities: ``B-…`` and ``I-…`` (also ``E-…``, ``S-…``) for their words, ``O`` for all others."""
     return any(name != "O" for name in classes) and all(re.fullmatch(r"O|[BIES]-.+", name) for name in classes)
-
-
-def check_scores(classes: Sequence[str]) -> None:
-    """Raise ConfigError if these tags are IOB, and seqeval, which counts entities, is not installed."""
-    if is_iob(classes) and find_spec("seqeval") is None:
-        raise ConfigError(
-            "tags are in IOB form: their entities are counted by the package seqeval, which is not installed. "
-            "Install it with: pip install 'distcore[token-classification]'"
-        )
 
 
 def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -> dict[str, object]:

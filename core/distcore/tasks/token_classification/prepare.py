@@ -17,7 +17,7 @@ from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, tokenizer_digest
 from distcore.tasks.sources import read_source, source_digests, source_said, unused_splits
 from distcore.tasks.token_classification import embedded
-from distcore.tasks.token_classification.metrics import Lookup, check_scores, is_iob
+from distcore.tasks.token_classification.metrics import Lookup, is_iob
 from distcore.tasks.token_classification.models import check_model
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
@@ -49,7 +49,6 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, facts, pad = tuple(entry["labels"]), entry["facts"], int(entry["tokens"]["pad"])
     classes = tuple(map(str, labels))
-    check_scores(classes)
     sources = {"train": options.data, "evaluation": options.eval_data or options.data, "test": str(options.test_data)}
     sets = {name: open_tagged(folder / name, pad, source_said(sources[name], embedded.EMBEDDED)) for name in facts}
     return TagDatasets(
@@ -93,7 +92,6 @@ def _build(folder: Path, options: TagOptions, seed: int) -> None:
     train = parts["train"]
     labels = distinct_tags(train.rows)
     classes = [str(label) for label in labels]
-    check_scores(classes)
     tokenizer = _tokenizer(options, train)  # a vocabulary must not see the evaluation rows
     lookup = Lookup(*_words_and_tags(train))
     facts = {}
