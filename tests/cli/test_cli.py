@@ -78,13 +78,13 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print('torch' in sys.modules, file=sys.stderr)"
     )
-    wide = os.environ | {"COLUMNS": "160"}  # what a test's own process has of a terminal is no matter
+    wide = os.environ | {"COLUMNS": "120"}  # what a test's own process has of a terminal is no matter
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=wide
     )
     assert done.stderr.strip() == "False"
     assert "loss ↓ accuracy ↑" in done.stdout
-    assert re.search(r"max_seq_len +int ≥ 4 +128 +Tokens of a row; longer rows are cut", done.stdout)
+    assert re.search(r"max_seq_len +int ≥ 4 +128 +Tokens of a row; longer rows", done.stdout)
 
 
 def test_help_of_a_task_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
+from distcore.tasks.text_classification.models import PROBLEM_TYPES
 from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.task import TextClassification
 
@@ -33,7 +34,7 @@ def test_the_loss_is_that_of_transformers_and_an_export_says_what_it_is(task: Te
     data: Any = task.prepare(RunConfig())
     torch.manual_seed(0)
     model: Any = task.build_model(RunConfig(), data).eval()
-    assert model.config.problem_type == task.problem_type
+    assert model.config.problem_type == PROBLEM_TYPES[task.problem_type]
     batch = data.train.batch(np.arange(7))
     labels = batch["labels"].float() if task is LISTS else batch["labels"]
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -24,10 +24,10 @@ from transformers import (
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
 from distcore.tasks.text_classification.data import embedded
-from distcore.tasks.text_classification.data.vocabulary import as_transformers, train_wordpiece
 from distcore.tasks.text_classification.options import Columns
 from distcore.tasks.text_classification.task import TextClassification
 from distcore.tasks.vocabulary import train_byte_level
+from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
 PHRASES = Path(__file__).with_name("phrases.jsonl")
 ROWS = [json.loads(line) for line in PHRASES.read_text().splitlines()]
