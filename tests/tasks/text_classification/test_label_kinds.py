@@ -57,6 +57,16 @@ def test_numbers_are_kept_as_they_are(tmp_path: Path) -> None:
     assert (data.classes, "classes" in data.facts) == ((), False)
 
 
+def test_rows_whose_numbers_differ_behind_the_point_have_another_content(tmp_path: Path) -> None:
+    contents = set()
+    for name, more in (("a", 0.2), ("b", 0.4)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(line(number + more) for number in (1, 2, 3, 4)))
+        task = replace(NUMBERS, data=str(tmp_path / f"{name}.jsonl"), columns=Columns())
+        data: Any = task.prepare(RunConfig())
+        contents.add(data.train.content)
+    assert len(contents) == 2
+
+
 def test_lists_become_ones_where_a_class_applies(tmp_path: Path) -> None:
     labels = [["b", "a"], [], ["c"], ["a"]] * 3
     for suffix in (".json", ".jsonl", ".parquet"):
