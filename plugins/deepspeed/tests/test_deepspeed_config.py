@@ -163,7 +163,10 @@ OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not a section": ({"config": {"fp16": True}}, "fp16 = True: expected keys and values"),
     "out of range": ({"config": {"fp16": {"loss_scale": -1}}}, r"fp16.loss_scale = -1: .*must be >= 0"),
     "unknown optimizer": ({"config": {"optimizer": {"type": "Adamm"}}}, r"'Adamm' .*did you mean 'AdamW'"),
-    "1-bit Adam": ({"config": {"optimizer": {"type": "OneBitAdam"}}}, r"OneBitAdam: DeepSpeed dropped its 1-bit .* in 0\.19\.7; here is 0\.19\.\d+; use"),
+    "1-bit Adam": (
+        {"config": {"optimizer": {"type": "OneBitAdam"}}},
+        r"OneBitAdam: DeepSpeed dropped its 1-bit .* in 0\.19\.7; here is 0\.19\.\d+; use",
+    ),
     "0/1 Adam": ({"config": {"optimizer": {"type": "ZeroOneAdam"}}}, "ZeroOneAdam: .* use deepspeed-adamw or adamw"),
     "1-bit LAMB": (
         {"config": {"optimizer": {"type": "OneBitLamb"}}},
