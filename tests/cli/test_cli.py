@@ -162,6 +162,7 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     assert "micro-batches of its first step: 2, of 4, 4 rows" in out
 
 
+@pytest.mark.programs
 def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
     assert main(job.split()) == 0

@@ -66,7 +66,7 @@ def test_sigterm_ends_the_sweep_and_the_same_command_goes_on(
     assert sorted(set(steps)) == [*range(1, 21)]
     assert "no luck" in err
     heading, first, second, *notes = out[out.index("run  ") :].splitlines()
-    assert re.match(r"run +loss ↓ +accuracy ↑ +samples/s .* lr *$", heading)
+    assert re.match(r"run +loss ↓ +accuracy ↑ +macro_f1 ↑ +samples/s .* lr *$", heading)
     assert re.match(r"lr=0.0001 +\d.* 0.0001 *$", first)
     assert re.match(r"lr=0.001 +n/a .* 0.001 *$", second)
     assert notes[:2] == ["lr=0.001: not finished, it has no report.json", "lr=0.001: failed with exit code 3"]

@@ -14,6 +14,8 @@ from distcore import ConfigError, RunConfig, train
 from distcore.checkpoint import Checkpoint
 from distcore.errors import CheckpointError
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 FROZEN = r"embeddings|encoder\.layer\.0"
 
 

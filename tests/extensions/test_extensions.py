@@ -20,6 +20,8 @@ from distcore.extensions.progress import ProgressLine, describe_evaluation, time
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 WATCH = '''
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,6 +16,8 @@ from distcore.extensions.phases import PHASES, overlap, union
 from distcore.extensions.profile import Plan
 from distcore.launchers import launch
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 CHANGES = {
     "model": "bert-tiny", "max_steps": 12, "global_batch_size": 8, "device": "cpu", "extensions.progress": False,
     "extensions.profile": {"wait": 2, "steps": 4, "traced": 2}, "checkpoints.best": None, "log_level": "error",

@@ -14,6 +14,8 @@ from distcore import RunConfig, hookimpl, train
 from distcore.extensions.watchdog import Watchdog
 from distcore.testing.problem import Problem
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 
 class SleepsInStep:
     @hookimpl(wrapper=True)

@@ -22,6 +22,8 @@ from distcore.engine.trainer import how_to_go_on
 from distcore.launchers.contexts import stop_signals
 from distcore.launchers.environment import LAUNCHER_VARIABLE
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 STOP = """
 import os, signal
 from distcore import hookimpl

@@ -17,6 +17,8 @@ from distcore.engine.predictions import check_reads_rows
 from distcore.errors import TaskError
 from distcore.tasks import Simple
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 ROWS = [{"id": f"r{n}", "text": f"{'good' if n % 3 else 'bad'} {n}" + " word" * (n % 7)} for n in range(150)]
 SMALL_WINDOWS = ["--set", "micro_batch_size=2"]
 """Of 64 rows for each rank."""

@@ -113,6 +113,7 @@ def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tm
     assert not [line for line in whole.warnings if "not used" in line]
 
 
+@pytest.mark.programs
 def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizing, "CHARACTERS", 5_000)
     for module in (arrays, sequences):

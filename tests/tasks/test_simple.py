@@ -114,6 +114,7 @@ def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:
         Wrong().prepare(CONFIG)
 
 
+@pytest.mark.programs
 def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def file(tmp_path: Path) -> str:
     return f"{tmp_path / 'lines.py'}:Lines"
 
 
+@pytest.mark.programs
 def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

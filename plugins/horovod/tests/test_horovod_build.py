@@ -80,6 +80,7 @@ def test_a_failed_compilation_names_the_first_error_and_the_log(capfd: pytest.Ca
     assert "40 %" in capfd.readouterr().err
 
 
+@pytest.mark.programs
 def test_where_horovod_is_missing_the_command_is_named() -> None:
     code = (
         "import sys; sys.modules['horovod'] = None\n"

@@ -67,6 +67,7 @@ def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).strip() == expected
 
 
+@pytest.mark.programs
 def test_the_module_documents_its_rows():
     rows = embedded.stdlib_docs()
     told = " ".join((embedded.__doc__ or "").split())

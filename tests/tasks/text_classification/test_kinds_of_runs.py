@@ -100,7 +100,7 @@ def test_rows_without_labels_are_predicted_as_the_test_rows_were(trained: tuple[
     names = [name for name in ("first", "second", "id") if name != "second" or "text_pair" in KINDS[kind]["columns"]]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps({name: row[name] for name in names}) + "\n" for row in ROWS))
     out = tmp_path / "out.jsonl"
-    assert main(["predict", str(folder / "single"), "--data", str(tmp_path / "new.jsonl"), "--out", str(out)]) == 0
+    assert main(f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out {out}".split()) == 0
     assert_alike(lines(out), lines(folder / "single/predictions.jsonl"))
 
 
@@ -109,8 +109,8 @@ def test_a_pair_to_predict_without_its_second_text_is_one_line(
 ) -> None:
     kind, folder = trained
     (tmp_path / "new.jsonl").write_text('["a", "b", "c"]\n["a", "", "d"]\n' if kind != "lists" else '["", "c"]\n')
-    out = str(tmp_path / "out.jsonl")
-    assert main(["predict", str(folder / "single"), "--data", str(tmp_path / "new.jsonl"), "--out", out]) == 2
+    command = f"predict {folder}/single --data {tmp_path}/new.jsonl --id-column id --out {tmp_path}/out.jsonl"
+    assert main(command.split()) == 2
     problem = "row 2: text_pair is empty" if kind != "lists" else "row 1: text is empty"
     assert f"new.jsonl, {problem}: fill it in or remove the row" in capfd.readouterr().err
 
