@@ -23,6 +23,7 @@ WAYS = {
     "beside training": ("nproc=1", "checkpoints={keep_last: 3, best: null, asynchronous: true}"),
     "two ranks": ("nproc=2", "strategy=ddp"),
 }
+EACH = [pytest.param(way, marks=pytest.mark.slow) if way == "beside training" else way for way in WAYS]
 PAGE = 4096
 
 
@@ -50,7 +51,7 @@ def goes_on(out: Path, way: str, undisturbed: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
     out = at_step(8, undisturbed, small_disk / "run")
     size = sum(-(-file.stat().st_size // PAGE) for file in out.glob("checkpoints/*/*"))
@@ -61,7 +62,7 @@ def test_no_space_left(undisturbed: Path, small_disk: Path, way: str) -> None:
     goes_on(out, way, undisturbed)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_a_limit_on_the_size_of_files(undisturbed: Path, tmp_path: Path, way: str) -> None:
     out = at_step(8, undisturbed, tmp_path / "run")
     largest = max(file.stat().st_size for file in out.glob("checkpoints/*/*.safetensors"))

@@ -103,6 +103,7 @@ def test_every_second_round_goes_backwards() -> None:
     assert list(schedule("ab", rounds=2, interleave=False)) == [(1, "a"), (2, "a"), (1, "b"), (2, "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_later_rounds_are_compared_with_the_first(work_folder: Path) -> None:
     assert compare("--strategies", "single", "--rounds", "2", "--out", "found") == 0

@@ -45,9 +45,10 @@ def pid_of(whom: str, launcher: int) -> int:
 
 
 CASES = [
-    ("launcher", 1, stepping), ("rank 1", 1, stepping), ("launcher", 1, saving), ("rank 0", 2, saving),
+    ("launcher", 1, stepping), ("rank 0", 2, saving),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("rank 0", 1, stepping), ("launcher", 2, stepping), ("rank 1", 1, saving),
+        ("rank 0", 1, stepping), ("rank 1", 1, stepping), ("launcher", 2, stepping), ("launcher", 1, saving),
+        ("rank 1", 1, saving),
     )),
 ]  # fmt: skip
 

@@ -106,7 +106,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
     return failed
 
 
-FIRST_READ = [ROOT / "README.md", ROOT / "docs/quickstart.md", ROOT / "plugins/fsdp/README.md"]
+FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
 """Pages whose commands run in every test run; those of the others take minutes."""
 
 

@@ -77,8 +77,15 @@ def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("world", "times"),
+    [
+        ("--strategy single", 1),
+        ("--strategy single", 2),
+        ("--strategy ddp --nproc 2", 1),
+        pytest.param("--strategy ddp --nproc 2", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_at_a_terminal(work_folder: Path, world: str, times: int) -> None:
     (work_folder / "slow.py").write_text(SLOW)
     arguments = [*JOB.split(), "--max-steps", "100", *world.split(), "--out", "run", "--log-every", "10"]

@@ -43,6 +43,7 @@ def test_two_processes_of_accelerate_launch_train_together(tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "report.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_deepspeed_file_given_to_the_launcher_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "deepspeed.yaml"

@@ -156,6 +156,7 @@ def losses(out: Path) -> list[str]:
     return [str(record["train/loss"]) for record in map(json.loads, lines) if "train/loss" in record]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_every_launcher_trains_the_same(tmp_path: Path) -> None:
     starts: dict[str, tuple[str, ...]] = {

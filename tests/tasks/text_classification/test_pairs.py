@@ -201,6 +201,7 @@ def test_stdlib_pairs_are_pairs_without_a_column_for_them() -> None:
     assert "token_type_ids" in task.prepare(RunConfig()).train.batch(np.arange(2))
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_an_embedded_data_set_of_the_other_kind_is_refused() -> None:
     with pytest.raises(DataError, match=r"^data set stdlib-docs: has one text per row, but columns.text_pair asks for"):
