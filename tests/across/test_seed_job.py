@@ -16,6 +16,8 @@ import yaml
 
 from distcore.cli.main import main
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/seed_job.py"
 
 

@@ -12,6 +12,8 @@ import pytest
 from distcore.cli.main import main
 from distcore.plugin.hooks import EVENTS, OPERATIONS
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 PAGE = (Path(__file__).parents[2] / "docs/coming-from-the-trainer.md").read_text()
 ARGUMENTS, CALLBACKS = (
     PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in ("Arguments", "Callbacks")

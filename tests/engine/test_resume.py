@@ -16,6 +16,8 @@ from distcore.checkpoint.distance import difference
 from distcore.cli.main import main
 from distcore.errors import CheckpointError
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 LAST = "step-00000015"
 
 

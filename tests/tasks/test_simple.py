@@ -21,6 +21,8 @@ from distcore.errors import ConfigError, StrategyError, TaskError
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
 from distcore.tasks import Simple
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 
 @dataclass(frozen=True)
 class Lines(Simple):
