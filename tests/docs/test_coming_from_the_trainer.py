@@ -12,7 +12,7 @@ import pytest
 from distcore.cli.main import main
 from distcore.plugin.hooks import EVENTS, OPERATIONS
 
-pytestmark = pytest.mark.programs  # its runs are whole ones
+pytestmark = pytest.mark.programs  # a command for each row of the page
 
 PAGE = (Path(__file__).parents[2] / "docs/coming-from-the-trainer.md").read_text()
 ARGUMENTS, CALLBACKS = (

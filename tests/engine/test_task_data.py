@@ -29,6 +29,8 @@ from distcore.launchers import join
 from distcore.testing.problem import Classifier, Problem, Rows
 from distcore.testing.reference import apart
 
+pytestmark = pytest.mark.programs  # its runs are whole ones
+
 
 def config(out: Path, **changes: Any) -> RunConfig:
     given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "log_every": 1}
