@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.tasks.pretrained import set_dropout
+from distcore.tasks.options import TaskOptions
+from distcore.tasks.padding import check_padding
+from distcore.tasks.pretrained import check_kind, check_length, set_dropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,17 @@ def bert_config(shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout:
     )
     set_dropout(config, dropout)
     return config
+
+
+def check_encoder(options: TaskOptions, max_seq_len: int, kind: str, cannot: str) -> None:
+    """Refuse a model that takes the place of these, but cannot do what they do or not with so many tokens.
+
+    ``kind`` is what transformers calls its models that can, such as ``MASKED_LM``, ``cannot`` what is said of another.
+    Raises ModelError, or ConfigError for more tokens than it has positions for.
+    """
+    if options.from_scratch:
+        return
+    folder = options.model_folder()
+    check_kind(options.model, folder, kind, f"{cannot}; take a model such as BERT or RoBERTa")
+    check_padding(options)
+    check_length(options.model, folder, max_seq_len)

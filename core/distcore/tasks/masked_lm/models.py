@@ -7,22 +7,10 @@ from typing import TYPE_CHECKING, Any
 from distcore.errors import ModelError
 from distcore.tasks.bert import SHAPES, bert_config
 from distcore.tasks.masked_lm.options import MaskedOptions
-from distcore.tasks.padding import check_padding
-from distcore.tasks.pretrained import check_kind, check_length, load_model
+from distcore.tasks.pretrained import load_model
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def check_model(options: MaskedOptions) -> None:
-    """Raise ModelError for a model that does not find masked tokens, ConfigError for more tokens than it takes."""
-    if options.from_scratch:
-        return
-    folder = options.model_folder()
-    refusal = "does not find masked tokens; take a model such as BERT or RoBERTa"
-    check_kind(options.model, folder, "MASKED_LM", refusal)
-    check_padding(options)
-    check_length(options.model, folder, options.max_seq_len)
 
 
 def mask_token(name: str, tokenizer: Any) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 from distcore.data.arrays import blocks
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
+from distcore.tasks.bert import check_encoder
 from distcore.tasks.flat import Flat
 from distcore.tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore.tasks.masked_lm.masking import Masking, open_rows, write_rows
-from distcore.tasks.masked_lm.models import check_model, mask_token
+from distcore.tasks.masked_lm.models import mask_token
 from distcore.tasks.masked_lm.options import MaskedOptions
 from distcore.tasks.masked_lm.rows import EMBEDDED, Texts, fingerprint, read_texts
 from distcore.tasks.parts import Part, parts_of
@@ -38,7 +39,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenisedDatasets:
     The key of a cache entry is a digest of the files' content. Masks are made when rows are read, so that
     ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
     """
-    check_model(options)
+    check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
     folder = cached_folder("masked", _key(options, seed), lambda folder: _build(folder, options, seed))
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     ordinary = np.load(folder / "ordinary.npy", allow_pickle=False)

@@ -6,23 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distcore.tasks.bert import SHAPES, bert_config
-from distcore.tasks.padding import check_padding
-from distcore.tasks.pretrained import check_kind, check_length, class_fields, load_model
+from distcore.tasks.pretrained import class_fields, load_model
 from distcore.tasks.token_classification.options import TagOptions
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def check_model(options: TagOptions) -> None:
-    """Raise ModelError for a model that does not tag tokens, ConfigError for more tokens than it takes."""
-    if options.from_scratch:
-        return
-    folder = options.model_folder()
-    refusal = "does not tag tokens; take a model such as BERT or RoBERTa"
-    check_kind(options.model, folder, "TOKEN_CLASSIFICATION", refusal)
-    check_padding(options)
-    check_length(options.model, folder, options.max_seq_len)
 
 
 def build_model(options: TagOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from distcore.data.cache import cached_folder
+from distcore.tasks.bert import check_encoder
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, tokenizer_digest
 from distcore.tasks.sources import read_source, source_digests, source_said, unused_splits
 from distcore.tasks.token_classification import embedded
 from distcore.tasks.token_classification.metrics import Lookup, is_iob
-from distcore.tasks.token_classification.models import check_model
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
 from distcore.tasks.token_classification.tagged import no_tagged, open_tagged, write_tagged
@@ -44,7 +44,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
-    check_model(options)
+    check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     folder = cached_folder("tagged", _key(options, seed), lambda folder: _build(folder, options, seed))
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     labels, facts, pad = tuple(entry["labels"]), entry["facts"], int(entry["tokens"]["pad"])
