@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -28,22 +29,25 @@ def write_atomically(file: Path, text: str) -> None:
 def hold(file: Path) -> TextIO | None:
     """Open ``file`` and hold it until it is closed or this process ends, however it ends; ``is_held`` sees that.
 
-    Returns ``None`` on a file system without locks.
+    Several may hold a file, and nobody waits. Returns ``None`` on a file system without locks.
     """
     held = file.open(encoding="utf-8")
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-    except OSError:
-        held.close()
-        return None
-    return held
+    for _ in range(3):  # somebody may be looking just now
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return held
+    held.close()
+    return None
 
 
 def is_held(file: Path) -> bool:
     """Return True if some process holds ``file``; on another machine only where the file system shares its locks."""
     try:
         with file.open(encoding="utf-8") as tried:
-            fcntl.flock(tried, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(tried, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -59,6 +59,15 @@ class Metrics:
     @hookimpl
     def on_run_end(self, run: Run, report: dict[str, object]) -> None:
         """Close the files."""
+        self._close()
+
+    @hookimpl(wrapper=True)
+    def teardown(self) -> Generator[None, bool, bool]:
+        """Close the files of a run that was stopped."""
+        self._close()
+        return (yield)
+
+    def _close(self) -> None:
         for file in filter(None, (self._out, self._held)):
             file.close()
         self._out = self._held = None
