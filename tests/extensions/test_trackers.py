@@ -43,6 +43,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
     """The records of a file that ``wandb sync`` uploads: chunks of 32 KiB, each with parts of records."""
     from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2
     raw, at, part = file.read_bytes(), 7, b""
     while at + 7 <= len(raw):
         if (left := 2**15 - at % 2**15) < 7:
@@ -52,7 +53,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
         part += raw[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            yield wandb_internal_pb2.Record.FromString(part)
+            yield messages.Record.FromString(part)
             part = b""
 
 

@@ -239,7 +239,7 @@ def test_following_ends_when_the_run_has_its_report(runs: Path, monkeypatch: pyt
         elif held is not None:
             held.close()
 
-    monkeypatch.setattr(following.time, "sleep", pause)
+    monkeypatch.setattr("distcore.report.following.time.sleep", pause)
     following.follow([runs / "runs/stopped"], console)
     console.file.close()
     assert len(looks) == 3  # a report beside a run that goes on is that of before its resume
@@ -258,10 +258,10 @@ def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
     held = hold(runs / "runs/stopped/config.yaml")
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
     environment = os.environ | {"TTY_COMPATIBLE": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout
-        assert b"curve" in child.stdout.read1() + child.stdout.read1()
+        assert "curve" in "".join(child.stdout.readline() for _ in range(2))
         child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=30)
-    assert (child.returncode, error) == (130, b"interrupted\n")
+    assert (child.returncode, error) == (130, "interrupted\n")
     assert held
