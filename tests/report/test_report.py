@@ -138,6 +138,12 @@ def test_a_name_is_text_and_no_html(runs: Path, capsys: pytest.CaptureFixture[st
     assert "<td>&lt;script&gt;</td><td>a &amp; b</td>" in text
 
 
+def test_a_run_of_a_sweep_keeps_its_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(Path("runs/betas=[0.9,0.98]"))
+    lines = shown(capsys, "runs/first", "runs/betas=[0.9,0.98]")
+    assert any(re.search(r"^train loss +betas=\[0\.9,0\.98\] ", line) for line in lines)
+
+
 def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     (norm,) = [chart for chart in charts_of([lines]) if chart.title == "gradient norm"]
@@ -198,6 +204,7 @@ def test_a_last_line_that_is_being_written_is_left_out(runs: Path, capsys: pytes
         ("runs/young", "report runs/young: no step is logged yet; --follow waits for it"),
         ("runs/damaged", r"runs/damaged/metrics.jsonl, line 3: damaged, expected a JSON object with a step: 'what\?'"),
         ("runs/answers", "runs/answers/predictions.jsonl, line 2: damaged, expected a JSON object: '3'"),
+        ("runs/listed", "runs/listed/report.json: cannot be read: expected a JSON object"),
         ("runs/first --html empty", "--html empty: is a folder, expected a file to write, such as empty/report.html"),
         ("runs/first --html runs/first/config.yaml/x", "--html runs/first/config.yaml/x: cannot be written: .+"),
         ("runs/first --htlm x", r"unknown flag '--htlm' \(did you mean '--html'\?\); .*"),
@@ -211,6 +218,7 @@ def test_what_cannot_be_reported_is_one_line(
     lines = write_run(runs / "runs/damaged") / "metrics.jsonl"
     kept = lines.read_text().splitlines()
     lines.write_text("\n".join([*kept[:2], "what?", *kept[3:]]) + "\n")
+    (write_run(runs / "runs/listed") / "report.json").write_text("[1]")
     (write_run(runs / "runs/answers") / "predictions.jsonl").write_text('{"label": 1, "prediction": 1}\n3\n')
     assert main(["report", *arguments.split()]) == 2
     assert re.fullmatch(f"error: {message}\n", capsys.readouterr().err)

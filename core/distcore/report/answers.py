@@ -70,7 +70,11 @@ def answers_of(folder: Path) -> Confusion | list[dict[str, str]] | None:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8", errors="replace") as texts:
+    try:
+        opened = file.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    with opened as texts:
         for number, text in enumerate(texts, 1):
             try:
                 line = json.loads(text)

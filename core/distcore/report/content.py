@@ -17,6 +17,10 @@ HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_siz
 """Keys of the config that say in a line what a run is, as far as its task has them."""
 
 
+class NoStepError(ConfigError):
+    """None of the runs has logged a step yet."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
     """What a report shows."""
@@ -44,7 +48,7 @@ def content_of(folders: Sequence[Path]) -> Content:
     lines = [lines_of(run.folder, run.config) for run in runs]
     charts = charts_of(lines)
     if not charts:
-        raise ConfigError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
+        raise NoStepError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
     names = names_of(folders)
     facts = facts_of(runs, command_line())
     late = [f"{name}: no step is logged yet" for name, found in zip(names, lines, strict=True) if not found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +91,11 @@ def charts_of(runs: Sequence[Iterable[Mapping[str, Any]]]) -> list[Chart]:
 
 
 def _values(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, str, str, float]]:
-    """Yield step, group, name and value of every number; null, which stands for what is not finite, is left out."""
+    """Yield step, group, name and value of every number that is finite; null stands for others."""
     for line in lines:
         for key, value in line.items():
             group, _, name = key.partition("/")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if name and is_number and not (group == "eval" and name in COUNTS):
                 yield line["step"], group, name, value
 

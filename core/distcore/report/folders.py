@@ -54,6 +54,8 @@ def read(folder: Path) -> RunFolder:
             report = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read: {error}") from None
+        if not isinstance(report, dict):
+            raise ConfigError(f"{file}: cannot be read: expected a JSON object")
     return RunFolder(folder=folder, config=load_config(str(folder / "config.yaml"), {}), report=report)
 
 

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from distcore.errors import ConfigError
 from distcore.files import is_held
-from distcore.report.content import content_of
+from distcore.report.content import NoStepError, content_of
 from distcore.report.folders import report_of
 from distcore.report.terminal import show_curves
 
@@ -51,9 +50,7 @@ def _size(folder: Path) -> int:
 def _curves(folders: Sequence[Path], console: Console) -> Text:
     try:
         content = content_of(folders)
-    except ConfigError as error:
-        if "no step is logged yet" not in str(error):
-            raise
+    except NoStepError:
         return Text("waiting for the first step; Ctrl-C ends")
     with console.capture() as drawn:
         show_curves(content, console)

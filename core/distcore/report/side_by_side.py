@@ -122,7 +122,7 @@ def _metrics(one: RunFolder) -> dict[str, float]:
 
 def _notes(names: Sequence[str], runs: Sequence[RunFolder]) -> Iterator[str]:
     """Yield what a reader must know before comparing the runs, one line each."""
-    rows = {one.report["evaluation"].get("dataset_size") for one in runs if one.report}
+    rows = {one.report.get("evaluation", {}).get("dataset_size") for one in runs if one.report}
     if len(rows) > 1:
         yield f"tested on different rows: {', '.join(map(str, sorted(rows, key=str)))} of them"
     for name, one in zip(names, runs, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from distcore.report.answers import Confusion
 from distcore.report.content import Content
@@ -19,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDEST, NARROWEST = 60, 8
 """Characters of a sparkline."""
 NUMBERS = ("last", "least", "most")
-NUMBER = 9
+NUMBER = 10
 """Characters of a number in four digits."""
 LONGEST_NAME = 24
 """Characters of a name in the table of curves."""
@@ -63,7 +64,7 @@ def show_curves(content: Content, console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True, width=NUMBER)
     for (curve, run, *numbers), points in rows:
         line = sparkline(points, span, room)
-        table.add_row(*([curve, run] if several else [curve]), line, *numbers)
+        table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))  # a name is no markup
     console.print(table)
 
 
