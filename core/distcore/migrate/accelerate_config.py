@@ -12,8 +12,6 @@ KINDS = {"NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp",
 """``distributed_type`` to a strategy."""
 PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """``mixed_precision`` to ``precision``; YAML reads a bare no as false."""
-FLAGS_OF_KIND = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP"}
-"""Flags that stand for a ``distributed_type``."""
 
 
 def _kind(draft: Draft, name: str, value: Any) -> None:
@@ -23,6 +21,18 @@ def _kind(draft: Draft, name: str, value: Any) -> None:
     draft.keep("kind", KINDS[word], name)
     if word == "MULTI_CPU":
         draft.set("device", "cpu", name)
+
+
+def _flag_of(kind: str) -> Rule:
+    """A flag that stands for a ``distributed_type``."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if flag(value):
+            draft.keep("kind", KINDS[kind], name)
+        else:
+            draft.note("off", name)
+
+    return rule
 
 
 def _precision(draft: Draft, name: str, value: Any) -> None:
@@ -80,6 +90,9 @@ COMPILED = _nested("compile the model in a task of your own")
 ROWS: dict[str, Rule] = {
     "compute_environment": _environment,
     "distributed_type": _kind,
+    "multi_gpu": _flag_of("MULTI_GPU"),
+    "use_deepspeed": _flag_of("DEEPSPEED"),
+    "use_fsdp": _flag_of("FSDP"),
     "mixed_precision": _precision,
     "fp16": _precision,
     "num_processes": _processes,
@@ -97,6 +110,10 @@ ROWS: dict[str, Rule] = {
     "enable_cpu_affinity": LAUNCHER,
     "num_cpu_threads_per_process": idle("each rank takes its share of the cores"),
     "mpirun_config": LAUNCHER,
+    "mpirun_hostfile": LAUNCHER,
+    "mpirun_ccl": LAUNCHER,
+    "aws_access_key_id": none("there is no cloud here"),
+    "aws_secret_access_key": none("there is no cloud here"),
     "command_file": LAUNCHER,
     "commands": LAUNCHER,
     "role": LAUNCHER,
@@ -115,10 +132,17 @@ ROWS: dict[str, Rule] = {
     "tpu_vm": TPU,
     "tpu_use_cluster": TPU,
     "tpu_use_sudo": TPU,
+    "tpu_cluster": TPU,
+    "no_tpu_cluster": TPU,
+    "vm": TPU,
+    "env": TPU,
     "tpu": none("devices here: cpu and cuda"),
     "dynamo_config": COMPILED,
     "dynamo_backend": COMPILED,
     "dynamo_mode": COMPILED,
+    "dynamo_use_dynamic": COMPILED,
+    "dynamo_use_fullgraph": COMPILED,
+    "dynamo_use_regional_compilation": COMPILED,
     "fp8_config": _nested("use precision bf16"),
     "megatron_lm_config": _nested("there is no Megatron-LM here"),
     "use_megatron_lm": none("there is no Megatron-LM here"),
@@ -170,9 +194,7 @@ def tree_of(flags: Tree) -> Tree:
     tree: Tree = {}
     sections: dict[str, Tree] = {"deepspeed_config": {}, "fsdp_config": {}}
     for name, value in flags.items():
-        if name in FLAGS_OF_KIND:
-            tree["distributed_type"] = FLAGS_OF_KIND[name]
-        elif name in SECTION_ROWS:
+        if name in SECTION_ROWS:
             sections["deepspeed_config"][name] = value
         elif name.startswith("fsdp_"):
             sections["fsdp_config"][name] = value

@@ -124,9 +124,8 @@ def _read_fsdp(draft: Draft) -> None:
         return
     fsdp_config.read_words(draft, words)
     tree = read_tree(config) if isinstance(config, str) and config else config or {}
-    for name in ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"):
-        if (value := draft.use(name)) is not None:
-            tree = {name: value} | tree
+    beside = ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
+    fsdp_config.read(draft, {name: draft.use(name) for name in beside if name in draft.facts}, "fsdp_")
     fsdp_config.read(draft, tree, "fsdp_config.")
 
 

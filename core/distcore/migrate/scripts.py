@@ -197,7 +197,8 @@ def rows_of(script: Script | None) -> dict[str, Rule]:
 
 def finish_no_trainer(draft: Draft) -> None:
     """Set what the scripts without Trainer do in their own loop."""
-    draft.set("clip.norm", None, "the script clips no gradients")
+    if draft.values.get("strategy") != "deepspeed":  # which clips as its own config says
+        draft.set("clip.norm", None, "the script clips no gradients")
     every = draft.use("checkpointing_steps")
     if every is None or not str(every).isdigit():
         draft.set("save_every", 0, draft.origin("checkpointing_steps") or "the script saves at its end")
