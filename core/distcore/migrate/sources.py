@@ -40,11 +40,12 @@ def _parsed(text: str, file: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        if Path(file).suffix == ".json":
-            raise ConfigError(f"file {file}: not valid JSON: {error}") from None
+        problem = f"file {file}: not valid JSON: {error}"
     try:
-        return yaml.safe_load(text)
+        return yaml.safe_load(text)  # JSON with comments, too
     except yaml.YAMLError as error:
+        if Path(file).suffix == ".json":
+            raise ConfigError(problem) from None
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
