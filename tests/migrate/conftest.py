@@ -68,5 +68,6 @@ def models(files: Path) -> Path:
         if name != "vit":
             tokenizer.save_pretrained(files / name)
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
+    processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (files / "vit/preprocessor_config.json").write_text(json.dumps(processor))
     return files

@@ -21,12 +21,14 @@ MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """Modules that ``python -m`` starts as a launcher."""
+ONE_EACH = "one process per device; --nproc N says how many these are"
 LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
 
 
 def _ranks(draft: Draft, name: str, value: Any) -> None:
     if str(value) in ("gpu", "auto", "cpu"):
-        draft.note("open", written(name, value), "one process per device; --nproc N says how many these are")
+        draft.note("open", written(name, value), ONE_EACH)
+        draft.keep("kind", "ddp", name)
     else:
         draft.keep("processes_here", whole(value), name)
 
@@ -190,6 +192,9 @@ def read_launcher(draft: Draft, command: Command) -> None:
             draft.keep("processes_here", 1, "nproc_per_node (default)")
     elif command.launcher == "deepspeed":
         apply(draft, DEEPSPEED_ROWS, command.launcher_flags, "deepspeed")
+        if not command.launcher_flags.keys() & {"num_gpus", "num_accelerators", "include", "i"}:
+            draft.note("open", "deepspeed without --num_gpus", ONE_EACH)
+            draft.keep("kind", "ddp", "deepspeed")
     elif command.launcher == "python":
         for name in command.launcher_flags:
             draft.note("idle", f"python -{name}", "for the interpreter")

@@ -82,7 +82,7 @@ class Draft:
         if name in self.facts:
             self.said.add(name)
             fact = self.facts[name]
-            self.note(kind, written(fact.origin, fact.value), text)
+            self.note(kind, fact.origin if kind == "off" else written(fact.origin, fact.value), text)
 
     @staticmethod
     def _agree(key: str, before: Any, value: Any, its_origin: str, origin: str) -> None:

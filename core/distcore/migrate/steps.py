@@ -43,6 +43,7 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
                    "where plain python would take several GPUs as DataParallel")  # fmt: skip
     ranks = ranks or 1
     if per_device is None and whole is None:
+        draft.note_fact("open", "accumulation", "goes into global_batch_size with the rows of a device, which are open")
         if reads_batch:
             draft.note("open", "global_batch_size", "the sources leave the batch open; distcore's default is 32 rows")
         return ranks

@@ -38,7 +38,8 @@ def _optimizer(draft: Draft, name: str, value: Any) -> None:
     if value in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[value], name)
     else:
-        draft.note("none", written(name, value), f"written as adamw; here are {', '.join(set(OPTIMIZERS.values()))}")
+        known = ", ".join(sorted(set(OPTIMIZERS.values())))
+        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here is {known}")
 
 
 def _trackers(draft: Draft, name: str, value: Any) -> None:
