@@ -143,6 +143,9 @@ def test_deepspeed_of_accelerate(tmp_path: Path) -> None:
 
 
 def test_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    words = ["python", "run_glue.py", "--learning_rate", "1e-4"]
+    with pytest.raises(ConfigError, match=r"learning_rate = 0.0001 on the command line, but 2e-05 in the file"):
+        migrate([write(tmp_path, "args.json", {"learning_rate": 2e-5, "output_dir": "out"})], words)
     file = write(tmp_path, "ds.json", ZERO_3 | {"train_micro_batch_size_per_gpu": 16})
     with pytest.raises(ConfigError, match=r"train_micro_batch_size_per_gpu = 16, but per_device_train_batch_size = 8"):
         migrate([file], ["python", "run_clm.py", "--model_name_or_path", "gpt2", "--per_device_train_batch_size", "8"])

@@ -66,8 +66,15 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glue without the Trainer": (
         "accelerate launch run_glue_no_trainer.py --model_name_or_path google-bert/bert-base-cased --task_name mrpc "
-        "--max_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 --output_dir out",
-        {"clip.norm": None, "epochs": 3, "save_every": 0, "optimizer.weight_decay": 0.0, "schedule.name": "linear"},
+        "--max_length 96 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 --output_dir out",
+        {
+            "task_options.max_seq_len": 96,
+            "clip.norm": None,
+            "epochs": 3,
+            "save_every": 0,
+            "optimizer.weight_decay": 0.0,
+            "schedule.name": "linear",
+        },
     ),
     "gpt-2 on wikitext": (
         "python run_clm.py --model_name_or_path openai-community/gpt2 --dataset_name wikitext "

@@ -9,7 +9,7 @@ from distcore.config import DEFAULT_TASK, RunConfig
 from distcore.errors import ConfigError
 from distcore.migrate import accelerate_config, deepspeed_config, fsdp_config, steps, task_data, training_arguments
 from distcore.migrate.command_line import Command, parse, read_launcher
-from distcore.migrate.draft import OFF, Draft, Tree
+from distcore.migrate.draft import OFF, Draft, Tree, written
 from distcore.migrate.page import nested, page
 from distcore.migrate.scripts import Script, finish_no_trainer, rows_of
 from distcore.migrate.sources import format_of, read_tree
@@ -49,7 +49,7 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     arguments = _read_files(draft, files, command)
     if command is not None:
         read_launcher(draft, command)
-        arguments |= command.arguments
+        arguments = _together(arguments, command.arguments)
     _read_arguments(draft, arguments, script)
     _complete(draft, arguments, script, nproc)
     for name, found in draft.facts.items():
@@ -84,26 +84,37 @@ def _read_files(draft: Draft, files: Sequence[str], command: Command | None) -> 
             launched |= read_tree(str(file))
         elif not flags and not launched:
             draft.note("open", "accelerate's default file", "it is not read: give it, too")
-        launched |= accelerate_config.tree_of(flags)
+        flags = accelerate_config.tree_of(flags)
+        for name in flags.keys() & launched.keys():
+            draft.note("idle", written(name, launched[name]), "the flag of accelerate launch goes before the file")
+        launched |= flags
     if launched:
         accelerate_config.read(draft, launched)
     return arguments
+
+
+def _together(arguments: Tree, given: Tree) -> Tree:
+    """Return the arguments of a file and of a command line; raises ConfigError where they say different things."""
+    for name in arguments.keys() & given.keys():
+        if arguments[name] != given[name]:
+            raise ConfigError(
+                f"{name} = {given[name]!r} on the command line, but {arguments[name]!r} in the file: make them "
+                "equal or leave one out"
+            )
+    return arguments | given
 
 
 def _read_arguments(draft: Draft, arguments: Tree, script: Script | None) -> None:
     """Put the arguments, and the defaults of who reads them, into the draft."""
     own = rows_of(script)
     training_arguments.read(draft, arguments, own)
-    for name, value in (script.defaults if script else {}).items():
-        if name not in arguments:
-            row = own.get(name) or training_arguments.ROWS[name]
-            row(draft, f"{name} (the script's)", value)
     _read_deepspeed(draft)
+    if script is not None:
+        training_arguments.fill(draft, script.defaults, own, "the script's")
     if script is not None and not script.trainer:
-        missing = {name: value for name, value in LOOP_DEFAULTS.items() if name not in (arguments | script.defaults)}
-        training_arguments.fill(draft, missing, arguments)
+        training_arguments.fill(draft, LOOP_DEFAULTS, own, "the script's")
     elif script is not None or arguments:
-        training_arguments.fill(draft, training_arguments.DEFAULTS, arguments)
+        training_arguments.fill(draft, training_arguments.DEFAULTS, own, "default")
     _read_fsdp(draft)
 
 

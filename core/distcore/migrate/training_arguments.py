@@ -284,13 +284,13 @@ def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
     apply(draft, {**ROWS, **own}, asked, "the script or of TrainingArguments")
 
 
-def fill(draft: Draft, defaults: Tree, given: Tree) -> None:
-    """Add the defaults of what was not ``given`` and no other source has said."""
+def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
+    """Add the defaults of what no source has said, under this name or another; ``whose`` they are, for the origin."""
     for name, value in defaults.items():
-        trial = Draft()
-        ROWS[name](trial, name, value)
-        if name not in given and not (trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values):
-            ROWS[name](draft, f"{name} (default)", value)
+        row, trial = own.get(name) or ROWS[name], Draft()
+        row(trial, name, value)
+        if not (trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()):
+            row(draft, f"{name} ({whose})", value)
 
 
 def _is_placeholder(value: Any) -> bool:
