@@ -27,12 +27,12 @@ from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
-    "optimizer.name", "freeze",
+    "optimizer.name", "freeze", "lora.rank", "lora.targets",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -77,6 +77,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
+        **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
     }
 
 
@@ -133,6 +134,20 @@ def check_job(
     other_rows = any(rules.get(key) == "other rows" for key in accepted)
     if data is not None and not other_rows and job_state.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+
+
+def check_base(run: Run, job_state: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the checkpoint has an adapter and ``run`` has another base beneath it."""
+    saved = job_state.get("base")
+    if saved is None or run.base is None:
+        return
+    with _checkpoint_errors(path):
+        digest, what = str(saved["sha256"]), str(saved["what"])
+    if digest != run.base.digest:
+        raise CheckpointError(
+            f"{path}: is an adapter of {what} (SHA-256 {digest[:12]}…), not of {run.base.what} "
+            f"({run.base.digest[:12]}…); give it the model that it was trained on"
+        )
 
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
