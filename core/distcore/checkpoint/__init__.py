@@ -152,7 +152,7 @@ def load(
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
-    check_base(run, job_state, path)
+    check_base(run.base, job_state, path)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
     _check_names(run, checkpoint)
@@ -164,7 +164,7 @@ def load(
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
     """Load only the weights of the checkpoint at ``path``, into a run that does not train; raises CheckpointError."""
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
-    check_base(run, checkpoint.job_state(), path)
+    check_base(run.base, checkpoint.job_state(), path)
     _check_names(run, checkpoint)
     hooks.load_checkpoint(run, checkpoint, saved_progress(checkpoint.job_state(), path))
 

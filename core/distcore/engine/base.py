@@ -39,7 +39,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
         digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
     else:  # it may have read weights that nobody else knows of
         digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
-    return Base(digest=digest, what=what, parameters=parameters)
+    return Base(digest=digest, what=what, folder=folder, parameters=parameters)
 
 
 def digest_of_files(folder: Path) -> str:

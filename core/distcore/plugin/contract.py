@@ -205,6 +205,8 @@ class Base:
     """A SHA-256, in hexadecimal, of the weights: of their files, of their values, or of how they are made."""
     what: str
     """What error messages call it."""
+    folder: Path | None = None
+    """The local folder with its weights; ``None`` for random ones, and for what the task reads by itself."""
     parameters: frozenset[str]
     """The names of its parameters in ``Run.module``; checkpoints leave them out."""
 
