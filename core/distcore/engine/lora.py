@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from distcore.config import LoRA, RunConfig
+from distcore.engine.quiet import quiet
 from distcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
             "it without LoRA, or take another --model"
         )
     _check_targets(lora, module)
-    from peft import LoraConfig
+    import peft
 
+    build: Any = peft.LoraConfig  # it takes an alpha that is no whole number, too
     ends = (kind for end, kind in TASK_TYPES.items() if type(module).__name__.endswith(end))
-    return LoraConfig(
+    settings: LoraConfig = build(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -98,6 +100,7 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
         modules_to_save=_trained_whole(config, module, folder) or None,
         task_type=next(ends, None),
     )
+    return settings
 
 
 def trained_whole_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
@@ -153,8 +156,6 @@ def _made(module: Any, folder: Path | None) -> set[str]:
     """
     if folder is None:
         return set()
-    from distcore.engine.quiet import quiet
-
     with quiet():
         _, found = type(module).from_pretrained(
             folder,
@@ -189,6 +190,7 @@ def _initialise(module: nn.Module, seed: int) -> None:
     from peft.tuners.lora import LoraLayer
 
     torch.manual_seed(seed)
+    layer: Any
     for layer in module.modules():
         if isinstance(layer, LoraLayer):
             for part in (layer.lora_A, layer.lora_B):
