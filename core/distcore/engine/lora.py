@@ -113,10 +113,12 @@ def trained_whole_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def _check_targets(lora: LoRA, module: nn.Module) -> None:
-    """Raise ConfigError for the first of several targets that is no layer of the model."""
-    if isinstance(lora.targets, str):
-        return
+    """Raise ConfigError for a pattern that matches no layer of the model, or the end of a name that no layer has."""
     names = [name for name, _ in module.named_modules()]
+    if isinstance(lora.targets, str):
+        if lora.targets != ALL_LINEAR and not any(re.fullmatch(lora.targets, name) for name in names):
+            raise ConfigError(f"lora.targets = {lora.targets!r}: matches no layer's whole name; {_such_as(module)}")
+        return
     for target in lora.targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise ConfigError(f"lora.targets: {target!r} ends the name of no layer; {_such_as(module)}")
@@ -177,9 +179,8 @@ def _one_line(config: RunConfig, module: nn.Module) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        said = "no layer has a name that matches as a whole" if "not found in the base model" in reason else reason
-        raise ConfigError(f"lora.targets = {config.lora.targets!r}: {said}; {_such_as(module)}") from None
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise ConfigError(f"lora.targets = {config.lora.targets!r}: {reason}; {_such_as(module)}") from None
 
 
 def _initialise(module: nn.Module, seed: int) -> None:
