@@ -15,10 +15,9 @@ import strategy_chain
 import work_folder
 
 from distcore import RunConfig, train
-from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 TASKS = Path(__file__).parents[1] / "tasks"
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -64,14 +63,6 @@ def is_one_run(task: str, here: Path, ways: tuple[str, ...], **changes: Any) -> 
     strategy_chain.assert_one_run(here / "chain", here / "single", ways)
 
 
-def test_an_adapter_trained_under_fsdp_goes_on_under_ddp(here: Path) -> None:
-    options = {"model": str(folder_of("text-classification", here))}
-    is_one_run("text-classification", here, ("fsdp", "ddp"), task_options=options)
-    for path in (here / "chain/checkpoints").iterdir():
-        assert all("lora_" in name or "modules_to_save" in name for name in Checkpoint(path))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("task", JOBS)
 def test_every_task_is_one_run_from_a_folder(task: str, here: Path) -> None:
@@ -79,7 +70,6 @@ def test_every_task_is_one_run_from_a_folder(task: str, here: Path) -> None:
     is_one_run(task, here, strategy_chain.WAYS, task_options=options)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 3, "targets": ["query", "dense"]}, "clip": {"norm": 0.01}}])
 def test_random_weights_are_one_run_under_every_strategy(changes: dict[str, Any], here: Path) -> None:

@@ -191,9 +191,9 @@ def _initialise(module: nn.Module, seed: int) -> None:
     from peft.tuners.lora import LoraLayer
 
     torch.manual_seed(seed)
-    layer: Any
-    for layer in module.modules():
-        if isinstance(layer, LoraLayer):
+    for child in module.modules():
+        if isinstance(child, LoraLayer):
+            layer: Any = child
             for part in (layer.lora_A, layer.lora_B):
                 if ADAPTER in part and any(parameter.is_meta for parameter in part.parameters()):
                     part[ADAPTER].to_empty(device="cpu")

@@ -88,7 +88,7 @@ def differences(folder, cases):
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
     world = strategy.setup(config, rank_info)
-    found = {}
+    found: dict[Any, Any] = {}
     for name, (_, auto, labels) in cases.items():
         origin = source(folder / name, auto, labels)
         for kind, one in {"whole": origin, "adapter": with_lora(origin)}.items():
