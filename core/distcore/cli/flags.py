@@ -132,6 +132,11 @@ WORDS_OF_OTHERS = {
     "--lr-scheduler-type": "--set schedule.name=NAME",
     "--max-grad-norm": "--set clip.norm=VALUE",
     "--gradient-checkpointing": "--set gradient_checkpointing=true",
+    "--lora-r": "--lora",
+    "--lora-rank": "--lora",
+    "--lora-alpha": "--set lora.alpha=VALUE",
+    "--lora-dropout": "--set lora.dropout=P",
+    "--lora-target-modules": "--set lora.targets=[NAME,…]",
 }
 """Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
 
