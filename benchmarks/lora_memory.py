@@ -4,13 +4,14 @@
 
 A row is a strategy as ``--strategy`` takes it. Each is trained for three steps of AdamW in fp32 on the CPU over gloo,
 with 4 rows of up to 32 tokens per rank and step; the figures are the largest of its ranks, in MiB. Parameters,
-gradients and optimizer state are what lives when the optimizer is about to take its third step. `peak` is the resident
-memory of the rank at its highest, from before the model is built to the end of the third step, beyond what it was
-before; `checkpoint` is all files of the checkpoint after it.
+gradients and optimizer state are what lives when the optimizer is about to take its third step, `other` what else a
+strategy keeps then, such as gradients in buffers of its own. `peak` is the resident memory of the rank at its highest,
+from before the model is built to the end of the third step, beyond what it was before; `checkpoint` is all files of the
+checkpoint after it.
 
 Bounds, for N ranks: with LoRA the optimizer's state is 8 bytes per trained parameter, divided by N where a strategy
-shards it, within 10 %; the checkpoint is 12 bytes per trained parameter, within 1 MiB; and each figure of each row is
-smaller than without LoRA, but for the parameters, to which the adapter is added.
+shards it, within 10 %; the checkpoint is 12 bytes per trained parameter, within 1 MiB; and no figure of a row is larger
+than without LoRA, but for the parameters, to which the adapter is added.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from distcore.plugin.hooks import Hooks
 
 ROWS = ("single", "ddp", "fsdp", "deepspeed:2", "deepspeed:3")
 SHARDED = ("fsdp", "deepspeed")
-FIGURES = ("parameters", "gradients", "optimizer", "peak", "checkpoint")
+FIGURES = ("parameters", "gradients", "optimizer", "other", "peak", "checkpoint")
 MIB = 2**20
 
 
@@ -67,7 +68,7 @@ def main() -> int:
 def is_bounded(row: str, whole: dict[str, int], adapter: dict[str, int], nproc: int) -> bool:
     """Whether LoRA takes what its few parameters need, and less than the whole model does."""
     expected = 8 * adapter["trained"] / (nproc if row.startswith(SHARDED) else 1)
-    less = all(adapter[name] < whole[name] for name in FIGURES if name != "parameters")
+    less = all(adapter[name] <= whole[name] for name in FIGURES if name != "parameters")
     optimizer = abs(adapter["optimizer"] - expected) <= 0.1 * expected
     return less and optimizer and abs(adapter["checkpoint"] - 12 * adapter["trained"]) <= MIB
 
