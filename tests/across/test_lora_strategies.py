@@ -6,6 +6,9 @@ slices.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +77,13 @@ def test_every_task_is_one_run_from_a_folder(task: str, here: Path) -> None:
 @pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 3, "targets": ["query", "dense"]}, "clip": {"norm": 0.01}}])
 def test_random_weights_are_one_run_under_every_strategy(changes: dict[str, Any], here: Path) -> None:
     is_one_run("text-classification", here, EVERY_WAY, **changes)
+
+
+@pytest.mark.timeout(900)
+def test_a_rank_and_a_checkpoint_hold_what_an_adapter_needs(here: Path) -> None:
+    """Optimizer state, peak and checkpoint with LoRA and without, against the bounds of the benchmark."""
+    benchmark = Path(__file__).parents[2] / "benchmarks/lora_memory.py"
+    command = [sys.executable, "-W", "ignore", str(benchmark), "--model", "bert-mini", "single", "fsdp", "deepspeed:3"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
