@@ -29,8 +29,9 @@ from transformers import (
 
 from distcore import ConfigError, RunConfig
 from distcore.cli.main import main
+from distcore.engine.base import base_of
 from distcore.engine.lora import adapt
-from distcore.testing.problem import Classifier
+from distcore.testing.problem import Classifier, Problem
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -140,6 +141,16 @@ def test_a_skeleton_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -> 
     assert all(torch.equal(mine[name], theirs[name]) for name in mine.keys() - names.keys())
     assert all(torch.equal(mine[name], before[old]) for name, old in names.items())
     assert all(theirs[name].is_meta for name in names)
+
+
+def test_a_base_that_a_task_reads_by_itself_is_known_by_its_values() -> None:
+    def digest(seed: int) -> str:
+        torch.manual_seed(seed)
+        base = base_of(config(), Problem(), adapted(BertModel(BERT)))
+        assert base is not None
+        return base.digest
+
+    assert digest(0) == digest(0) != digest(1)
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ WORDS_OF_OTHERS = {
     "--lora-r": "--lora",
     "--lora-rank": "--lora",
     "--lora-alpha": "--set lora.alpha=VALUE",
-    "--lora-dropout": "--set lora.dropout=P",
-    "--lora-target-modules": "--set lora.targets=[NAME,…]",
+    "--lora-dropout": "--set lora.dropout=VALUE",
+    "--lora-target-modules": "--set lora.targets=NAME",
 }
 """Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
 

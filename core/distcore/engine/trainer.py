@@ -111,6 +111,10 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     base = base_of(config, task, module)
     freeze(config, module)
+    if base and training and world.is_main:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+        log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
