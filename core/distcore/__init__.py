@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from distcore.plugin.capabilities import Capabilities as Capabilities
     from distcore.plugin.columns import Column as Column
     from distcore.plugin.columns import ConstantColumn as ConstantColumn
+    from distcore.plugin.contract import Base as Base
     from distcore.plugin.contract import Evaluation as Evaluation
     from distcore.plugin.contract import MicroBatch as MicroBatch
     from distcore.plugin.contract import ModelSource as ModelSource
@@ -72,6 +73,7 @@ _HOME = {
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
     "SPEC_VERSION": "distcore.plugin.capabilities",
+    "Base": "distcore.plugin.contract",
     "Box": "distcore.plugin.state",
     "Capabilities": "distcore.plugin.capabilities",
     "Clip": "distcore.config",

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.job_state import check_job, check_progress, collect_job_state, restore, saved_progress
+from distcore.checkpoint.job_state import (
+    check_base,
+    check_job,
+    check_progress,
+    collect_job_state,
+    restore,
+    saved_progress,
+)
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
@@ -145,6 +152,7 @@ def load(
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
+    check_base(run.base, job_state, path)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
     _check_names(run, checkpoint)
@@ -156,6 +164,7 @@ def load(
 def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
     """Load only the weights of the checkpoint at ``path``, into a run that does not train; raises CheckpointError."""
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    check_base(run.base, checkpoint.job_state(), path)
     _check_names(run, checkpoint)
     hooks.load_checkpoint(run, checkpoint, saved_progress(checkpoint.job_state(), path))
 

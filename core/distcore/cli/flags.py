@@ -80,6 +80,7 @@ GROUPS: dict[str, list[Flag]] = {
         ),
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
+        Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
@@ -131,6 +132,11 @@ WORDS_OF_OTHERS = {
     "--lr-scheduler-type": "--set schedule.name=NAME",
     "--max-grad-norm": "--set clip.norm=VALUE",
     "--gradient-checkpointing": "--set gradient_checkpointing=true",
+    "--lora-r": "--lora",
+    "--lora-rank": "--lora",
+    "--lora-alpha": "--set lora.alpha=VALUE",
+    "--lora-dropout": "--set lora.dropout=VALUE",
+    "--lora-target-modules": "--set lora.targets=NAME",
 }
 """Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
 

@@ -80,6 +80,21 @@ class Clip(_Tree):
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
 
 
+class LoRA(_Tree):
+    """Small trained matrices beside frozen layers (peft); see docs/lora.md."""
+
+    rank: int | None = Field(None, ge=1, description="rows of each pair of matrices; null: the whole model is trained")
+    alpha: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto", description="what the matrices add is multiplied by alpha / rank; auto: twice the rank"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before the matrices")
+    targets: str | tuple[str, ...] = Field(
+        "all-linear",
+        description="layers that get them: a regular expression of whole names, or a list of how names end; "
+        "all-linear: every linear layer but the head",
+    )
+
+
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -147,6 +162,7 @@ class RunConfig(_Tree):
     freeze: str | None = Field(
         None, description="regular expression: parameters in whose name it is found are not trained"
     )
+    lora: LoRA = Field(LoRA(), description="train an adapter instead of the whole model")
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
     )

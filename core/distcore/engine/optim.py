@@ -75,13 +75,17 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all."""
+    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all.
+
+    With LoRA they are those of the adapter: all others are frozen already.
+    """
     if config.freeze is None:
         return
-    names = [name for name, _ in module.named_parameters()]
+    adapter = "" if config.lora.rank is None else " that LoRA trains"
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
     frozen = {name for name in names if re.search(config.freeze, name)}
     if len(frozen) in (0, len(names)):
-        found = "is found in no parameter's name" if not frozen else "is found in every parameter's name"
+        found = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
         raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
     for name, parameter in module.named_parameters():

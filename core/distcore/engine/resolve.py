@@ -10,6 +10,7 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.engine.lora import resolve_lora
 from distcore.engine.optim import check_freeze, check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.plugin import registry
@@ -55,6 +56,7 @@ def resolve(
         update={
             "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
             "lr": _learning_rate(config, task),
+            "lora": resolve_lora(config),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
             "out": config.out or _new_run_folder(config),
         }

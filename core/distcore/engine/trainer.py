@@ -19,6 +19,7 @@ from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.devices import peak_memory
 from distcore.engine import task_calls
+from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
@@ -77,7 +78,9 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     check_world(run, hooks, rank_info)
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
-    check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
+    base = run.base.digest if run.base else None
+    agreed = {"config": run.config.model_dump(mode="json"), "rows": len(data.train), "steps": run.total_steps}
+    check_agreed(run, hooks, **agreed, base=base)
     run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
     progress, best = resume_or_start(run, hooks, task, data, rows)
@@ -106,7 +109,12 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         if not hasattr(module, "gradient_checkpointing_enable"):
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
         module.gradient_checkpointing_enable()  # type: ignore[operator]
+    base = base_of(config, task, module)
     freeze(config, module)
+    if base and training and world.is_main:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+        log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
@@ -121,6 +129,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         rows=len(data.train),
         accumulation=max(1, micro_batches),
         scaler=scaler_for(config, hooks.capabilities, world),
+        base=base,
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
     if not training:

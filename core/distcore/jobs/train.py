@@ -173,6 +173,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
+    from distcore.engine.model_source import check_model
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
     from distcore.engine.task_calls import prepare
     from distcore.plugin.extensions import load_extensions
@@ -185,7 +186,10 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    return config, prepare(task or load_task(config), config)
+    task = task or load_task(config)
+    data = prepare(task, config)
+    check_model(config, task, data)
+    return config, data
 
 
 def errors_of_job() -> Path:

@@ -183,7 +183,32 @@ class ModelSource:
     Raises SkeletonError if the task's ``build_model`` cannot, say because it reads weights itself: call ``build`` then.
     """
     folder: Path | None = None
-    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none."""
+    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none.
+
+    ``None``, too, where an adapter changes the names of the weights: then ``base`` has it.
+    """
+    base: ModelSource | None = None
+    """How to build the model without its adapter; ``None`` if the run trains none."""
+    adapt: Callable[[nn.Module], dict[str, str]] | None = None
+    """Puts the adapter into a whole model or a skeleton of ``base``, in place.
+
+    Returns the name of each parameter whose value comes from the base, to the name that it had there: two names where a
+    copy is trained. The other parameters are the adapter's, with their values on the CPU, in a skeleton, too.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """The model beneath an adapter, which is neither trained nor saved."""
+
+    digest: str
+    """A SHA-256, in hexadecimal, of the weights: of their files, of their values, or of how they are made."""
+    what: str
+    """What error messages call it."""
+    folder: Path | None = None
+    """The local folder with its weights; ``None`` for random ones, and for what the task reads by itself."""
+    parameters: frozenset[str]
+    """The names of its parameters in ``Run.module``; checkpoints leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +241,8 @@ class Run:
     """Rows of the training data."""
     accumulation: int = 1
     """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+    base: Base | None = None
+    """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
 
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""
