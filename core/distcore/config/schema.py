@@ -80,6 +80,17 @@ class Clip(_Tree):
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
 
 
+class EMA(_Tree):
+    """An exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float | None = Field(
+        None, gt=0, lt=1, description="part of the average that stays at each optimizer step, such as 0.999; null: off"
+    )
+    warmup: bool = Field(
+        True, description="at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first weights"
+    )
+
+
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -136,6 +147,7 @@ class RunConfig(_Tree):
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")
+    ema: EMA = Field(EMA(), description="moving average of the weights")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
     )

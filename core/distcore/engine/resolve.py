@@ -227,6 +227,9 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
     if training:
         name = config.optimizer.name
         wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
+        if config.ema.decay is not None and not declared.ema:
+            lacks = f"strategy {config.strategy!r} keeps no average of weights"
+            raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
     for key, value, possible, can in wanted:
         if value not in possible:
             raise ConfigError(

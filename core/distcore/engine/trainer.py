@@ -17,6 +17,7 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
+from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
@@ -131,7 +132,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
@@ -245,6 +247,7 @@ def finish(
         "world_size": run.world.size,
         "device": run.world.device.type,
         "precision": run.config.precision,
+        "weights": "raw" if run.ema is None else "ema",
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,

@@ -31,8 +31,8 @@ PACKAGES = ("distcore", "torch", "transformers", "tokenizers")
 def write_card(to: Path, model: str, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
     """Write ``FILE`` into the model folder ``to``.
 
-    ``model`` is the name of the model's class; ``config`` and ``job_state`` are those of the checkpoint, and ``run`` is
-    the run folder that it lies in, whose metrics and report are used if they are there.
+    ``model`` is the name of the model's class; ``config`` and ``job_state``, with ``weights`` beside, are those of the
+    checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
     """
     from huggingface_hub import ModelCardData  # comes with transformers
 
@@ -47,6 +47,8 @@ def _body(name: str, model: str, config: RunConfig, job_state: dict[str, Any], r
     yield f"# {name}"
     yield ""
     yield f"A {model} of the task {_without_folder(config.task)}, trained with distcore for {step} optimizer steps."
+    if job_state["weights"] == "ema":
+        yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
     if found := _evaluation(run, step):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in found.items())

@@ -14,6 +14,7 @@ from torch import nn
 
 from distcore.checkpoint.job_state import saved_config
 from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.engine import task_calls
 from distcore.engine.model_source import model_source
 from distcore.engine.resolve import load_task
@@ -49,7 +50,8 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             save(to, max_shard_size=SHARD)
         task_calls.save(task, to, config, data)
-        write_card(to, type(module).__name__, config, checkpoint.job_state(), path.absolute().parent.parent)
+        job_state = checkpoint.job_state() | {"weights": weights_of(checkpoint)}
+        write_card(to, type(module).__name__, config, job_state, path.absolute().parent.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -57,8 +59,11 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the checkpoint's weights and buffers into ``module``; raises CheckpointError for one that does not fit."""
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    """Copy the checkpoint's weights, or their average, and buffers into ``module``.
+
+    Raises CheckpointError for one that does not fit.
+    """
+    tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
     with torch.no_grad():
         for name in checkpoint:
             kind, _, rest = name.partition("/")
@@ -66,4 +71,4 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
                 continue
             if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
                 raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
-            tensors[rest].copy_(checkpoint[name])
+            tensors[rest].copy_(evaluated[name])

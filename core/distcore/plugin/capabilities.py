@@ -43,6 +43,11 @@ class Capabilities:
 
     ``optimizer``: it steps the one that its ``wrap_model`` returned; an extension that replaces that one is refused.
     """
+    ema: bool = False
+    """True if the core can keep a moving average of the weights by ``save_checkpoint`` and ``load_checkpoint``.
+
+    The first then returns the same tensors in every step, quickly, and a rank holds all that the second asks it for.
+    """
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
     limits: tuple[str, ...] = ()

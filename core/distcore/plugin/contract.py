@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
     from distcore.plugin.abilities import Outputs
     from distcore.plugin.capabilities import Capabilities
+    from distcore.plugin.state import State
     from distcore.plugin.task import Batch
 
 LOOPBACK = "127.0.0.1"
@@ -208,6 +209,8 @@ class Run:
     """The loss scaler of an fp16 run; ``None`` if the strategy owns ``precision``."""
     loss_scale: LossScale | None = None
     """The loss scale that checkpoints save: ``scaler``, or the strategy's own."""
+    ema: State | None = None
+    """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1

@@ -27,6 +27,8 @@ class Report(TypedDict):
     """Type of their devices: ``cpu`` or ``cuda``."""
     precision: str
     """Of the forward pass: ``fp32``, ``bf16`` or ``fp16``."""
+    weights: str
+    """Which weights were evaluated: ``raw``, or ``ema``, the moving average of them."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int

@@ -81,6 +81,7 @@ class Sharded(Backend):
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
+            ema=True,
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

@@ -98,6 +98,7 @@ class FSDPStrategy:
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         shards_parameters=True,
+        ema=True,
         limits=(
             "a model with random weights, or not from safetensors files, is built whole on every rank, then sharded",
             "reduce_dtype=precision rounds gradients",
