@@ -81,7 +81,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
-        Flag("--ema", "DECAY", "off", "keep, evaluate and export a moving average of the weights", "ema.decay"),
+        Flag("--ema", "DECAY", "none", "keep, evaluate and export a moving average of the weights", "ema.decay"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),

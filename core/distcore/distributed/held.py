@@ -88,7 +88,7 @@ class Held:
         if len(found) != prod(shape) or not len(told["start"]):
             raise self._refusal(name, "all of it")
         whole = torch.empty_like(found)
-        for start, part in zip(told["start"].tolist(), found.split(told["count"].tolist()), strict=True):
+        for start, part in zip(told["start"].tolist(), torch.split(found, told["count"].tolist()), strict=True):
             whole[start : start + len(part)] = part
         return whole.view(shape)
 
