@@ -93,7 +93,10 @@ class TaggedFiles:
 
     def add(self, words: Words, tags: Sequence[list[int]]) -> None:
         """Append some rows, of which ``tags`` are the classes of all words."""
-        every, starts = np.concatenate([np.asarray(row, np.int32) for row in tags]), np.cumsum(words.count) - words.count
+        every, starts = (
+            np.concatenate([np.asarray(row, np.int32) for row in tags]),
+            np.cumsum(words.count) - words.count,
+        )
         word = words.begins.values + np.repeat(starts, words.begins.lengths)
         labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
         found = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
