@@ -151,6 +151,9 @@ class RunConfig(_Tree):
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
     )
+    compile: Literal["off", "on", "regions"] = Field(
+        "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
+    )
     gradient_checkpointing: bool = Field(
         False,
         description="compute activations again in the backward pass, instead of keeping them: less memory, more time",
@@ -193,6 +196,11 @@ class RunConfig(_Tree):
     @classmethod
     def _aliases_to_task_options(cls, given: object) -> object:
         return with_task_options(given) if isinstance(given, dict) else given
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _not_a_bool(cls, given: object) -> object:
+        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
 
     @field_validator("resume_changed", mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.engine import task_calls
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
+from distcore.engine.compiling import compile_model
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -108,6 +109,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     freeze(config, module)
+    compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
@@ -117,6 +119,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         capabilities=hooks.capabilities,
         module=module,
         model=module,
+        compiled=compiled,
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         rows=len(data.train),
@@ -248,6 +251,7 @@ def finish(
         "device": run.world.device.type,
         "precision": run.config.precision,
         "weights": "raw" if run.ema is None else "ema",
+        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,
@@ -267,6 +271,9 @@ def finish(
                 file.writelines(prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
+    if run.compiled and run.config.compile != "off":
+        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
+        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
     hooks.on_run_end(run, report)
     return report
 

@@ -82,6 +82,7 @@ class Sharded(Backend):
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
             ema=True,
+            compiles=frozenset({"regions"}),
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

@@ -61,6 +61,7 @@ class DDPStrategy:
         return Capabilities(
             spec_version=2,
             ema=True,
+            compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none rounds gradients to half precision on the wire",),
             exempt=self._exempt(),

@@ -64,6 +64,7 @@ class HorovodStrategy:
             gradients="sum" if self.op == "sum" else "mean",
             owns=frozenset({"optimizer"}),
             ema=True,
+            compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
