@@ -20,7 +20,8 @@ from distcore.plugin.task import OnResume
 OTHERS: dict[str, Any] = {
     "task": "another", "global_batch_size": 16, "seed": 1, "loader.length_grouping": "window", "loader.window": 9,
     "optimizer.name": "another", "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
-    "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "ema": {"decay": 0.9}, "total_steps": 16, "freeze": "head",
+    "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "total_steps": 16, "freeze": "head",
+    "ema": {"decay": 0.9},
 }  # fmt: skip
 """Another value for each key that a resumed run must share with the one that was interrupted."""
 

@@ -81,9 +81,8 @@ def evaluation_of(run: Run, task: Task, labelled: bool = True) -> Evaluate:
     def evaluate(batch: Batch, rows: int) -> Evaluated:
         found = checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
         if generate:
-            with (
-                torch.compiler.set_stance("force_eager") if compiled else nullcontext()
-            ):  # each length would be compiled
+            # Not compiled: what grows with each token would be compiled again and again.
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
             if twice := sorted(found.keys() & made.keys()):
                 raise TaskError(
