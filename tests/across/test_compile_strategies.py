@@ -72,3 +72,10 @@ def test_losses_and_checkpoints_are_those_without_compiling(way: str, folder: Pa
     assert losses(folder / mode) == pytest.approx(losses(folder / "off"), rel=1e-5)
     ours, theirs = (read_tensors(folder / run / f"checkpoints/step-{STEPS:08d}") for run in (mode, "off"))
     assert ours.keys() == theirs.keys()
+
+
+def test_a_run_that_is_compiled_in_earnest_has_the_losses_of_one_that_is_not(folder: Path) -> None:
+    for mode in ("off", "regions"):
+        report = train(config(folder, out=str(folder / mode), compile=mode))
+    assert 0 < report["compile"]["compilations"] <= 4
+    assert losses(folder / "regions") == pytest.approx(losses(folder / "off"), rel=1e-5)
