@@ -30,7 +30,7 @@ SET_ONLY = {
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
     "dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset", "columns.id",
-    "freeze", "lora.rank",
+    "freeze", "lora.rank", "ema.decay",
 }  # fmt: skip
 
 

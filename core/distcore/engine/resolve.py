@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.engine.compiling import with_compile
 from distcore.engine.lora import resolve_lora
 from distcore.engine.optim import check_freeze, check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
@@ -20,6 +22,7 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
+log = logging.getLogger("distcore")
 LARGEST_AUTO_MICRO_BATCH = 32
 """Most rows per micro-batch that 'auto' chooses."""
 
@@ -52,6 +55,7 @@ def resolve(
     if training:
         check_schedule(config)
         check_freeze(config)
+        config = _compiled(config, declared)
     config = config.model_copy(
         update={
             "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
@@ -66,6 +70,15 @@ def resolve(
     elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
+
+
+def _compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
+    possible = with_compile(config, declared)
+    if possible.compile != config.compile:
+        said = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
+    return possible
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
@@ -229,6 +242,9 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
     if training:
         name = config.optimizer.name
         wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
+        if config.ema.decay is not None and not declared.ema:
+            lacks = f"strategy {config.strategy!r} keeps no average of weights"
+            raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
     for key, value, possible, can in wanted:
         if value not in possible:
             raise ConfigError(

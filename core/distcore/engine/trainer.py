@@ -16,11 +16,13 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
+from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.devices import peak_memory
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
+from distcore.engine.compiling import compile_model
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -115,6 +117,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
+    compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
@@ -124,6 +127,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         capabilities=hooks.capabilities,
         module=module,
         model=module,
+        compiled=compiled,
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         rows=len(data.train),
@@ -140,7 +144,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
@@ -254,6 +259,8 @@ def finish(
         "world_size": run.world.size,
         "device": run.world.device.type,
         "precision": run.config.precision,
+        "weights": "raw" if run.ema is None else "ema",
+        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,
@@ -273,6 +280,9 @@ def finish(
                 file.writelines(prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
+    if run.compiled and run.config.compile != "off":
+        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
+        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
     hooks.on_run_end(run, report)
     return report
 

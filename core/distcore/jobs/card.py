@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ AUTO_CLASSES = {
 def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
     """Write ``FILE`` into the model folder ``to``, which may be that of an adapter.
 
-    ``module`` is the model, whole or the base; ``config`` and ``job_state`` are those of the checkpoint, and ``run`` is
-    the run folder that it lies in, whose metrics and report are used if they are there.
+    ``module`` is the model, whole or the base; ``config`` and ``job_state``, with ``weights`` beside, are those of the
+    checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
     """
     from huggingface_hub import ModelCardData  # comes with transformers
 
@@ -62,6 +61,8 @@ def _body(
     yield f"# {name}"
     yield ""
     yield f"A {model} of the task {known.task}, trained with distcore for {known.steps} optimizer steps."
+    if job_state["weights"] == "ema":
+        yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
     yield from use
     if found := _evaluation(run, known.steps):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")

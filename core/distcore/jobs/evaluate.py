@@ -86,10 +86,11 @@ def _evaluate_in(
     data = prepare(task, config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
-    checkpoint.load_weights(run, hooks, path)
+    weights = checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),
+        "weights": weights,
         "strategy": hooks.name,
         "world_size": world.size,
         "evaluation": evaluation.summary(),

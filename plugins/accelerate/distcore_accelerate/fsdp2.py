@@ -81,6 +81,8 @@ class Sharded(Backend):
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
+            ema=True,
+            compiles=frozenset({"regions"}),
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

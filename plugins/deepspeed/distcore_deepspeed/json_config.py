@@ -76,6 +76,16 @@ class UserConfig:
         """Where ``offload_optimizer`` or ``offload_param`` puts things: ``none``, ``cpu`` or ``nvme``."""
         return str(self.get(f"{ZERO}.{section}.device") or "none")
 
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether master weights are in memory between steps: on NVMe they are not."""
+        return "nvme" not in (self.offload("offload_optimizer"), self.offload("offload_param"))
+
+    @property
+    def compiles(self) -> frozenset[str]:
+        """What of a model torch can compile: at stage 3 nothing."""
+        return frozenset() if self.stage == 3 else frozenset({"on", "regions"})
+
     def for_evaluation(self) -> UserConfig:
         """Return the same without the keys that only matter to training."""
         return replace(self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY})

@@ -98,6 +98,8 @@ class FSDPStrategy:
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         shards_parameters=True,
+        ema=True,
+        compiles=frozenset({"regions"}),  # between blocks it gathers weights
         limits=(
             "a model with random weights, or not from safetensors files, is built whole on every rank, then sharded",
             "reduce_dtype=precision rounds gradients",
