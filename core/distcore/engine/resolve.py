@@ -10,6 +10,7 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
 from distcore.engine.optim import check_freeze, check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.plugin import registry
@@ -18,9 +19,6 @@ from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
-
-LARGEST_AUTO_MICRO_BATCH = 32
-"""Most rows per micro-batch that 'auto' chooses."""
 
 
 def resolve(
@@ -51,9 +49,11 @@ def resolve(
     if training:
         check_schedule(config)
         check_freeze(config)
+    check_micro_batch_size(config, data_shards(config, declared, world_size))
     config = config.model_copy(
         update={
-            "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
+            "micro_batch_tokens": micro_batch_tokens(config),
+            "loader": with_forward_tokens(config, declared),
             "lr": _learning_rate(config, task),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
             "out": config.out or _new_run_folder(config),
@@ -142,11 +142,8 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
     return shards
 
 
-def micro_batch_size(config: RunConfig, shards: int) -> int:
-    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
-
-    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
-    """
+def check_micro_batch_size(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
@@ -156,10 +153,6 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
             f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
         )
-    if micro != "auto":
-        return micro
-    share = whole // shards
-    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 
 def check_out(config: RunConfig) -> None:

@@ -191,7 +191,7 @@ class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
-    """The resolved config: no 'auto' is left."""
+    """The resolved config: no 'auto' is left but that of ``micro_batch_size``, where tokens bound a micro-batch."""
     world: World
     """The ranks, and this rank's device."""
     capabilities: Capabilities
@@ -215,7 +215,7 @@ class Run:
     rows: int = 0
     """Rows of the training data."""
     accumulation: int = 1
-    """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+    """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
 
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""
