@@ -30,7 +30,7 @@ SET_ONLY = {
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
     "dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset", "columns.id",
-    "freeze",
+    "freeze", "micro_batch_tokens",
 }  # fmt: skip
 
 
@@ -155,7 +155,9 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
         5e-4,
         1,
     )
-    assert "auto" not in yaml.safe_load(out).values()
+    assert [key for key, value in yaml.safe_load(out).items() if value == "auto"] == ["micro_batch_size"]
+    assert (config.micro_batch_tokens, config.loader.forward_tokens) in {(4096, 96), (8192, 4096)}
+    assert "# micro-batches: at most" in out
     assert "# rows: 36 to train on, 4 to evaluate, 4 to test" in out
     assert "# steps: 3 per epoch, 3 in all, of 16 rows each" in out
     assert "# rank 1 on" in out

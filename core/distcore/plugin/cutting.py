@@ -52,7 +52,8 @@ class TokenCut:
         """
         bounds = self._bounds(lengths, shards, turns)
         slices = np.array(list(pairwise(bounds)), dtype=np.int64)
-        return slices[_dealt(_Sorted(self, lengths).costs(bounds), shards)]
+        dealt: np.ndarray = slices[_dealt(_Sorted(self, lengths).costs(bounds), shards)]
+        return dealt
 
     def turns(self, lengths: np.ndarray, shards: int) -> int:
         """Return how many micro-batches each shard should have, for a step of which ``lengths`` are a part.
