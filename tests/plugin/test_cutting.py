@@ -8,8 +8,12 @@ from time import process_time
 import numpy as np
 import pytest
 
-from distcore import BatchPlan, ConstantColumn
+from distcore import BatchPlan, Capabilities, ConstantColumn, RunConfig
+from distcore.config.schema import Loader
+from distcore.engine.micro_batches import with_forward_tokens
 from distcore.plugin.cutting import SIZELESS, TokenCut
+from distcore.plugin.sampling import training_plan
+from distcore.testing.problem import Rows
 
 CUT = TokenCut(tokens=256, forward=20)
 
@@ -154,6 +158,29 @@ def test_planning_a_step_takes_no_time_that_counts(rows: int, shards: int, milli
         cut.deal(lengths, shards)
         spent.append(process_time() - start)
     assert min(spent) * 1000 < 3 * milliseconds  # three times what it takes here, for slower machines
+
+
+class Packed(Rows):
+    packed = True
+
+
+def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:
+    config = RunConfig(micro_batch_tokens=300, loader={"forward_tokens": 7})
+    assert training_plan(config, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7)
+    assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, packed=True)
+    rows = training_plan(RunConfig(micro_batch_size=8), Rows(50))
+    assert (rows.by_tokens, rows.micro_batch) == (None, 8)
+    both = config.model_copy(update={"micro_batch_size": 8})
+    assert training_plan(both, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7, rows=8)
+
+
+def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:
+    config = RunConfig(device="cpu")
+    cheap, dear = Capabilities(spec_version=2), Capabilities(spec_version=2, forward_cost=2.5)
+    assert with_forward_tokens(config, cheap).forward_tokens == 96
+    assert with_forward_tokens(config, dear).forward_tokens == 240
+    given = config.model_copy(update={"loader": Loader(forward_tokens=5)})
+    assert with_forward_tokens(given, dear).forward_tokens == 5
 
 
 def sizes(plan: BatchPlan, shards: int) -> list[list[int]]:

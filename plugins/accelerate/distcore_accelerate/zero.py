@@ -48,6 +48,7 @@ class ZeRO(Backend):
         return Capabilities(
             spec_version=2,
             shards_parameters=self.user.stage == 3,
+            forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),

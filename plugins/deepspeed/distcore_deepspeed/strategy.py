@@ -54,6 +54,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=user.stage == 3,
+            forward_cost=user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             limits=(
                 FP32_ONLY,
