@@ -114,6 +114,11 @@ class Loader(_Tree):
         "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
     )
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+    forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="what one more forward pass costs, in tokens, where micro-batches are cut by tokens; auto: as "
+        "device and strategy have it",
+    )
 
 
 class Checkpoints(_Tree):
@@ -157,7 +162,15 @@ class RunConfig(_Tree):
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
-    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    micro_batch_size: int | Auto = Field(
+        "auto", description="most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
+        "or what micro_batch_size says alone",
+    )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -88,8 +89,9 @@ def forward_all(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     collector = Collector()
     steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
+    batches = MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps)
     run.model.eval()
-    for micro, batch in MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps):
+    for micro, batch in islice(batches, 1 if rehearsing else None):
         with autocast:
             outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
         counts = rehearsing or (run.world.speaks and not micro.is_padding)

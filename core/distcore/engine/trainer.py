@@ -26,6 +26,7 @@ from distcore.engine.compiling import compile_model
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
+from distcore.engine.micro_batches import description, most_micro_batches
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.paths import with_absolute_paths
@@ -86,6 +87,8 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
     progress, best = resume_or_start(run, hooks, task, data, rows)
+    if world.is_main:
+        log.info("%s", description(run.config))
     rehearse(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
@@ -120,7 +123,6 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
-    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
     run = Run(
         config=config,
         world=world,
@@ -131,7 +133,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         rows=len(data.train),
-        accumulation=max(1, micro_batches),
+        accumulation=most_micro_batches(config, world.shards),
         scaler=scaler_for(config, hooks.capabilities, world),
         base=base,
     )

@@ -38,6 +38,12 @@ class Capabilities:
     """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
+    forward_cost: float = 1.0
+    """What one more micro-batch in a step costs beside its tokens, as a multiple of what it costs in one process.
+
+    More than 1 if ranks communicate in every micro-batch, not only in a step's last: the core then cuts a step into
+    fewer of them.
+    """
     owns: frozenset[str] = frozenset()
     """What the strategy does itself, so that the core does not: ``precision``, ``schedule``.
 

@@ -229,7 +229,7 @@ class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
-    """The resolved config: no 'auto' is left."""
+    """The resolved config: no 'auto' is left but that of ``micro_batch_size``, where tokens bound a micro-batch."""
     world: World
     """The ranks, and this rank's device."""
     capabilities: Capabilities
@@ -257,7 +257,7 @@ class Run:
     rows: int = 0
     """Rows of the training data."""
     accumulation: int = 1
-    """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+    """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
     base: Base | None = None
     """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
 

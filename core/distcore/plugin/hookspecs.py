@@ -145,7 +145,7 @@ class Operations:
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
 
-        Called once per micro-batch: ``run.accumulation`` times in a full step. Serves laws 2 and 9.
+        Called once per micro-batch: ``run.accumulation`` times in a step at most. Serves laws 2 and 9.
 
         Example::
 

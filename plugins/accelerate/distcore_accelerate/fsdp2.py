@@ -83,6 +83,7 @@ class Sharded(Backend):
             shards_parameters=True,
             ema=True,
             compiles=frozenset({"regions"}),
+            forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

@@ -52,6 +52,7 @@ class ZeRO(Backend):
             ema=self.user.keeps_masters,
             compiles=self.user.compiles,
             why_not_compiled=GATHERS,
+            forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),

@@ -58,6 +58,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
             ema=user.keeps_masters,
             compiles=user.compiles,
             why_not_compiled=GATHERS,
+            forward_cost=user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             limits=(
                 FP32_ONLY,
