@@ -24,7 +24,7 @@ from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.model_source import model_source
-from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
@@ -108,7 +108,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     freeze(config, module)
     total_steps = total_steps_of(config, len(data.train))
-    config = with_warmup(config, total_steps)
+    config = with_warmup(with_options(config) if training else config, total_steps)
     micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
     run = Run(
         config=config,

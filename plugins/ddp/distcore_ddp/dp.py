@@ -16,6 +16,7 @@ class DataParallelStrategy:
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         processes="one",
+        other_optimizers="all",
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )

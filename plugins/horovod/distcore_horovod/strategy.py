@@ -62,6 +62,7 @@ class HorovodStrategy:
         return Capabilities(
             spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
+            other_optimizers="none" if self.op == "adasum" else "all",
             owns=frozenset({"optimizer"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
