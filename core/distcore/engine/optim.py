@@ -42,7 +42,8 @@ def load_optimizer(config: RunConfig) -> BuildsOptimizer:
     cls = optimizer_class(name) if is_installed(name) else AdamW
     options = [option.name for option in options_of(cls)]
     if unknown := next((key for key in given if key not in options), None):
-        hint = nearest(unknown, [*options, *type(config.optimizer).model_fields])
+        keys = type(config.optimizer).model_fields
+        hint = "" if unknown in keys else nearest(unknown, [*options, *keys])
         listed = ", ".join(options) or "no options"
         raise ConfigError(f"unknown key 'optimizer.{unknown}'{hint}: {name} has {listed}")
     return build("optimizer", name, cls, given)
