@@ -48,13 +48,24 @@ def check(name: str, plugin: BuildsOptimizer) -> None:
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
         optimizer.step()
-    kept = {key: value for state in optimizer.state.values() for key, value in state.items()}
-    wrong = [key for key, value in kept.items() if value is not None and not isinstance(value, torch.Tensor)]
-    if wrong or _settings(optimizer) != before:
-        where = f"state[parameter][{wrong[0]!r}]" if wrong else "its param_groups"
+    kept = [
+        (key, value, parameter.shape)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if value is not None
+    ]
+    lost = [f"state[parameter][{key!r}]" for key, value, _ in kept if not isinstance(value, torch.Tensor)]
+    lost += [] if _settings(optimizer) == before else ["its param_groups"]
+    if lost:
         raise ConfigError(
-            f"optimizer.name = {name!r}: keeps a value in {where} that is no tensor of a parameter's state, so a "
+            f"optimizer.name = {name!r}: keeps a value in {lost[0]} that is no tensor of a parameter's state, so a "
             "checkpoint would lose it; keep torch.tensor(value) in state[parameter]"
+        )
+    odd = [key for key, value, shape in kept if value.shape not in (torch.Size(), shape)]
+    if plugin.elementwise and odd:
+        raise ConfigError(
+            f"optimizer.name = {name!r}: declares elementwise = True, but state[parameter][{odd[0]!r}] has another "
+            "shape than the parameter, and is no single number"
         )
 
 
