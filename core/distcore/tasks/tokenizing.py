@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,8 +11,8 @@ import numpy as np
 CHUNK = 4096
 """Most rows that are tokenised in one call: enough to keep every core busy."""
 CHARACTERS = 2**20
-"""Characters from which on no further row is tokenised in the same call, so that the tokens fit into memory."""
-R = TypeVar("R", str, tuple[str, ...])
+"""Characters, or words, from which on no further row is tokenised in the same call, so that tokens fit into memory."""
+R = TypeVar("R", bound=str | tuple[Sized, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Tokens:
 
 
 def chunks(rows: Iterable[R]) -> Iterator[list[R]]:
-    """Yield the rows, texts or tuples of texts, in lists for one call of a tokenizer each."""
+    """Yield the rows, texts or tuples of texts or of lists of words, in lists for one call of a tokenizer each."""
     some: list[R] = []
     size = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Images without labels, in a folder, a Parquet file or an array: in order, and named if they cannot be read."""
+"""Images without labels, in a folder, a file or a split: in order, and named if they cannot be read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,10 @@ IMAGES = [pixels(row) for row in range(5)]
 def written(folder: Path, form: str) -> Path:
     """Write the images in this form."""
     path = folder / f"new.{form}"
+    if form == "split":
+        rows = [{"key": key, "image": encoded(image)} for key, image in zip("abcde", IMAGES, strict=True)]
+        datasets.DatasetDict(test=datasets.Dataset.from_list(rows)).save_to_disk(path)
+        return Path(f"{path}@test")
     if form == "npz":
         np.savez_compressed(path, images=np.stack(IMAGES))
     elif form == "parquet":
@@ -44,7 +49,7 @@ def opened(path: Path, **others: str) -> list[Any]:
     return list(TASK.open_rows(path, others))
 
 
-@pytest.mark.parametrize("form", ["folder", "parquet", "npz"])
+@pytest.mark.parametrize("form", ["folder", "parquet", "npz", "split"])
 def test_every_form_gives_the_same_images_and_says_where_they_are(form: str, tmp_path: Path) -> None:
     path = written(tmp_path, form)
     found: Any = TASK.unlabelled(FileRows(file=str(path), start=2, records=opened(path)[1:]), DATA)
@@ -56,8 +61,12 @@ def test_every_form_gives_the_same_images_and_says_where_they_are(form: str, tmp
     assert list(found.origins()) == (where if form == "folder" else in_file)
 
 
-def test_a_column_of_a_parquet_file_names_its_images_and_nothing_else_has_one(tmp_path: Path) -> None:
-    assert [name for _, name in opened(written(tmp_path, "parquet"), **{"columns.id": "key"})] == list("abcde")
+@pytest.mark.parametrize("form", ["parquet", "split"])
+def test_a_column_names_images(form: str, tmp_path: Path) -> None:
+    assert [name for _, name in opened(written(tmp_path, form), **{"columns.id": "key"})] == list("abcde")
+
+
+def test_an_array_has_no_column_that_names_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"new.npz: has no columns that could name an image; leave out --id-column"):
         opened(written(tmp_path, "npz"), **{"columns.id": "key"})
 

@@ -49,6 +49,6 @@ def test_which_tags_name_entities(classes: list[str], expected: bool) -> None:
 def test_a_word_is_looked_up_and_one_that_training_lacks_gets_the_commonest_tag() -> None:
     words = [["Ada", "met", "May"], ["May", "came"], ["in", "May"]]
     tags = [["B-PER", "O", "B-PER"], ["B-PER", "O"], ["O", "O"]]
-    lookup = Lookup(words, tags)
-    facts = lookup.facts([["May", "met", "Bob"]], [["B-PER", "O", "B-PER"]], ["B-PER", "O"])
+    lookup = Lookup(zip(words, tags, strict=True))
+    facts = lookup.facts([(["May", "met", "Bob"], ["B-PER", "O", "B-PER"])], ["B-PER", "O"])
     assert facts == {"majority_share": 0.3333, "lookup_accuracy": 0.6667, "lookup_f1": 0.6667}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import normalizers
 from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore.plugin.task import FileRows
+from distcore.tasks import tokenizing
 from distcore.tasks.flat import IGNORED
 from distcore.tasks.pretrained import load_tokenizer
 from distcore.tasks.token_classification.embedded import stdlib_code, tagged_statements
@@ -68,6 +70,38 @@ def test_a_word_without_a_token_keeps_the_others_in_their_places() -> None:
     begins = words.begins.values[words.begins.values >= 0]
     assert begins.tolist() == [0, 2, 3]
     assert (words.count.tolist(), words.judged().tolist()) == ([4], [3])
+
+
+def test_rows_are_tokenised_some_at_a_time_and_none_is_lost_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = prepared(task_of(tmp_path))
+    monkeypatch.setattr(tokenizing, "CHUNK", 2)
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "another-cache"))
+    parts, _ = prepared(task_of(tmp_path))
+    assert parts.facts == whole.facts
+    assert parts.train.content == whole.train.content
+    assert parts.train.batch(np.arange(9))["labels"].equal(whole.train.batch(np.arange(9))["labels"])
+
+
+def test_the_words_of_a_large_file_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"word{number}" for number in range(60)]
+    path, rows = tmp_path / "large.jsonl", 1_000
+    monkeypatch.setattr(tokenizing, "CHUNK", 32)
+    with path.open("w") as file:
+        for row in range(rows):
+            tags = ["O", "B-X"] * 30
+            file.write(json.dumps({"tokens": [f"{word}-{row % 7}" for word in words], "tags": tags}) + "\n")
+    prepared(task_of(tmp_path))  # modules that this imports count as memory, too
+    task = task_of(tmp_path, data=str(path), eval_data=None, eval_fraction=0.01)
+    tracemalloc.start()
+    try:
+        data = task.prepare(RunConfig())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(data.train) == rows - 10
+    assert peak < rows * 60 * 64  # a word of seven characters is an object of 56 bytes, and has a place in a list
 
 
 def test_integer_tags_stay_integers_and_name_no_entities(tmp_path: Path) -> None:

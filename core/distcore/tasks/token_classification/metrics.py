@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Sentences = Sequence[Sequence[str]]
 """The tags of each row."""
+Rows = Iterable[tuple[Sequence[str], Sequence[object]]]
+"""Words of each row, and their tags."""
 NAMES = ("accuracy", "precision", "recall", "f1", "classification_report")
 """What ``tag_metrics`` returns."""
 
@@ -45,22 +47,25 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
 class Lookup:
     """The baseline: each word gets the tag that it has most often in training, others the commonest tag of all."""
 
-    def __init__(self, words: Sentences, tags: Sentences) -> None:
-        """``words`` and ``tags`` are those of the training rows."""
+    def __init__(self, rows: Rows) -> None:
+        """``rows`` are those of training."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for row, tagged in zip(words, tags, strict=True):
-            for word, tag in zip(row, tagged, strict=True):
-                counts[word][tag] += 1
+        for words, tags in rows:
+            for word, tag in zip(words, tags, strict=True):
+                counts[word][str(tag)] += 1
         self.commonest = sum(counts.values(), Counter[str]()).most_common(1)[0][0]
         self._of_word = {word: found.most_common(1)[0][0] for word, found in counts.items()}
 
-    def facts(self, words: Sentences, tags: Sentences, classes: Sequence[str]) -> dict[str, object]:
+    def facts(self, rows: Rows, classes: Sequence[str]) -> dict[str, object]:
         """Return what the report says of rows: the share of the commonest tag, and how well this does."""
-        predicted = [[self._of_word.get(word, self.commonest) for word in row] for row in words]
+        names = {name: name for name in classes}  # one string per class: tags of all rows are in memory, but not words
+        tags, predicted = [], []
+        for words, tagged in rows:
+            tags.append([names[str(tag)] for tag in tagged])
+            predicted.append([self._of_word.get(word, self.commonest) for word in words])
         found = tag_metrics(tags, predicted, classes)
-        flat = [tag for row in tags for tag in row]
         return {
-            "majority_share": round(flat.count(self.commonest) / len(flat), 4),
+            "majority_share": round(sum(row.count(self.commonest) for row in tags) / sum(map(len, tags)), 4),
             "lookup_accuracy": round(float(str(found["accuracy"])), 4),
             "lookup_f1": round(float(str(found["f1"])), 4),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -16,14 +17,16 @@ from distcore.data.cache import cached_folder
 from distcore.tasks.bert import check_encoder
 from distcore.tasks.parts import Part, parts_of
 from distcore.tasks.pretrained import check_vocabulary, tokenizer_digest
+from distcore.tasks.rereading import Reread
 from distcore.tasks.sources import read_source, source_digests, source_said, unused_splits
 from distcore.tasks.token_classification import embedded
 from distcore.tasks.token_classification.metrics import Lookup, is_iob
 from distcore.tasks.token_classification.options import TagOptions
 from distcore.tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
-from distcore.tasks.token_classification.tagged import no_tagged, open_tagged, write_tagged
-from distcore.tasks.token_classification.words import tokenize_words, words_tokenizer
+from distcore.tasks.token_classification.tagged import TaggedFiles, finish_tagged, no_tagged, open_tagged
+from distcore.tasks.token_classification.words import Words, tokenize_words, words_tokenizer
 from distcore.tasks.tokenised import TokenisedDatasets, tokens_of
+from distcore.tasks.tokenizing import chunks
 
 FORMAT = 1
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
@@ -93,12 +96,12 @@ def _build(folder: Path, options: TagOptions, seed: int) -> None:
     labels = distinct_tags(train.rows)
     classes = [str(label) for label in labels]
     tokenizer = _tokenizer(options, train)  # a vocabulary must not see the evaluation rows
-    lookup = Lookup(*_words_and_tags(train))
+    lookup = Lookup(train.values())
     facts = {}
     for name, part in parts.items():
         facts[name] = _write_part(folder / name, part, classes, tokenizer, options)
         if name != "train":
-            facts[name] |= lookup.facts(*_words_and_tags(part), classes)
+            facts[name] |= lookup.facts(part.values(), classes)
     tokenizer.save_pretrained(folder / "tokenizer")
     entry = {"labels": labels, "facts": facts, "tokens": tokens_of(tokenizer)}
     (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
@@ -107,32 +110,36 @@ def _build(folder: Path, options: TagOptions, seed: int) -> None:
 def _write_part(
     folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
-    """Tokenise and write one data set; return the facts that the report states about it."""
-    tags = list(encode_tags(part, classes))
-    words = tokenize_words(tokenizer, [words for words, _ in part.values()], options.max_seq_len)
+    """Tokenise and write one data set, some rows at a time; return the facts that the report states about it."""
+    found = Counter(rows=0, tokens=0, words=0, words_cut=0)
+    with TaggedFiles(folder) as files:
+        for some in chunks(encode_tags(part, classes)):
+            words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
+            judged = _judged(words, part, found["rows"], options)
+            files.add(words, [tags for _, tags in some])
+            found.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
+            found["words_cut"] += int((words.count - judged).sum())
+    ids = None if part.rows.ids is None else [part.rows.ids[number] for number in part.numbers]
+    finish_tagged(folder, part.numbers + 1, ids)
+    return dict(found)
+
+
+def _judged(words: Words, part: Part[Tagged], start: int, options: TagOptions) -> np.ndarray:
+    """Return how many words of each row have a token, int64 ``(rows,)``; the first row is number ``start`` of ``part``.
+
+    Raises DataError for a row without any, and ModelError for a token that the model does not have.
+    """
     judged = words.judged()
     if len(empty := np.flatnonzero(judged == 0)):
         problem = f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row"
-        raise part.problem(int(empty[0]), problem)
+        raise part.problem(start + int(empty[0]), problem)
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(words.tokens.values.max(initial=0)))
-    ids = None if part.rows.ids is None else [part.rows.ids[number] for number in part.numbers]
-    write_tagged(folder, words, tags, ((part.numbers + 1).tolist(), ids))
-    return {
-        "rows": len(tags),
-        "tokens": len(words.tokens.values),
-        "words": int(words.count.sum()),
-        "words_cut": int((words.count - judged).sum()),
-    }
+    return judged
 
 
 def _rows(source: str, options: TagOptions) -> Tagged:
     return read_source(source, embedded.EMBEDDED, lambda path: read_tagged(path, options.columns))
-
-
-def _words_and_tags(part: Part[Tagged]) -> tuple[list[list[str]], list[list[str]]]:
-    values = list(part.values())
-    return [words for words, _ in values], [list(map(str, tags)) for _, tags in values]
 
 
 def _tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
@@ -140,7 +147,8 @@ def _tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
         return words_tokenizer(options.model, options.model_folder())
     from distcore.tasks.wordpiece import as_transformers, train_wordpiece
 
-    texts = [" ".join(words) for words, _ in train.values()]
+    rows = train.values()
+    texts = Reread(lambda: (" ".join(words) for words, _ in rows), len(rows))
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.data.files import Source, describe_value, name_of, read_records, row_error
+from distcore.data.files import Record, Source, describe_value, name_of, read_records, row_error
 from distcore.errors import DataError, nearest
 from distcore.tasks.classes import id_problem, label_problem
 from distcore.tasks.parts import Part
+from distcore.tasks.rereading import Reread, Values, kept
 from distcore.tasks.sources import text_problem
 from distcore.tasks.token_classification.options import Columns
 
@@ -23,7 +24,7 @@ class Tagged:
 
     name: str
     """What error messages call these rows, such as ``data file sentences.jsonl``."""
-    values: list[tuple[list[str], list[Tag]]]
+    values: Values[tuple[list[str], list[Tag]]]
     """Words of each row, at least one and none of them blank, and as many tags: integers from 0, or all strings."""
     ids: list[int | str] | None = None
     """One per row: what the user calls it. ``None`` where no column says it."""
@@ -40,22 +41,32 @@ def read_tagged(source: Source, columns: Columns) -> Tagged:
         raise DataError(f"{name_of(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet")
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
-    return check_tagged(name_of(source), read_records(source, asked))
+    name = name_of(source)
+    return _tagged(name, kept(source, lambda: _checked(name, read_records(source, asked))))
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
     """Check (words, tags) or (words, tags, id) records; ``name`` opens every message. Raises DataError."""
-    values: list[Any] = []
-    ids: list[Any] = []
-    for number, (words, tags, *named) in enumerate(records, 1):
-        first = values[0][1][0] if values else None
+    return _tagged(name, list(_checked(name, records)))
+
+
+def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[Record]:
+    """Yield the records, which have been looked at."""
+    first: Tag | None = None
+    for number, record in enumerate(records, 1):
+        words, tags, *named = record
         if problem := words_problem(words) or _tags_problem(words, tags, first) or id_problem(named):
             raise row_error(name, number, problem)
-        values.append((words, tags))
-        ids += named
-    if not values:
+        first = tags[0] if first is None else first  # type: ignore[index]  # a list, as was seen
+        yield record
+
+
+def _tagged(name: str, records: Values[Any]) -> Tagged:
+    """Return checked records as rows; only ids are kept in memory."""
+    if not len(records):
         raise DataError(f"{name}: holds no rows")
-    return Tagged(name, values, ids or None)
+    ids = [named for _, _, *rest in records for named in rest]
+    return Tagged(name, Reread(lambda: ((words, tags) for words, tags, *_ in records), len(records)), ids or None)
 
 
 def words_problem(words: object) -> str | None:
@@ -89,8 +100,8 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
     return tags
 
 
-def encode_tags(part: Part[Tagged], classes: list[str]) -> Iterator[list[int]]:
-    """Yield the class numbers of the words of each row; raises DataError for a tag that is not a class."""
+def encode_tags(part: Part[Tagged], classes: list[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield the words of each row and their class numbers; raises DataError for a tag that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
     for place, (words, tags) in enumerate(part.values()):
         for word, tag in zip(words, tags, strict=True):
@@ -98,4 +109,4 @@ def encode_tags(part: Part[Tagged], classes: list[str]) -> Iterator[list[int]]:
                 known = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
                 hint = f"{nearest(str(tag), classes)}; training has: {known}"
                 raise part.problem(place, f"tag {tag!r} of the word {word!r} is out of range: training lacks it{hint}")
-        yield [numbers[str(tag)] for tag in tags]
+        yield words, [numbers[str(tag)] for tag in tags]

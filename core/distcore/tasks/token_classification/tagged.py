@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.tasks.flat import IGNORED, Flat, flat_digest, flat_rows, open_flat, write_flat
+from distcore.data.arrays import ArrayFile
+from distcore.tasks.flat import IGNORED, Flat, FlatFile, flat_digest, flat_rows, open_flat
 from distcore.tasks.token_classification.words import Words
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
+FLATS = ("tokens", "begins", "labels")
+"""What is kept of each row: its tokens, where words begin, and their classes."""
 ROWS = "rows.json"
 """File with the number of each row in the file that it came from, from 1, and its id, if rows have one."""
 
@@ -64,26 +67,53 @@ class TaggedDataset:
             yield {"file": self.source, "row": row} | ({"id": name} if ids else {})
 
 
-def write_tagged(folder: Path, words: Words, tags: Sequence[list[int]], origin: tuple[list[int], Any]) -> None:
-    """Write one data set, and the digest of its rows, into the new folder ``folder``.
+class TaggedFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
 
-    ``tags`` are the classes of all words, ``origin`` the numbers of the rows, from 1, and their ids or ``None``.
-    """
-    folder.mkdir()
-    every, starts = np.concatenate([np.asarray(row, np.int32) for row in tags]), np.cumsum(words.count) - words.count
-    word = words.begins.values + np.repeat(starts, words.begins.lengths)
-    labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
-    columns = {"tokens": words.tokens, "begins": words.begins, "labels": Flat(labels, words.begins.offsets)}
-    for name, flat in columns.items():
-        write_flat(folder, name, flat)
-    np.save(folder / "count.npy", words.count)
-    (folder / CONTENT).write_text(flat_digest(*columns.values()), encoding="ascii")
-    (folder / ROWS).write_text(json.dumps(origin, ensure_ascii=False), encoding="utf-8")
+    def __init__(self, folder: Path) -> None:
+        """Create the files."""
+        folder.mkdir()
+        self._flats = {name: FlatFile(folder, name, np.int32) for name in FLATS}
+        self._count = ArrayFile(folder / "count.npy", np.int64)
+
+    def __enter__(self) -> TaggedFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        self._count.__exit__(*error)
+        for file in self._flats.values():
+            file.__exit__(*error)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+        return self._count.count
+
+    def add(self, words: Words, tags: Sequence[list[int]]) -> None:
+        """Append some rows, of which ``tags`` are the classes of all words."""
+        every, starts = (
+            np.concatenate([np.asarray(row, np.int32) for row in tags]),
+            np.cumsum(words.count) - words.count,
+        )
+        word = words.begins.values + np.repeat(starts, words.begins.lengths)
+        labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
+        found = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
+        for name, flat in zip(FLATS, found, strict=True):
+            self._flats[name].add(flat)
+        self._count.add(words.count)
+
+
+def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
+    """Write the digest of a data set's rows beside them, and where they came from: their numbers, from 1, and ids."""
+    (folder / CONTENT).write_text(flat_digest(*(open_flat(folder, name) for name in FLATS)), encoding="ascii")
+    (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
 
 
 def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
     """Map what ``write_tagged`` wrote into memory; ``source`` is what predictions call the file of the rows."""
-    tokens, begins, labels = (open_flat(folder, name) for name in ("tokens", "begins", "labels"))
+    tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
     words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
     content = (folder / CONTENT).read_text(encoding="ascii")
     return _dataset(words, labels, pad, content, source=source, origin=folder / ROWS)

@@ -13,7 +13,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from distcore.errors import ModelError
 from distcore.tasks.flat import IGNORED, Flat, flat_rows
 from distcore.tasks.pretrained import load_tokenizer
-from distcore.tasks.tokenizing import CHUNK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,15 +58,11 @@ def words_tokenizer(name: str, folder: Path) -> Any:
 
 
 def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -> Words:
-    """Tokenise rows of words, each row cut to ``max_length`` tokens."""
-    tokens, begins = [], []
-    for start in range(0, len(rows), CHUNK):
-        some = [list(row) for row in rows[start : start + CHUNK]]
-        found = tokenizer(some, is_split_into_words=True, truncation=True, max_length=max_length)
-        tokens += [np.asarray(row, np.int32) for row in found["input_ids"]]
-        begins += [_begins(found.word_ids(number)) for number in range(len(some))]
+    """Tokenise rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
+    found = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
+    begins = [_begins(found.word_ids(number)) for number in range(len(rows))]
     count = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Words(tokens=flat_rows(tokens), begins=flat_rows(begins), count=count)
+    return Words(tokens=flat_rows(found["input_ids"]), begins=flat_rows(begins), count=count)
 
 
 def _begins(words: list[int | None]) -> np.ndarray:

@@ -30,8 +30,10 @@ def open_source(source: str, columns: Columns) -> Images:
         return arrays.open_npz(path) if suffix == ".npz" else encoded.open_rows(path, columns)
 
 
-def open_unlabelled(source: Path, columns: Columns) -> Store:
-    """Return the images of a folder or file, which need no labels and could all be decoded; raises DataError."""
+def open_unlabelled(source: Path | Split, columns: Columns) -> Store:
+    """Return the images of a folder, file or split, which need no labels, all decoded once; raises DataError."""
+    if isinstance(source, Split):
+        return encoded.open_unlabelled(source, columns)
     if source.is_dir():
         return folders.open_unlabelled(source)
     with _file(source) as suffix:

@@ -1,4 +1,4 @@
-"""Images without labels: in a folder, a Parquet file or an array, read one by one when a batch needs them."""
+"""Images without labels: in a folder, a file or a split, read one by one when a batch needs them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore.data.files import read_records
+from distcore.data.splits import Split, find_split
 from distcore.errors import DataError
 from distcore.plugin.columns import ConstantColumn
 from distcore.tasks.image_classification.data.arrays import check_resizing
@@ -70,17 +71,18 @@ class UnlabelledImages:
 
 
 def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-    """Yield each image, all of which could be decoded, with what a Parquet file has of it in the columns ``others``.
+    """Yield each image, all of which could be decoded, with what stands beside it in the columns ``others``.
 
-    Raises DataError, also for a folder or an array, which have no such columns.
+    Those are of a Parquet file or a split. Raises DataError, also for a folder or an array, which have no columns.
     """
-    store = open_unlabelled(source, columns)
+    found = find_split(str(source)) or source
+    store = open_unlabelled(found, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:
         return ((image,) for image in images)
-    if source.suffix.lower() != ".parquet":
+    if not isinstance(found, Split) and source.suffix.lower() != ".parquet":
         raise DataError(f"{source}: has no columns that could name an image; leave out --id-column")
-    return ((image, *record) for image, record in zip(images, read_records(source, others), strict=True))
+    return ((image, *record) for image, record in zip(images, read_records(found, others), strict=True))
 
 
 def unlabelled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabelledImages:
