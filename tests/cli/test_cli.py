@@ -135,7 +135,7 @@ def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> N
     (work_folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
     given = {"config": "job.yaml", "lr": "0.2", "epochs": "4", "set": ["lr=3e-1", "optimizer.eps=1e-6"]}
     config = config_of(argparse.Namespace(**given))
-    assert (config.lr, config.epochs, config.seed, config.optimizer.eps) == (0.3, 4, 3, 1e-6)
+    assert (config.lr, config.epochs, config.seed, config.optimizer.options["eps"]) == (0.3, 4, 3, 1e-6)
 
 
 def test_dry_run_prints_a_config_that_trains_and_starts_nothing(

@@ -200,6 +200,10 @@ def read_job_state(path: Path) -> dict[str, Any]:
 class Tensors(dict[str, Tensor]):
     """Whole tensors in memory, by name; implements ``distcore.SavedState``."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return tuple(self[name].shape)
+
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
         return self[name].reshape(-1)[start : start + count]

@@ -96,7 +96,10 @@ def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
     tree = config.model_dump(mode="json")
     options = {f"task_options.{name}": value for name, value in config.task_options.items()}
-    return {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)} | options | {"total_steps": total_steps}
+    found = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
+    # The name stands among what is fixed, and may be a file that has been moved.
+    found["optimizer"] = {key: value for key, value in found["optimizer"].items() if key != "name"}
+    return found | options | {"total_steps": total_steps}
 
 
 def check_job(
@@ -184,12 +187,13 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
     with _checkpoint_errors(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
         _restore_loss_scale(run, job_state["scaler"])
-        if run.optimizer is not None and len(set(rates)) > len(run.optimizer.param_groups):
+        changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
+        if run.optimizer is not None and not changed and len(set(rates)) > len(run.optimizer.param_groups):
             raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
     if isinstance(run.scheduler, LambdaLR):
         rates = set_schedule_step(run.scheduler, progress.step)
-    # A constant rate that the user changed for this run stays; a schedule was already set from the config above.
-    constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
+    # Constant rates that the user changed for this run stay; a schedule was already set from the config above.
+    constant = run.scheduler is None and changed
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal, Self
 
@@ -46,15 +47,57 @@ class _Tree(BaseModel):
             _OUTERMOST.reset(token)
 
 
-class Optimizer(_Tree):
-    """AdamW; biases and normalisation weights get no weight decay."""
+class Group(_Tree):
+    """Parameters that the optimizer steps with settings of their own."""
 
-    name: str = Field("adamw", description="optimizer; a strategy may offer its own")
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, per unit of learning rate")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="decay rates of the running means of the gradient and of its square"
+    match: str = Field(description="regular expression: found in a parameter's name; the first group that fits counts")
+    lr: float | None = Field(None, gt=0, description="peak learning rate; layer_decay does not change it")
+    lr_scale: float | None = Field(None, gt=0, description="factor of the learning rate")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; biases and normalisations keep none")
+
+    @field_validator("match")
+    @classmethod
+    def _is_regex(cls, given: str) -> str:
+        try:
+            re.compile(given)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return given
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        given = [key for key in ("lr", "lr_scale", "weight_decay") if getattr(self, key) is not None]
+        if not given or {"lr", "lr_scale"} <= set(given):
+            raise ValueError("expected lr or lr_scale, or weight_decay, or one of the two and weight_decay")
+        return self
+
+
+class Optimizer(_Tree):
+    """The optimizer; biases and normalisation weights get no weight decay.
+
+    Its options stand beside these keys, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field("adamw", description="name, or file.py:Class; a strategy may offer its own")
+    weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
+        "auto", description="what each step takes away of the weights; auto: the optimizer's own default"
     )
-    eps: float = Field(1e-8, gt=0, description="added to the denominator of the step, against division by zero")
+    groups: list[Group] = Field(
+        default_factory=list,
+        description="parameters with rates of their own: `match`, a regular expression, with `lr` or `lr_scale`, "
+        "`weight_decay`",
+    )
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor of the learning rate from each repeated block to the one below it"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named optimizer that are set: all of them once the config is resolved."""
+        decay = {} if self.weight_decay == "auto" else {"weight_decay": self.weight_decay}
+        return decay | (self.model_extra or {})
 
 
 class Schedule(_Tree):

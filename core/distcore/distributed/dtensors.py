@@ -62,8 +62,8 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
-    """A count of steps as it is; a moment sharded as its parameter is."""
-    if name.endswith("/step"):
+    """What has the parameter's shape sharded as that is, such as a moment; all else, such as a count, as it is."""
+    if name.endswith("/step") or state.shape(name) != tuple(parameter.shape):
         return state[name]
     moment = torch.zeros_like(parameter, requires_grad=False)
     _load(moment, name, state)

@@ -28,7 +28,7 @@ from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.micro_batches import description, most_micro_batches
 from distcore.engine.model_source import model_source
-from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
@@ -122,7 +122,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
     compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
-    config = with_warmup(config, total_steps)
+    config = with_warmup(with_options(config) if training else config, total_steps)
     run = Run(
         config=config,
         world=world,

@@ -29,7 +29,13 @@ class Capabilities:
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
-    """Values of ``optimizer.name`` that it accepts."""
+    """Values of ``optimizer.name`` that it accepts, whatever they need.
+
+    One that is no entry point of ``distcore.optimizers`` is the strategy's own, with the options of adamw: its
+    ``wrap_model`` takes the groups of the optimizer that it gets a factory for.
+    """
+    other_optimizers: Literal["none", "elementwise", "all"] = "none"
+    """Which it accepts beside these: those that declare to step each element by itself, or all."""
     launchers: frozenset[str] | None = None
     """Names of the launchers that can start its processes; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
@@ -72,6 +78,11 @@ class Capabilities:
     ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
     ``capabilities`` a property.
     """
+
+    def takes_optimizer(self, name: str, elementwise: bool) -> bool:
+        """Return True if it accepts the optimizer ``name``; ``elementwise`` is what that one declares."""
+        others = {"none": False, "elementwise": elementwise, "all": True}[self.other_optimizers]
+        return name in self.optimizers or others
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from distcore import (
     Clip,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     Run,
     RunConfig,
     SavedState,
@@ -48,6 +49,7 @@ class ZeRO(Backend):
         """Declare what stage and scheduler of the user's config bring with them."""
         return Capabilities(
             spec_version=2,
+            other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
             ema=self.user.keeps_masters,
             compiles=self.user.compiles,
@@ -104,9 +106,9 @@ class ZeRO(Backend):
         """Return master weights and optimizer state of this rank's partitions."""
         return partitions.save(run)
 
-    def load(self, run: Run, state: SavedState) -> bool:
+    def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights and optimizer state of this rank's partitions; always true."""
-        return partitions.load(run, state)
+        return partitions.load(run, state, progress)
 
     def teardown(self) -> None:
         """Forget DeepSpeed's process groups."""
@@ -128,8 +130,8 @@ def _optimizer(tree: Tree, run: Run, optimizer: torch.optim.Optimizer) -> Any:
     """What Accelerate expects: its dummy where DeepSpeed's config has an optimizer, else ``optimizer``."""
     if "optimizer" not in tree:
         return optimizer
-    groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
-    return DummyOptim(groups, lr=run.config.lr, weight_decay=run.config.optimizer.weight_decay)
+    groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
+    return DummyOptim(groups, lr=run.config.lr)
 
 
 def _initialize(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> Any:

@@ -67,6 +67,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
         *_memory_settings(user, config),
+        *_own_optimizer(config, user),
         *optimizer_settings(config, user),
     ]
 
@@ -75,10 +76,20 @@ def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
     settings = []
     if user.stage == 3:  # DeepSpeed's own default leaves the whole of a small model on every rank
         settings.append(Setting(PERSISTENCE, AUTO, "the hidden size", "default"))
-    if user.offload("offload_optimizer") != "none" and optimizer_type(config, user) is None:
-        settings.append(Setting("zero_force_ds_cpu_optimizer", False, "optimizer.name (torch's AdamW)"))
     if config.precision == "bf16":
         settings.append(Setting("data_types.grad_accum_dtype", "fp32", "precision", "default"))
+    return settings
+
+
+def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
+    """What has DeepSpeed step the optimizer that distcore builds, whatever it is and wherever its state lies."""
+    if optimizer_type(config, user) is not None:
+        return []
+    source = "optimizer.name (built by distcore)"
+    tested = config.optimizer.name in ("adam", "adamw")
+    settings = [] if tested else [Setting("zero_allow_untested_optimizer", True, source)]
+    if user.offload("offload_optimizer") != "none":
+        settings.append(Setting("zero_force_ds_cpu_optimizer", False, source))
     return settings
 
 

@@ -16,6 +16,7 @@ from distcore import (
     Clip,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     RankInfo,
     Run,
     RunConfig,
@@ -54,6 +55,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
             spec_version=2,
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
+            other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
             ema=user.keeps_masters,
             compiles=user.compiles,
@@ -121,9 +123,9 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         return partitions.save(run)
 
     @hookimpl
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights, optimizer state and the place in DeepSpeed's schedule."""
-        return partitions.load(run, state)
+        return partitions.load(run, state, progress)
 
     @hookimpl
     def teardown(self, world: World) -> bool:

@@ -97,6 +97,8 @@ class FSDPStrategy:
 
     capabilities: ClassVar = Capabilities(
         spec_version=2,
+        optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalises
+        other_optimizers="elementwise",
         shards_parameters=True,
         ema=True,
         compiles=frozenset({"regions"}),  # between blocks it gathers weights

@@ -62,6 +62,7 @@ class HorovodStrategy:
         return Capabilities(
             spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
+            other_optimizers="none" if self.op == "adasum" else "all",
             owns=frozenset({"optimizer"}),
             ema=True,
             compiles=frozenset({"on", "regions"}),
