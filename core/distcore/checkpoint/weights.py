@@ -31,6 +31,10 @@ class Evaluated:
         """Return the whole tensor, a copy on the CPU."""
         return self._checkpoint[self._name(name)]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor; reads none."""
+        return self._checkpoint.shape(name)
+
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
         return self._checkpoint.piece(self._name(name), start, count)

@@ -176,7 +176,7 @@ def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
     kind = draft.facts["kind"].value if "kind" in draft.facts else None
     for section, wanted in (("deepspeed_config", "deepspeed"), ("fsdp_config", "fsdp")):
         inner = tree.get(section)
-        if inner in OFF:
+        if inner is None or inner in OFF:
             draft.note("off", section) if section in tree else None
         elif kind != wanted:
             draft.note("idle", section, f"for distributed_type {wanted.upper()}, which this is not")
