@@ -48,6 +48,12 @@ class Held:
         held = self._state.get(name)
         return held if isinstance(held, Tensor) else self._gathered(name)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        for part in self._parts(name):
+            return tuple(part.shape)
+        raise self._refusal(name, "the shape")
+
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""
         for part in self._parts(name):
