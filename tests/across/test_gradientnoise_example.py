@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +50,7 @@ def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gradientnoise", FILE)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -86,7 +86,7 @@ def _nested(key: str) -> Rule:
 
 LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
 TPU = idle("only matters on a TPU")
-COMPILED = _nested("compile the model in a task of your own")
+COMPILED = _nested("use --compile on or --compile regions")
 ROWS: dict[str, Rule] = {
     "compute_environment": _environment,
     "distributed_type": _kind,
