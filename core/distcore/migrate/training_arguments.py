@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "adamw_torch_npu_fused": "adamw",
 }
 """``optim`` to ``optimizer.name``."""
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
 """``report_to`` to the extension that does it."""
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
 
