@@ -111,6 +111,7 @@ VALUES = {
     "--global-batch-size 0": r"global_batch_size = '0'",
     "--global-batch-size many": r"global_batch_size = 'many'.*integer",
     "--micro-batch-size 0": r"micro_batch_size = 0: must be at least 1",
+    "--micro-batch-tokens 0": r"command line: micro_batch_tokens = '0': input should be greater than or equal to 1",
     "--micro-batch-size 5": r"global_batch_size = 32: .* 5 \* 1 = 5; nearest possible: 30, 35",
     "--micro-batch-size 64": r"global_batch_size = 32: .* 64 \* 1 = 64; nearest possible: 64",
     "--strategy ddp --nproc 2 --global-batch-size 30 --micro-batch-size 4": (

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
+from distcore.checkpoint.provenance import environment
 from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
@@ -32,7 +33,7 @@ FIXED = (
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -77,6 +78,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
+        "environment": environment(run.config.strategy),
         **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
     }
 
@@ -185,7 +187,7 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         if run.optimizer is not None and len(set(rates)) > len(run.optimizer.param_groups):
             raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
     if isinstance(run.scheduler, LambdaLR):
-        rates = _set_schedule_step(run.scheduler, progress.step)
+        rates = set_schedule_step(run.scheduler, progress.step)
     # A constant rate that the user changed for this run stays; a schedule was already set from the config above.
     constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
@@ -202,7 +204,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 
-def _set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
+def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
     """Set a schedule to ``step`` without stepping through those before it; return the learning rates there."""
     rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}

@@ -95,6 +95,17 @@ class LoRA(_Tree):
     )
 
 
+class EMA(_Tree):
+    """An exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float | None = Field(
+        None, gt=0, lt=1, description="part of the average that stays at each optimizer step, such as 0.999; null: off"
+    )
+    warmup: bool = Field(
+        True, description="at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first weights"
+    )
+
+
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -103,6 +114,11 @@ class Loader(_Tree):
         "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
     )
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+    forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="what one more forward pass costs, in tokens, where micro-batches are cut by tokens; auto: as "
+        "device and strategy have it",
+    )
 
 
 class Checkpoints(_Tree):
@@ -146,13 +162,25 @@ class RunConfig(_Tree):
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
-    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    micro_batch_size: int | Auto = Field(
+        "auto", description="most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
+        "or what micro_batch_size says alone",
+    )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")
+    ema: EMA = Field(EMA(), description="moving average of the weights")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+    )
+    compile: Literal["off", "on", "regions"] = Field(
+        "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -197,6 +225,11 @@ class RunConfig(_Tree):
     @classmethod
     def _aliases_to_task_options(cls, given: object) -> object:
         return with_task_options(given) if isinstance(given, dict) else given
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _not_a_bool(cls, given: object) -> object:
+        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
 
     @field_validator("resume_changed", mode="before")
     @classmethod

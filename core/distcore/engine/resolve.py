@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from datetime import datetime
@@ -10,7 +11,9 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.engine.compiling import with_compile
 from distcore.engine.lora import resolve_lora
+from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
 from distcore.engine.optim import check_freeze, check_schedule
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
 from distcore.plugin import registry
@@ -20,8 +23,7 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
-LARGEST_AUTO_MICRO_BATCH = 32
-"""Most rows per micro-batch that 'auto' chooses."""
+log = logging.getLogger("distcore")
 
 
 def resolve(
@@ -52,9 +54,12 @@ def resolve(
     if training:
         check_schedule(config)
         check_freeze(config)
+        config = _compiled(config, declared)
+    check_micro_batch_size(config, data_shards(config, declared, world_size))
     config = config.model_copy(
         update={
-            "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
+            "micro_batch_tokens": micro_batch_tokens(config),
+            "loader": with_forward_tokens(config, declared),
             "lr": _learning_rate(config, task),
             "lora": resolve_lora(config),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
@@ -66,6 +71,15 @@ def resolve(
     elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
+
+
+def _compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
+    possible = with_compile(config, declared)
+    if possible.compile != config.compile:
+        said = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
+    return possible
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
@@ -144,11 +158,8 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
     return shards
 
 
-def micro_batch_size(config: RunConfig, shards: int) -> int:
-    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
-
-    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
-    """
+def check_micro_batch_size(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
@@ -158,10 +169,6 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
             f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
         )
-    if micro != "auto":
-        return micro
-    share = whole // shards
-    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 
 def check_out(config: RunConfig) -> None:
@@ -229,6 +236,9 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
     if training:
         name = config.optimizer.name
         wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
+        if config.ema.decay is not None and not declared.ema:
+            lacks = f"strategy {config.strategy!r} keeps no average of weights"
+            raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
     for key, value, possible, can in wanted:
         if value not in possible:
             raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -17,13 +16,17 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
+from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.distributed.devices import peak_memory
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
+from distcore.engine.compiling import compile_model
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
+from distcore.engine.micro_batches import description, most_micro_batches
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
 from distcore.engine.paths import with_absolute_paths
@@ -84,6 +87,8 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
     progress, best = resume_or_start(run, hooks, task, data, rows)
+    if world.is_main:
+        log.info("%s", description(run.config))
     rehearse(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
@@ -115,19 +120,20 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
+    compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
     config = with_warmup(config, total_steps)
-    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
     run = Run(
         config=config,
         world=world,
         capabilities=hooks.capabilities,
         module=module,
         model=module,
+        compiled=compiled,
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         rows=len(data.train),
-        accumulation=max(1, micro_batches),
+        accumulation=most_micro_batches(config, world.shards),
         scaler=scaler_for(config, hooks.capabilities, world),
         base=base,
     )
@@ -140,7 +146,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
@@ -248,12 +255,14 @@ def finish(
     """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
     speed = meter.samples_per_second(progress)
     tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
-    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
+    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
     report: Report = {
         "strategy": hooks.name,
         "world_size": run.world.size,
         "device": run.world.device.type,
         "precision": run.config.precision,
+        "weights": "raw" if run.ema is None else "ema",
+        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,
@@ -273,6 +282,9 @@ def finish(
                 file.writelines(prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
+    if run.compiled and run.config.compile != "off":
+        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
+        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
     hooks.on_run_end(run, report)
     return report
 
@@ -289,10 +301,3 @@ def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
 
 def _nothing() -> None:
     """Do what the other ranks do while the main one writes: nothing."""
-
-
-def peak_memory(world: World) -> int:
-    """Return the peak memory in bytes: of tensors on the GPU, or of the whole process if it runs on the CPU."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

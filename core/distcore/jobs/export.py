@@ -14,6 +14,7 @@ from torch import nn
 
 from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
@@ -63,6 +64,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
                 whole = take_out(module, merge=True) if has_adapter else module
                 whole.save_pretrained(to, max_shard_size=SHARD)
         task_calls.save(task, to, config, data)
+        job_state |= {"weights": weights_of(checkpoint)}
         write_card(to, module, config, job_state, path.absolute().parent.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
@@ -80,8 +82,11 @@ def _base(config: RunConfig, task: Task) -> str | None:
 
 
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the checkpoint's weights and buffers into ``module``; raises CheckpointError for one that does not fit."""
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    """Copy the checkpoint's weights, or their average, and buffers into ``module``.
+
+    Raises CheckpointError for one that does not fit.
+    """
+    tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
     with torch.no_grad():
         for name in checkpoint:
             kind, _, rest = name.partition("/")
@@ -89,4 +94,4 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
                 continue
             if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
                 raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
-            tensors[rest].copy_(checkpoint[name])
+            tensors[rest].copy_(evaluated[name])

@@ -74,7 +74,8 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
 
 def show(report: Report) -> None:
     """Print the metrics of the final test, its classification report, and the run folder."""
-    show_evaluation(f"test at step {report['steps']}", report["evaluation"])
+    of = " of the EMA" if report["weights"] == "ema" else ""
+    show_evaluation(f"test{of} at step {report['steps']}", report["evaluation"])
     print(f"run folder: {report['out']}", flush=True)
 
 

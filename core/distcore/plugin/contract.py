@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
     from distcore.plugin.abilities import Outputs
     from distcore.plugin.capabilities import Capabilities
+    from distcore.plugin.state import State
     from distcore.plugin.task import Batch
 
 LOOPBACK = "127.0.0.1"
@@ -211,12 +212,24 @@ class Base:
     """The names of its parameters in ``Run.module``; checkpoints leave them out."""
 
 
+@dataclass
+class Compilations:
+    """What ``torch.compile`` has done in a run, on this rank; the numbers grow while it runs."""
+
+    compilations: int = 0
+    """Times that code of the model was compiled."""
+    recompilations: int = 0
+    """Those of them of code that had been compiled before: for an evaluation, or for a size of 1."""
+    seconds: float = 0.0
+    """What they took, backward passes included."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
-    """The resolved config: no 'auto' is left."""
+    """The resolved config: no 'auto' is left but that of ``micro_batch_size``, where tokens bound a micro-batch."""
     world: World
     """The ranks, and this rank's device."""
     capabilities: Capabilities
@@ -233,6 +246,10 @@ class Run:
     """The loss scaler of an fp16 run; ``None`` if the strategy owns ``precision``."""
     loss_scale: LossScale | None = None
     """The loss scale that checkpoints save: ``scaler``, or the strategy's own."""
+    ema: State | None = None
+    """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
+    compiled: Compilations | None = None
+    """What was compiled of the model; ``None`` if the run only evaluates, which it does without compiling."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
@@ -240,7 +257,7 @@ class Run:
     rows: int = 0
     """Rows of the training data."""
     accumulation: int = 1
-    """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+    """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
     base: Base | None = None
     """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
 

@@ -81,6 +81,9 @@ class Sharded(Backend):
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             shards_parameters=True,
+            ema=True,
+            compiles=frozenset({"regions"}),
+            forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

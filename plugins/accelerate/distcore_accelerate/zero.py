@@ -32,6 +32,7 @@ from distcore_deepspeed import UserConfig, check_evaluation, check_training, eng
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
 FP32_ONLY = "deepspeed: stage 0 in fp32 only"
+GATHERS = "gathers weights inside of every layer at DeepSpeed's stage 3"
 FP16 = "deepspeed: fp16 needs a GPU or a CPU that multiplies in it"
 
 
@@ -48,6 +49,10 @@ class ZeRO(Backend):
         return Capabilities(
             spec_version=2,
             shards_parameters=self.user.stage == 3,
+            ema=self.user.keeps_masters,
+            compiles=self.user.compiles,
+            why_not_compiled=GATHERS,
+            forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),

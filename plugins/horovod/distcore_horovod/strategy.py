@@ -63,6 +63,8 @@ class HorovodStrategy:
             spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
             owns=frozenset({"optimizer"}),
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
