@@ -9,9 +9,9 @@ strategy keeps then, such as gradients in buffers of its own. `peak` is the resi
 from before the model is built to the end of the third step, beyond what it was before; `checkpoint` is all files of the
 checkpoint after it.
 
-Bounds, for N ranks: with LoRA the optimizer's state is 8 bytes per trained parameter, divided by N where a strategy
-shards it, within 10 %; the checkpoint is 12 bytes per trained parameter, within 1 MiB; and no figure of a row is larger
-than without LoRA, but for the parameters, to which the adapter is added.
+Bounds: with LoRA the optimizer's state is 8 bytes per trained parameter, divided by the ranks where a strategy shards
+it, within 10 %; the checkpoint is 12 bytes per trained parameter, within 1 MiB; and no figure of a row is larger than
+without LoRA, but for the parameters, to which the adapter is added.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.engine import task_calls
 from distcore.errors import ModelError
-from distcore.plugin.abilities import HasWeights
 from distcore.plugin.contract import Base
 from distcore.plugin.task import Task
 
@@ -35,7 +34,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
     folder = task_calls.weights_folder(task, config)
     if folder is not None:
         digest, what = digest_of_files(folder), f"the weights in {folder}"
-    elif isinstance(task, HasWeights):
+    elif getattr(task, "from_scratch", False):  # tasks that ship say so of random weights
         digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
     else:  # it may have read weights that nobody else knows of
         digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
