@@ -134,7 +134,7 @@ def test_rows_and_tokens_may_bound_a_micro_batch_together() -> None:
 
 def test_groups_of_shards_with_rows_of_their_own_have_equally_many_micro_batches() -> None:
     lengths = ascending(12 * 65, 1)  # in the order of the rows the first group has the shortest
-    plan = plan_of(lengths, global_batch=12 * 65, order="sequential")
+    plan = plan_of(lengths, global_batch=12 * 65, order="sequential", by_tokens=TokenCut(tokens=64, forward=5))
     shares = [plan.split(0, 0, shard, 65) for shard in range(65)]
     assert len({len(share) for share in shares}) == 1
     given = [micro.indices for share in shares for micro in share if not micro.is_padding]
