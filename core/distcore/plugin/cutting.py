@@ -91,12 +91,11 @@ class TokenCut:
 
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
         """Return the cut by which the last of several shards is done first, among cuts into slices of like cost."""
-        budget = max(self.tokens, rows.cost(rows.count - 1, rows.count))
-        turns = -(-(len(rows.greedy(budget, rows.count)) - 1) // shards)
+        turns = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
         best, least, misses = list[int](), 0, 0
         # No cut is done earlier than one without padding, whose work is spread evenly.
         while not best or (misses < 2 and rows.before[-1] + self.forward * turns * shards < least * shards):
-            bounds = rows.even(turns * shards, budget)
+            bounds = rows.even(turns * shards, self.tokens)
             costs = rows.costs(bounds)
             spent = int(costs[_dealt(costs, shards)].sum(axis=0).max()) + self.forward * turns
             misses += 1
@@ -129,7 +128,7 @@ class _Sorted:
         return np.array([self.cost(start, stop) for start, stop in pairwise(bounds)], dtype=np.int64)
 
     def greedy(self, bound: int, count: int) -> list[int]:
-        """Return the bounds of slices that each cost ``bound`` at most; of ``count`` of them, if rows are left over."""
+        """Return the bounds of slices of one row, or that cost ``bound`` at most; no more than ``count`` of them."""
         bounds = [0]
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
@@ -141,9 +140,10 @@ class _Sorted:
     def even(self, count: int, limit: int) -> list[int]:
         """Return the bounds of ``count`` slices, the costliest of which costs as little as can be, to 1 part in 128.
 
-        There is a cut in which it costs at most ``limit``. Slices at the end are empty if rows are fewer.
+        There is a cut in which none costs more than ``limit``, but for single rows. Slices at the end are empty if rows
+        are fewer.
         """
-        low, high = max(self.cost(self.count - 1, self.count), -(-self.before[-1] // count)), limit
+        low, high = min(-(-self.before[-1] // count), limit), limit
         while low < high - low // 128:
             middle = (low + high) // 2
             if self.greedy(middle, count)[-1] == self.count:
