@@ -35,6 +35,7 @@ class Parser(argparse.ArgumentParser):
         refuse_several(argv, self._option_string_actions)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
+        namespace.argv = argv
         if not unknown:
             return namespace
         flag = unknown[0].partition("=")[0]
