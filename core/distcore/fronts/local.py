@@ -14,9 +14,7 @@ class LocalFront:
     def plan(self, spec: Spec) -> Plan:
         """Return the command without the flags of starting, and the variables that stand for them."""
         refuse("local", {"value": spec.value}, "leave out what follows the colon")
-        refuse(
-            "local", {"--nodes": spec.nodes}, "it starts ranks on this machine; --launcher ssh starts them on others"
-        )
+        refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
         host = only_host("local", spec)
         nproc = host.slots if host and host.chosen is not None else spec.nproc
         ranks = ("--nproc", str(nproc)) if nproc is not None else ()

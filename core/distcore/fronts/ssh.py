@@ -46,9 +46,7 @@ class SshFront:
         refuse("ssh", {restarts: restarts}, "start it again with --resume auto, or use --launcher torchrun")
         fixed_nodes("ssh", spec)
         if spec.hosts is None:
-            raise ConfigError(
-                "--launcher ssh: say on which machines: --hostfile FILE, with lines such as host0 slots=4"
-            )
+            raise ConfigError("--launcher ssh: on which machines? --hostfile FILE, with lines such as: host0 slots=4")
         hosts = limited(spec.hosts, spec.nproc, spec.nodes)
         commands = (_command(spec, hosts, node) for node in range(len(hosts)))
         return Plan(commands=tuple(commands), patience=spec.timeout)
