@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 from pathlib import Path
 
 import torch
@@ -77,3 +78,10 @@ def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
         )  # not before: asking creates a CUDA context, which does not survive a fork
         raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
     return device
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory so far in bytes: of tensors on the GPU, or of the whole process if it runs on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
