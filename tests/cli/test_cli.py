@@ -243,8 +243,7 @@ def test_a_local_rank_before_the_command_is_taken_from_launchers_that_put_it_the
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "")
+    monkeypatch.setenv("LOCAL_RANK", "")  # so that what is set below goes with the test
     monkeypatch.delenv("LOCAL_RANK")
     assert main(["--local_rank=1", "strategies", "--json"]) == 0
     assert os.environ["LOCAL_RANK"] == "1"
-    monkeypatch.setenv("LOCAL_RANK", "")  # so that the variable goes with the test

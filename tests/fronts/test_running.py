@@ -116,7 +116,8 @@ def test_machines_without_a_common_run_folder_end_before_they_train(folder: Path
         own.mkdir()
         (own / "rows.jsonl").symlink_to(folder / "rows.jsonl")
         place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29523"}
-        command = [sys.executable, "-m", "distcore", "train", *FLAGS.split(), "--max-steps", "5"]
+        flags = FLAGS.removesuffix(" --log-dir logs").split()
+        command = [sys.executable, "-m", "distcore", "train", *flags, "--max-steps", "5"]
         environ = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo"}
         ranks.append(subprocess.Popen(command, cwd=own, env=environ, text=True, stderr=subprocess.PIPE))
     said = "".join(rank.communicate(timeout=DEADLINE)[1] for rank in ranks)

@@ -35,7 +35,8 @@ def test_ranks_of_one_machine_need_no_name() -> None:
 
 def test_gloo_gets_an_interface_where_the_own_name_is_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set below goes with the test
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     network.prepare_network(FAR)
     assert os.environ["GLOO_SOCKET_IFNAME"] == network.interface_of("127.0.0.1")
 
@@ -94,7 +95,7 @@ def test_each_rank_prints_to_a_file_of_its_own_and_errors_to_the_screen_too(tmp_
     ]
     logs = [(tmp_path / f"logs/rank-{rank}.log").read_text() for rank in range(2)]
     assert (done[0].stdout, done[1].stdout) == ("hello of 0\n", "")
-    assert "error: rank 0 of 2 failed: ZeroDivisionError" in done[0].stderr
+    assert done[0].stderr.count("error: rank 0 of 2 failed: ZeroDivisionError") == 1
     assert logs[1] == "hello of 1\n"
     assert "hello of 0\n" in logs[0]
     assert "error: rank 0 of 2 failed" in logs[0]

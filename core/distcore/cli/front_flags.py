@@ -76,7 +76,8 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
     from distcore.fronts import Spec
     from distcore.fronts.variables import settings
 
-    nproc = config.nproc if isinstance(config.nproc, int) else None
+    # Not what stands in a file: there it is the number of all ranks.
+    nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
     return Spec(
         train=_for_ranks(argv),
         value=value,

@@ -46,7 +46,10 @@ def main(argv: Sequence[str]) -> int:
             return 128 + int(error.sigval)
         except (RendezvousError, TimeoutError) as error:
             cause = " ".join(str(error).split())
-            print(f"error: the nodes did not meet at {arguments.rdzv_endpoint}: {cause}", file=sys.stderr)
+            print(
+                f"error: the nodes did not meet at {arguments.rdzv_endpoint or arguments.master_addr}: {cause}",
+                file=sys.stderr,
+            )
             return RankError.exit_code
     return 0
 

@@ -32,19 +32,23 @@ def log_to_file(rank: int) -> TextIO:
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise ConfigError(f"--log-dir {folder}: {error.strerror}") from None
-    screen = os.fdopen(os.dup(2), "w", buffering=1)
+    screen = os.fdopen(os.dup(2), "w", buffering=1) if rank else sys.stderr
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
-        os.dup2(descriptor if rank else _to_both(file, number), number)
+        if rank:
+            os.dup2(descriptor, number)
+        else:
+            _to_both(file, number)
     os.close(descriptor)
     return screen
 
 
-def _to_both(file: Path, number: int) -> int:
-    """Return a pipe to a ``tee`` that writes to the file and to descriptor ``number``; it outlives this process."""
+def _to_both(file: Path, number: int) -> None:
+    """Put a ``tee`` behind descriptor ``number``, which writes to it and to the file, and outlives this process."""
     tee = subprocess.Popen(["tee", "-ai", str(file)], stdin=subprocess.PIPE, stdout=number, start_new_session=True)
     assert tee.stdin is not None  # it is a pipe
-    return os.dup(tee.stdin.fileno())
+    os.dup2(tee.stdin.fileno(), number)
+    tee.stdin.close()
 
 
 @contextmanager
