@@ -250,3 +250,14 @@ def test_broken_and_colliding_strategies_cost_one_line_each(
     (broken,) = (line for line in lines if line.startswith("only-one-dist:"))
     assert "does not import: ModuleNotFoundError: No module named 'missing_module'" in broken
     assert any(line.startswith("single ") for line in lines)
+
+
+def test_a_local_rank_before_the_command_is_taken_from_launchers_that_put_it_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "")  # so that what is set below goes with the test
+    monkeypatch.delenv("LOCAL_RANK")
+    assert main(["--local_rank=1", "strategies", "--json"]) == 0
+    assert os.environ["LOCAL_RANK"] == "1"

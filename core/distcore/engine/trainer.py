@@ -33,10 +33,12 @@ from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
+from distcore.launchers.network import prepare_network, spans_machines
 from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
@@ -86,6 +88,8 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     check_agreed(run, hooks, **agreed, base=base)
     run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
+    if spans_machines(rank_info):
+        check_shared(run, hooks)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main:
         log.info("%s", description(run.config))
@@ -98,6 +102,7 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
 def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:
     """Register the strategy and the extensions of a resolved config, and join the other ranks."""
     if rank_info.size > 1:
+        prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
     hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
     return hooks, hooks.setup(config, rank_info)
