@@ -32,7 +32,7 @@ FIXED = (
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "deterministic",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from distcore.config import RunConfig
+from distcore.distributed.devices import FUSED
 from distcore.errors import ConfigError, nearest
 from distcore.plugin.contract import OptimizerFactory
 
@@ -63,7 +64,7 @@ def _exempt(module: nn.Module) -> Iterator[str]:
 def _can_fuse(module: nn.Module) -> bool:
     """Return True if torch's fused AdamW takes the parameters: all floating-point, and on one type of device."""
     kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
-    return kinds in ({("cpu", True)}, {("cuda", True)})
+    return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}
 
 
 def check_freeze(config: RunConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.distributed.devices import deterministic, peak_memory
 from distcore.engine import task_calls
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
@@ -56,7 +56,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     hooks, world = set_up(config, rank_info)
     stopped = None
     try:
-        report = train_in(world, config, hooks, task, rank_info)
+        with deterministic(config):
+            report = train_in(world, config, hooks, task, rank_info)
     except StoppedError as error:
         stopped = str(error)
     # The run must be free before teardown, and so must be a traceback that refers to it: only the text of a
@@ -239,7 +240,7 @@ def finish(
     """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
     speed = meter.samples_per_second(progress)
     tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
-    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world)], device=run.world.device)})
+    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
     report: Report = {
         "strategy": hooks.name,
         "world_size": run.world.size,
@@ -280,10 +281,3 @@ def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
 
 def _nothing() -> None:
     """Do what the other ranks do while the main one writes: nothing."""
-
-
-def peak_memory(world: World) -> int:
-    """Return the peak memory in bytes: of tensors on the GPU, or of the whole process if it runs on the CPU."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from distcore.distributed.devices import INTERFACES
 from distcore.errors import ConfigError
 from distcore.launchers.cores import threads_per_rank
 from distcore.launchers.environment import LAUNCHER_VARIABLE
@@ -126,7 +127,7 @@ def shared_environment(nproc: int) -> dict[str, str]:
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
     if loopback:  # on the rare machine without either name the backends choose an interface
-        shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        shared |= dict.fromkeys(INTERFACES, loopback)
     return shared
 
 

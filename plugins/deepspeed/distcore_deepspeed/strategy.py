@@ -51,6 +51,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         user = self.user_config
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             shards_parameters=user.stage == 3,
