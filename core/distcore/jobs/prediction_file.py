@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -51,7 +50,7 @@ class PredictionFile:
         self.part.touch()
         self._lock = self.part.open("rb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock)
         except BlockingIOError:
             raise OSError(errno.EAGAIN, "another process is writing it", str(self.part)) from None
         write_atomically(self._about, strict_json(self.facts, indent=1))
@@ -83,6 +82,15 @@ class PredictionFile:
             return next((name for name, value in self.facts.items() if found.get(name) != value), None)
         except (OSError, ValueError, AttributeError):
             return next(iter(self.facts))
+
+
+def _lock(file: BinaryIO) -> None:
+    """Lock a file for this process until it is closed; raises BlockingIOError if another one has. Not on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:

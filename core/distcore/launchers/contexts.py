@@ -54,7 +54,8 @@ def sigterm_raises() -> Iterator[None]:
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    signals = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
     for number in signals:
         signal.signal(number, unwind)
     try:
