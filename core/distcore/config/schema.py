@@ -18,6 +18,7 @@ from pydantic import (
 
 from distcore.config.aliases import DEFAULT_TASK, with_task_options
 from distcore.config.messages import explain
+from distcore.config.values import check_tree
 from distcore.errors import ConfigError
 
 Auto = Literal["auto"]
@@ -36,11 +37,12 @@ class _Tree(BaseModel):
         """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
         if not _OUTERMOST.get():
             return validate(given)
+        where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
+        check_tree(given, where["source"])
         token = _OUTERMOST.set(False)
         try:
             return validate(given)
         except ValidationError as error:
-            where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
             raise ConfigError(explain(cls, error, **where)) from None
         finally:
             _OUTERMOST.reset(token)

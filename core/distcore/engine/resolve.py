@@ -21,6 +21,8 @@ from distcore.plugin.task import Suggests, Task, declared_metrics
 
 LARGEST_AUTO_MICRO_BATCH = 32
 """Most rows per micro-batch that 'auto' chooses."""
+MOST_RANKS = 2**16
+"""Most ranks that a message proposes."""
 
 
 def resolve(
@@ -188,7 +190,8 @@ def _ranks_that_go(config: RunConfig, shards: int) -> str:
     """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
     whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     each = max(1, int(config.nproc) // shards)  # ranks of one data shard
-    possible = [] if whole % micro else [size for size in range(1, whole // micro + 1) if whole // micro % size == 0]
+    parts = 0 if whole % micro else min(whole // micro, MOST_RANKS)
+    possible = [size for size in range(1, parts + 1) if whole // micro % size == 0]
     sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
     return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
 
