@@ -26,7 +26,7 @@ JOB = "--data rows.json --model bert-tiny --max-seq-len 16 --max-steps 2 --devic
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_a_run_in_which_our_warnings_are_errors_is_clean(work_folder: Path) -> None:
-    for command in (f"train {JOB} --out run", "eval run", "predict run --data rows.json --out out.jsonl"):
+    for command in (f"train {JOB} --out run", "eval run"):
         words = [sys.executable, "-c", SCRIPT, *command.split()]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
         assert ran.returncode == 0, ran.stderr

@@ -70,7 +70,9 @@ def count_devices(kind: str) -> int:
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     module: Any = getattr(torch, kind, None)
-    return module.device_count() if hasattr(module, "device_count") and module.is_available() else 0
+    if not hasattr(module, "device_count") or not getattr(module, "is_available", lambda: True)():
+        return 0
+    return int(module.device_count())
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
