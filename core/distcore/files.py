@@ -1,11 +1,14 @@
-"""Files: strict JSON for other programs, atomic writes, and paths that are found again from any folder."""
+"""Files: strict JSON for other programs, atomic writes, holding a file, paths that are found again from any folder."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import time
 from pathlib import Path
+from typing import TextIO
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
@@ -21,6 +24,35 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
+
+
+def hold(file: Path) -> TextIO | None:
+    """Open ``file`` and hold it until it is closed or this process ends, however it ends; ``is_held`` sees that.
+
+    Several may hold a file, and nobody waits. Returns ``None`` on a file system without locks.
+    """
+    held = file.open(encoding="utf-8")
+    for _ in range(3):  # somebody may be looking just now
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return held
+    held.close()
+    return None
+
+
+def is_held(file: Path) -> bool:
+    """Return True if some process holds ``file``; on another machine only where the file system shares its locks."""
+    try:
+        with file.open(encoding="utf-8") as tried:
+            fcntl.flock(tried, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def absolute(path: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
+from distcore.checkpoint.provenance import environment
 from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
@@ -77,6 +78,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
+        "environment": environment(run.config.strategy),
     }
 
 

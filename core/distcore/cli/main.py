@@ -20,8 +20,10 @@ COMMANDS = {
     "eval": "evaluate a checkpoint, under any strategy",
     "predict": "predict rows without labels, under any strategy",
     "compare": "run one job under several strategies, side by side",
+    "report": "curves, tables and answers of runs, in the terminal or as a page",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy or a task",
+    "migrate": "print the config that does what another trainer's files or command line say",
     "new": "write the package of a strategy or a task",
     "strategies": "list the installed strategies: what they declare, and their options",
     "tasks": "list the installed tasks: their metrics, and their options",
@@ -68,7 +70,8 @@ def run(argv: list[str]) -> int:
     if given.command not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise ConfigError(f"no command named {given.command!r}{nearest(given.command, COMMANDS)} (commands: {known})")
-    arguments = command_parser(given.command).parse(given.rest)
+    rest = argv[argv.index(given.command) + 1 :]  # not given.rest: argparse drops a -- that begins it
+    arguments = command_parser(given.command).parse(rest)
     block(arguments.block)
     code: int = _module(given.command).run(arguments)
     return code

@@ -121,6 +121,16 @@ def pad_token(tokenizer: Any) -> int:
     return next(int(token) for token in candidates if token is not None)
 
 
+def with_pad_token(tokenizer: Any) -> Any:
+    """Return the tokenizer, which pads with the token that training pads with, so that an export does.
+
+    One without any special token stays as it is: an ordinary token would be cut out of every text from then on.
+    """
+    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
+    return tokenizer
+
+
 def check_vocabulary(name: str, folder: Path, largest: int) -> None:
     """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
     size = read_config(name, folder).get("vocab_size")
