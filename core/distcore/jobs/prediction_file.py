@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from distcore.errors import ConfigError
-from distcore.files import strict_json, write_atomically
+from distcore.files import lock, strict_json, write_atomically
 
 BLOCK = 2**20
 """Bytes that are read at a time."""
@@ -50,7 +50,7 @@ class PredictionFile:
         self.part.touch()
         self._lock = self.part.open("rb")
         try:
-            _lock(self._lock)
+            lock(self._lock)
         except BlockingIOError:
             raise OSError(errno.EAGAIN, "another process is writing it", str(self.part)) from None
         write_atomically(self._about, strict_json(self.facts, indent=1))
@@ -82,15 +82,6 @@ class PredictionFile:
             return next((name for name, value in self.facts.items() if found.get(name) != value), None)
         except (OSError, ValueError, AttributeError):
             return next(iter(self.facts))
-
-
-def _lock(file: BinaryIO) -> None:
-    """Lock a file for this process until it is closed; raises BlockingIOError if another one has. Not on Windows."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:
