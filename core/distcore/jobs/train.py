@@ -85,7 +85,8 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
 
 def show(report: Report) -> None:
     """Print the metrics of the final test, its classification report, and the run folder."""
-    show_evaluation(f"test at step {report['steps']}", report["evaluation"])
+    of = " of the EMA" if report["weights"] == "ema" else ""
+    show_evaluation(f"test{of} at step {report['steps']}", report["evaluation"])
     print(f"run folder: {report['out']}", flush=True)
 
 
@@ -186,6 +187,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
+    from distcore.engine.model_source import check_model
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
     from distcore.engine.task_calls import prepare
     from distcore.plugin.extensions import load_extensions
@@ -198,7 +200,10 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    return config, prepare(task or load_task(config), config)
+    task = task or load_task(config)
+    data = prepare(task, config)
+    check_model(config, task, data)
+    return config, data
 
 
 def errors_of_job() -> Path:

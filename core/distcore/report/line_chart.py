@@ -10,7 +10,7 @@ from itertools import pairwise
 from distcore.report.curves import Chart, Curve
 from distcore.report.page import COLOURS
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 760, 220, 70, 12, 8, 24
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 760, 220, 70, 30, 8, 24
 """In pixels: the whole picture, and the margins around the area of the curves."""
 TICKS = 5
 """Lines of the grid, roughly, in each direction."""

@@ -62,7 +62,10 @@ class HorovodStrategy:
         return Capabilities(
             spec_version=2,
             gradients="sum" if self.op == "sum" else "mean",
+            other_optimizers="none" if self.op == "adasum" else "all",
             owns=frozenset({"optimizer"}),
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             limits=(
                 "compression=fp16 rounds gradients to half precision",

@@ -103,7 +103,9 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     if joined:
         reset["nproc"] = "auto"  # the launcher has chosen
     if joined or changes.keys() & {"strategy", "nproc"}:
-        reset["micro_batch_size"] = "auto"
+        reset |= {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}
+    if "micro_batch_size" in changes:
+        reset["micro_batch_tokens"] = None
     return reset
 
 
