@@ -145,7 +145,7 @@ def test_a_kubernetes_job_runs_torchrun_in_pods_that_a_service_names() -> None:
         "torchrun --nnodes 2 --node-rank $(NODE_RANK) --nproc-per-node 4 --master-addr distcore-0.distcore "
         f"--master-port 29500 --no-python distcore {RANK} --set max_restarts=0 --resume auto"
     )
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
     assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
     assert pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
 

@@ -107,6 +107,7 @@ def test_agents_start_all_ranks_again(what: str, folder: Path, start: Callable[[
     assert (report["steps"], report["world_size"]) == (400, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(DEADLINE)
 def test_machines_without_a_common_run_folder_end_before_they_train(folder: Path) -> None:
