@@ -25,7 +25,8 @@ NAMES = sorted(registry.offers("optimizers"))
 
 def optimizer_of(name: str, module: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     plugin: Any = build("optimizer", name, optimizer_class(name), SETTINGS.get(name, {}))
-    return plugin.build(module, [{"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.1, **settings}])
+    group = {"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.1, **settings}
+    made: torch.optim.Optimizer = plugin.build(module, [group])
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:

@@ -42,10 +42,10 @@ def resolve_device(config: RunConfig) -> str:
     """
     asked = config.device
     if asked == "auto":
-        return _seen() or "cpu"
+        return accelerator() or "cpu"
     if asked == "cpu":
         return asked
-    here, otherwise = " or ".join(filter(None, ("cpu", _seen()))), "use --device cpu, or leave it out"
+    here, otherwise = " or ".join(filter(None, ("cpu", accelerator()))), "use --device cpu, or leave it out"
     try:
         known = torch.device(asked)
     except RuntimeError:
@@ -57,10 +57,10 @@ def resolve_device(config: RunConfig) -> str:
     return asked
 
 
-def _seen() -> str | None:
+def accelerator() -> str | None:
     """Return the kind of the accelerator that torch sees here."""
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
+    found = torch.accelerator.current_accelerator()
+    return found.type if found is not None and count_devices(found.type) else None
 
 
 def count_devices(kind: str) -> int:

@@ -7,7 +7,7 @@ from distcore.config.schema import Loader
 from distcore.plugin.capabilities import Capabilities
 
 TOKENS, CPU_TOKENS = 8192, 4096
-"""Most padded tokens of a micro-batch, on an accelerator and on a CPU: enough to keep it busy, few enough to fit into memory."""
+"""Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
 FORWARD, CPU_FORWARD = 4096, 96
 """What a micro-batch costs beside its tokens, in tokens, on an accelerator and on a CPU.
 
