@@ -57,7 +57,7 @@ def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, An
 
 
 def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
-    changes = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
+    changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
     expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
     found = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
     assert column(found, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
@@ -112,7 +112,8 @@ def test_the_other_schedulers_change_the_rate(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion"])  # Lion counts no steps
 def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimizer: str) -> None:
-    options, named = {"stage": 1, "scheduler": "WarmupDecayLR"}, {"optimizer.name": optimizer}
+    options: dict[str, Any] = {"stage": 1, "scheduler": "WarmupDecayLR"}
+    named: dict[str, Any] = {"optimizer.name": optimizer}
     whole = lines(tmp_path / "whole", options, save_every=3, **named)
     (tmp_path / "half").mkdir()
     half = str(tmp_path / "whole" / "checkpoints" / "step-00000003")
