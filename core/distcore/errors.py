@@ -12,6 +12,10 @@ class DistcoreError(Exception):
     exit_code = 2
     """Exit status of a process that ends with this error."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: where in distcore it was raised helps nobody."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(DistcoreError):
     """A configuration value that cannot work; found before any rank starts."""

@@ -1,11 +1,13 @@
-"""Files: strict JSON for other programs, atomic writes, and paths that are found again from any folder."""
+"""Files: strict JSON for other programs, atomic writes, holding a file, paths that are found again from any folder."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import time
 from pathlib import Path
+from typing import IO, Any, TextIO
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
@@ -21,6 +23,47 @@ def write_atomically(file: Path, text: str) -> None:
     draft = file.with_name(f".{file.name}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
+
+
+def hold(file: Path) -> TextIO | None:
+    """Open ``file`` and hold it until it is closed or this process ends, however it ends; ``is_held`` sees that.
+
+    Several may hold a file, and nobody waits. Returns ``None`` on a file system without locks.
+    """
+    held = file.open(encoding="utf-8")
+    for _ in range(3):  # somebody may be looking just now
+        try:
+            lock(held, shared=True)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return held
+    held.close()
+    return None
+
+
+def is_held(file: Path) -> bool:
+    """Return True if some process holds ``file``; on another machine only where the file system shares its locks."""
+    try:
+        with file.open(encoding="utf-8") as tried:
+            lock(tried)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def lock(file: IO[Any], shared: bool = False) -> None:
+    """Lock an open file until it is closed, alone or ``shared``; raises BlockingIOError if another process has it.
+
+    On Windows, which has no such locks, nothing is locked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def absolute(path: str) -> str:

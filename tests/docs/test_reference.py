@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 import distcore
+import distcore.fronts
 import distcore.tasks
 import distcore.testing
 from distcore.config import RunConfig
@@ -63,7 +64,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
 
 PUBLIC = [
     (name, getattr(package, name))
-    for package in (distcore, distcore.tasks, distcore.testing)
+    for package in (distcore, distcore.fronts, distcore.tasks, distcore.testing)
     for name in package.__all__
 ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
+import signal
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 
 from distcore import Progress, RunConfig, StepResult, hookimpl, train
 from distcore.distributed.single import SingleStrategy
-from distcore.errors import StrategyError, TrainingError
+from distcore.errors import TrainingError
 from distcore.extensions.nan_guard import NanGuard
 from distcore.extensions.progress import ProgressLine, describe_evaluation, time_left
+from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
 
@@ -104,14 +106,15 @@ def test_every_shipped_extension_documents_its_options() -> None:
 
 def test_extensions_do_not_change_the_weights(config: RunConfig) -> None:
     quiet = with_extensions(config, progress=False, metrics=False).model_copy(update={"out": "quiet"})
-    loud = with_extensions(config, nan_guard=True, tensorboard=True).model_copy(update={"out": "loud"})
+    trackers: dict[str, Any] = dict.fromkeys(("tensorboard", "wandb", "mlflow"), True)
+    loud = with_extensions(config, nan_guard=True, **trackers).model_copy(update={"out": "loud"})
     assert train(quiet)["evaluation"]["loss"] == train(loud)["evaluation"]["loss"]
 
 
 def test_metrics_has_a_line_for_each_logged_step_and_each_evaluation(config: RunConfig) -> None:
     report = train(config)
     first, second, evaluation = lines_of("run/metrics.jsonl")
-    logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second"}
+    logged = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_second", "train/peak_memory_bytes"}
     assert set(first) == {"step", "epoch", "samples", *logged}
     assert (second["step"], second["samples"]) == (2, report["samples"])
     numbers = {name: value for name, value in report["evaluation"].items() if name != "classification_report"}
@@ -135,6 +138,35 @@ def test_metrics_has_each_step_once_after_a_resume_from_an_older_checkpoint(conf
     assert [line.get(speed) == old.get(speed) for line, old in zip(lines, first, strict=True)] == [
         line["step"] <= 2 or speed not in line for line in lines
     ]
+
+
+def test_metrics_has_each_step_once_after_a_kill_and_a_resume_from_an_older_checkpoint(config: RunConfig) -> None:
+    Path("kills.py").write_text(
+        "import os, signal\nfrom distcore import hookimpl\n"
+        "class Kills:\n    @hookimpl(trylast=True)\n    def on_log(self, record):\n"
+        "        if record['step'] == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    longer = config.model_copy(update={"max_steps": 6, "save_every": 2})
+    child = get_context("fork").Process(target=train, args=(with_extensions(longer, **{"kills.py:Kills": True}),))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    logged = [line["step"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
+    assert logged == [1, 2, 3, 4, 5]
+    train(longer.model_copy(update={"resume": "run/checkpoints/step-00000002"}))
+    logged = [line["step"] for line in lines_of("run/metrics.jsonl") if "train/loss" in line]
+    assert logged == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_holds_its_folder_as_long_as_it_lives(config: RunConfig) -> None:
+    Path("looks.py").write_text(
+        "from pathlib import Path\nfrom distcore import hookimpl\nfrom distcore.files import is_held\n"
+        "class Looks:\n    @hookimpl\n    def on_log(self):\n"
+        "        Path('held.txt').write_text(str(is_held(Path('run/config.yaml'))))\n"
+    )
+    train(with_extensions(config, **{"looks.py:Looks": True}))
+    assert Path("held.txt").read_text() == "True"
+    assert not is_held(Path("run/config.yaml"))
 
 
 def test_metrics_keeps_its_lines_until_a_resumed_run_has_one_of_its_own(config: RunConfig) -> None:
@@ -280,17 +312,3 @@ def test_nan_guard_checks_the_gradient_norm() -> None:
         hooks.step(AnyRun(), None)  # type: ignore[arg-type]
     lenient = Hooks("exploding", Exploding(), {"nan_guard": NanGuard(gradients=False)})
     assert lenient.step(AnyRun(), None).grad_norm == math.inf  # type: ignore[arg-type]
-
-
-def test_tensorboard_writes_scalars_of_training_and_evaluation(config: RunConfig) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(with_extensions(config, tensorboard={"folder": "events"}))
-    events = event_accumulator.EventAccumulator("run/events").Reload()
-    assert {"train/loss", "train/lr", "eval/accuracy"} <= set(events.Tags()["scalars"])
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
-
-
-def test_tensorboard_that_is_missing_names_the_extra(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # Python's own way to say that it cannot be imported
-    with pytest.raises(StrategyError, match=r"pip install 'distcore\[tensorboard\]'"):
-        load_extensions(with_extensions(config, tensorboard=True))

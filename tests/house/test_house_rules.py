@@ -20,8 +20,8 @@ CORE = sorted((ROOT / "core").rglob("*.py"))
 PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
 ROOMS = (
-    "config", "plugin", "distributed", "launchers", "data", "checkpoint", "optimizers", "engine", "tasks", "extensions",
-    "jobs", "compare", "testing", "cli",
+    "config", "plugin", "distributed", "launchers", "fronts", "data", "checkpoint", "optimizers", "engine", "tasks",
+    "extensions", "jobs", "report", "compare", "testing", "migrate", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "errors", "files", "tables"}
@@ -29,7 +29,11 @@ LOOSE = {"__init__", "__main__", "errors", "files", "tables"}
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
 
 
-@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT / "core")))
+@pytest.mark.parametrize(
+    "file",
+    [file for file in CORE if "migrate" not in file.parts],  # its sources are written in those words
+    ids=lambda file: str(file.relative_to(ROOT / "core")),
+)
 def test_the_core_names_no_backend(file: Path) -> None:
     for number, line in enumerate(file.read_text().splitlines(), 1):
         assert not BACKENDS.search(line), f"{file}:{number}: {line.strip()}"

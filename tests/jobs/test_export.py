@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
+from distcore.checkpoint.provenance import provenance
 from distcore.cli.main import main
-from distcore.config import load_config
+from distcore.config import RunConfig, load_config
 
 LONG = "good text " * 400
 """More tokens than the model has positions."""
@@ -65,6 +68,7 @@ def test_the_card_says_what_was_trained_and_nothing_of_this_machine(run_folder: 
     assert f"| loss | {loss:.4g} |" in last
     assert "- training: rows.jsonl, 108 rows" in last
     assert str(run_folder.parent) not in last
+    assert f"torch {version('torch')}" in last
     (tmp_path / "config.yaml").write_text(last.split("```yaml\n")[1].split("```")[0])
     again, there = (load_config(str(folder / "config.yaml"), {}) for folder in (tmp_path, run_folder))
     assert again.task_options | {"data": ""} == there.task_options | {"data": ""}
@@ -75,3 +79,43 @@ def test_a_card_names_the_pipeline_that_takes_the_model(run_folder: Path, tmp_pa
     assert main(["checkpoint", "export", str(run_folder), "--to", str(tmp_path / "model")]) == 0
     data = ModelCard.load(tmp_path / "model/README.md").data
     assert (data.pipeline_tag, data.library_name, data.tags) == ("text-classification", "transformers", ["distcore"])
+
+
+def test_a_card_names_the_versions_that_trained_and_not_those_that_export(tmp_path: Path) -> None:
+    state = {"progress": {"step": 3}, "data": "0" * 64, "environment": {"python": "3.11.0", "torch": "2.6.0"}}
+    known = provenance("BertModel", state, RunConfig(nproc=2), tmp_path)
+    assert known.environment == "python 3.11.0, torch 2.6.0"
+    assert known.facts()["rows"] == "number of rows not reported"
+
+
+def test_a_run_that_was_killed_within_a_line_is_exported(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "eval/lo')
+    assert main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
+    assert "| loss |" in (tmp_path / "model/README.md").read_text()
+
+
+@pytest.mark.programs
+def test_a_language_model_whose_tokenizer_could_not_pad_is_exported_with_one_that_does(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+
+    words = ["<end>", "one", "two", "three", "four"]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapper: Any = PreTrainedTokenizerFast
+    wrapper(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path / "small")
+    ids: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
+    shape = GPT2Config(vocab_size=len(words), n_embd=32, n_layer=1, n_head=2, n_positions=32, **ids)
+    model: Any = GPT2LMHeadModel(shape)
+    model.save_pretrained(tmp_path / "small")
+    rows = [{"text": f"{words[1 + n % 4]} {words[1 + n // 4 % 4]}"} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = f"--task causal-lm --data {tmp_path}/rows.jsonl --model {tmp_path}/small --max-seq-len 16 --max-steps 1"
+    assert main(["train", *job.split(), "--out", str(tmp_path / "run")]) == 0
+    assert main(["checkpoint", "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")]) == 0
+    generate: Any = pipeline("text-generation", str(tmp_path / "model"))
+    assert generate.tokenizer.pad_token == "<end>"
+    answers = generate(["one", "two three"], batch_size=2, max_new_tokens=2)  # rows of unlike length need padding
+    assert [answer["generated_text"].startswith(("one", "two three")) for (answer,) in answers] == [True, True]

@@ -17,22 +17,24 @@ from typing import Any
 import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
+from distcore.checkpoint.provenance import environment
 from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.plugin.columns import Column, ConstantColumn, is_windowed
-from distcore.plugin.contract import Progress, Run
+from distcore.plugin.contract import Base, Progress, Run
 from distcore.plugin.permutation import BLOCK, order_kind
 from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
-    "optimizer.name", "freeze",
+    "optimizer.name", "freeze", "lora.rank", "lora.targets",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
+    "deterministic",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -77,6 +79,8 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
+        "environment": environment(run.config.strategy),
+        **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
     }
 
 
@@ -113,6 +117,7 @@ def check_job(
     if run.config.task.startswith(GIVEN) and "task_options" not in job_state["config"]:
         # An earlier version recorded the default task for every task that was given as an object.
         mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
+    mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
     accepted = {canonical(key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]
@@ -138,10 +143,41 @@ def check_job(
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 
+def _is_base(base: Base | None, key: str, value: object) -> bool:
+    """True for an option that names the base's folder, which may have moved: ``check_base`` compares its content."""
+    if base is None or base.folder is None or not (key.startswith("task_options.") and isinstance(value, str)):
+        return False
+    return Path(value).expanduser().resolve() == base.folder.resolve()
+
+
+def check_base(base: Base | None, job_state: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the checkpoint has an adapter and its base is another than ``base``."""
+    saved = job_state.get("base")
+    if saved is None or base is None:
+        return
+    with _checkpoint_errors(path):
+        digest, what = str(saved["sha256"]), str(saved["what"])
+    if digest != base.digest:
+        raise CheckpointError(
+            f"{path}: is an adapter of {what} (SHA-256 {digest[:12]}…), not of {base.what} "
+            f"({base.digest[:12]}…); give it the model that it was trained on"
+        )
+
+
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
     """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is damaged."""
     with _checkpoint_errors(path):
         return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
+
+
+def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
+    """Return step, metric and value of the best evaluation, as the checkpoint at ``path`` names it; ``None``: none.
+
+    Raises CheckpointError if it is damaged.
+    """
+    best = job_state.get("best")
+    with _checkpoint_errors(path):
+        return None if best is None else (_count(best["step"]), str(best["metric"]), float(best["value"]))
 
 
 def check_progress(run: Run, progress: Progress, path: Path) -> None:
@@ -166,7 +202,7 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
         if run.optimizer is not None and not changed and len(set(rates)) > len(run.optimizer.param_groups):
             raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
     if isinstance(run.scheduler, LambdaLR):
-        rates = _set_schedule_step(run.scheduler, progress.step)
+        rates = set_schedule_step(run.scheduler, progress.step)
     # Constant rates that the user changed for this run stay; a schedule was already set from the config above.
     constant = run.scheduler is None and changed
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
@@ -179,11 +215,11 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
     """Turn the errors that a malformed state.json causes into a CheckpointError, one line with the file's name."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 
-def _set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
+def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
     """Set a schedule to ``step`` without stepping through those before it; return the learning rates there."""
     rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}

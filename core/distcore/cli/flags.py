@@ -21,7 +21,7 @@ class Flag(NamedTuple):
     name: str
     """With its two hyphens."""
     takes: str
-    """What stands for the value in ``--help``: a word in capitals, or the choices."""
+    """What stands for the value in ``--help``: a word in capitals, or the choices; empty: the flag takes none."""
     default: str
     """The default in words."""
     help: str
@@ -65,7 +65,8 @@ GROUPS: dict[str, list[Flag]] = {
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
         Flag("--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"),
-        Flag("--nproc", "N", "auto", "processes to start here; auto: one per GPU, else one"),
+        Flag("--nproc", "N", "auto", "processes to start here; auto: one per accelerator, else one"),
+        Flag("--device", "KIND", "auto", "cpu or an accelerator, by torch's name; auto: what torch sees here"),
     ],
     "training": [
         Flag("--epochs", "N", "1", "passes over the training rows"),
@@ -78,13 +79,18 @@ GROUPS: dict[str, list[Flag]] = {
             "window: also sort by length across batches",
             "loader.length_grouping",
         ),
-        Flag("--micro-batch-size", "ROWS", "auto", "rows of one forward pass on one rank"),
+        Flag("--micro-batch-size", "ROWS", "auto", "most rows of one forward pass on one rank; auto: by tokens"),
+        Flag("--micro-batch-tokens", "TOKENS", "by device", "most tokens of one forward pass on one rank"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
+        Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
         Flag("--optimizer", "NAME", "adamw", "adam, sgd, adafactor, muon, lion, or file.py:Class", "optimizer.name"),
         Flag("--lr", "RATE", "auto", "peak learning rate; auto: what the task suggests"),
+        Flag("--ema", "DECAY", "none", "keep, evaluate and export a moving average of the weights", "ema.decay"),
         Flag("--precision", "fp32|bf16|fp16|auto", "fp32", "dtype of the forward pass; auto: bf16 where it is fast"),
+        Flag("--compile", "off|on|regions", "off", "torch.compile the model, or each of its repeated blocks"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
+        Flag("--deterministic", "", "False", "only algorithms that repeat themselves bit for bit"),
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
@@ -130,9 +136,19 @@ WORDS_OF_OTHERS = {
     "--warmup-steps": "--set schedule.warmup_steps=STEPS",
     "--warmup-ratio": "--set schedule.warmup_ratio=PART",
     "--early-stopping-patience": "--patience",
+    "--use-ema": "--ema DECAY",
+    "--torch-compile": "--compile on",
+    "--ema-decay": "--ema",
     "--lr-scheduler-type": "--set schedule.name=NAME",
     "--max-grad-norm": "--set clip.norm=VALUE",
+    "--use-cpu": "--device cpu",
+    "--full-determinism": "--deterministic",
     "--gradient-checkpointing": "--set gradient_checkpointing=true",
+    "--lora-r": "--lora",
+    "--lora-rank": "--lora",
+    "--lora-alpha": "--set lora.alpha=VALUE",
+    "--lora-dropout": "--set lora.dropout=VALUE",
+    "--lora-target-modules": "--set lora.targets=NAME",
 }
 """Flags of other libraries and launchers, to what stands for them here; for the error about an unknown flag."""
 

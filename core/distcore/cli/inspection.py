@@ -9,9 +9,10 @@ from pathlib import Path
 
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.distance import differing
+from distcore.checkpoint.job_state import saved_judgement, saved_progress
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import checkpoints_in, problem_of
+from distcore.checkpoint.retention import checkpoints_in
 from distcore.errors import CheckpointError, ConfigError
 from distcore.jobs.export import export
 
@@ -29,17 +30,19 @@ def run(
     step: int | None = None,
     best: bool = False,
     every: bool = False,
+    merged: bool = False,
 ) -> int:
     """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError.
 
-    ``to``, ``task``, ``step`` and ``best`` belong to ``export``, ``every`` to ``diff``.
+    ``to``, ``task``, ``step``, ``best`` and ``merged`` belong to ``export``, ``every`` to ``diff``.
     """
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
-    for flag, given in {"--task": task is not None, "--step": step is not None, "--best": best}.items():
+    of_export = {"--task": task is not None, "--step": step is not None, "--best": best, "--merged": merged}
+    for flag, given in of_export.items():
         if given and to is None:
             raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
     if every and action != "diff":
@@ -47,7 +50,7 @@ def run(
     if to is not None:
         path, chosen = choose(paths[0], step, best)
         print(f"exporting {chosen}", file=sys.stderr)
-        export(path, to, task)
+        export(path, to, task, merged)
         print(f"exported to {to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=every)}
@@ -60,7 +63,7 @@ def ls(path: Path) -> int:
     if not found:
         raise CheckpointError(f"{path}: no checkpoints there")
     for one in found:
-        print(f"{one.name}  damaged: {problem}" if (problem := problem_of(one)) else _line(Checkpoint(one)))
+        print(_line(one))
     return 0
 
 
@@ -91,13 +94,17 @@ def diff(first: Path, second: Path, every: bool = False) -> int:
     return 1 if lines else 0
 
 
-def _line(checkpoint: Checkpoint) -> str:
+def _line(path: Path) -> str:
     """Describe a checkpoint in one line: name, epoch, samples, size, and its metric if it is the best one."""
-    job_state, files = checkpoint.job_state(), checkpoint.manifest.files.values()
-    progress, best = job_state.get("progress", {}), job_state.get("best")
-    mark = f"  best {best['metric']} {best['value']:.4f}" if best and best["step"] == progress.get("step") else ""
-    size = sum(file.size for file in files) / 2**20
+    try:
+        checkpoint = Checkpoint(path)
+        job_state = checkpoint.job_state()
+        progress, best = saved_progress(job_state, path), saved_judgement(job_state, path)
+    except CheckpointError as error:
+        return f"{path.name}  damaged: {error}"
+    mark = f"  best {best[1]} {best[2]:.4f}" if best and best[0] == progress.step else ""
+    size = sum(file.size for file in checkpoint.manifest.files.values()) / 2**20
     return (
-        f"{checkpoint.path.name}  epoch {progress.get('epoch')}  samples {progress.get('samples')}  "
+        f"{path.name}  epoch {progress.epoch}  samples {progress.samples}  "
         f"{len(checkpoint.manifest.tensors)} tensors  {size:.1f} MiB{mark}"
     )

@@ -20,8 +20,10 @@ COMMANDS = {
     "eval": "evaluate a checkpoint, under any strategy",
     "predict": "predict rows without labels, under any strategy",
     "compare": "run one job under several strategies, side by side",
+    "report": "curves, tables and answers of runs, in the terminal or as a page",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy or a task",
+    "migrate": "print the config that does what another trainer's files or command line say",
     "new": "write the package of a strategy or a task",
     "strategies": "list the installed strategies: what they declare, and their options",
     "tasks": "list the installed tasks: their metrics, and their options",
@@ -61,6 +63,8 @@ def run(argv: list[str]) -> int:
     """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError."""
     top = top_parser()
     given = top.parse(argv)
+    if given.local_rank is not None and "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_RANK", str(given.local_rank))
     block(given.block)  # before a command imports any plugin
     if given.command is None:
         top.print_help()
@@ -68,7 +72,8 @@ def run(argv: list[str]) -> int:
     if given.command not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise ConfigError(f"no command named {given.command!r}{nearest(given.command, COMMANDS)} (commands: {known})")
-    arguments = command_parser(given.command).parse(given.rest)
+    rest = argv[argv.index(given.command) + 1 :]  # not given.rest: argparse drops a -- that begins it
+    arguments = command_parser(given.command).parse(rest)
     block(arguments.block)
     code: int = _module(given.command).run(arguments)
     return code
@@ -104,6 +109,8 @@ def top_parser() -> Parser:
     top.formatter_class = _TopHelp
     top.add_argument("--version", action="version", version=f"distcore {_version()}")
     add_block_flag(top)
+    # Some launchers put it before the arguments of a module.
+    top.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     top.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     # Everything after the command is left to the parser of the command.
     top.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -159,6 +166,8 @@ def _fail(message: str, code: int) -> int:
 
 def _stdout_is_closed() -> bool:
     """Return True if nobody reads stdout any more; then what is left to print goes nowhere."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: only the errors, which are always told
     if closed := bool(poll.poll(0)):

@@ -28,14 +28,23 @@ class Parser(argparse.ArgumentParser):
         """What is being parsed."""
         self.more_help: Callable[[list[str]], str] | None = None
         """Returns what ``--help`` adds for these arguments."""
+        self.takes_command = False
+        """Whether what stands behind ``--`` is a command line, left as it is: ``command_line`` of the namespace."""
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parse all of ``argv``; raises ConfigError for an unknown flag and for a missing or unexpected argument."""
+        command: list[str] = []
+        if self.takes_command and "--" in argv:
+            at = argv.index("--")
+            argv, command = argv[:at], argv[at + 1 :]
         self.argv = argv
         refuse_several(argv, self._option_string_actions)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
+        namespace.argv = argv
         if not unknown:
+            if self.takes_command:
+                namespace.command_line = command
             return namespace
         flag = unknown[0].partition("=")[0]
         kind = "unknown flag" if flag.startswith("-") else "unexpected argument"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from distcore.errors import ConfigError, RankError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers.cores import crowded, foreign_load
+from distcore.report.page import command_line
 
 T = TypeVar("T")
 log = logging.getLogger("distcore")
@@ -82,11 +82,6 @@ def _about(request: Request, load: float | None) -> Facts:
     """Return how the comparison was made, for compare.json. ``load``: of other programs when it began, if too much."""
     made: Facts = {"command": command_line(), "rounds": request.rounds, "interleaved": request.interleave}
     return made | {"foreign_load": load}
-
-
-def command_line() -> str:
-    """Return the command that runs, as a user would type it."""
-    return shlex.join(["distcore", *sys.argv[1:]])
 
 
 def schedule(entries: Sequence[T], rounds: int, interleave: bool) -> Iterator[tuple[int, T]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from distcore.compare import finished
-from distcore.compare.comparison import command_line
 from distcore.compare.rows import folder_name, is_of_job, refuse_ranks
 from distcore.compare.runs import end, train_command
 from distcore.config import RunConfig, canonical, dump_config, flatten, load_config, parse_values
@@ -28,6 +27,9 @@ from distcore.files import same_place
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import check
 from distcore.launchers.contexts import stop_signals
+from distcore.report.folders import read
+from distcore.report.page import command_line
+from distcore.report.side_by_side import facts_of
 
 NOT_SWEPT = ("out", "resume", "resume_changed")
 """Keys that every run of a sweep gets from the sweep."""
@@ -72,7 +74,7 @@ def run(file: str | None, changes: Mapping[str, Any], sweeps: Sequence[str], dry
         return 0
     failed = _Runs(points, command_line() + ("" if base.out else f" --out {out}")).train()
     if begun := [point.folder for point in points if (point.folder / "config.yaml").is_file()]:
-        finished.show(finished.facts_of([finished.read(folder) for folder in begun]))
+        finished.show(facts_of([read(folder) for folder in begun], command_line()))
     for name, code in failed.items():
         print(f"{name}: failed with exit code {code}")
     print(f"sweep: {out}; this table again, or as a page: distcore compare {shlex.quote(str(out))} [--out DIR]")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from distcore.compare.facts import Facts
+from distcore.report.side_by_side import NOT_AVAILABLE, Cell, markdown_table, number
 from distcore.tables import print_cells, say, stdout_console
 
 FILE_WIDTH = 200
 """Characters per line where stdout is not a terminal."""
 MARK = "≠"
 """Follows the name of a row that has notes, such as a difference from the reference."""
-NOT_AVAILABLE = "n/a"
-
-Cell = Callable[[Facts], str]
-"""Turns the facts of a row into the text of one cell."""
 
 
 def show(facts: Facts) -> None:
@@ -33,11 +30,6 @@ def markdown(facts: Facts) -> str:
     notes = "".join(f"- {line}\n" for line in remarks(facts))
     explained = "".join(f"- {line}\n" for line in explanations(facts))
     return f"# Strategies compared\n\n`{facts['command']}`\n\n{table}\n\n{notes}\n## How it was measured\n\n{explained}"
-
-
-def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown; all columns but the first are aligned to the right."""
-    return "\n".join([_line(names), _line(["---", *["---:"] * (len(names) - 1)]), *map(_line, rows)])
 
 
 def headings(facts: Facts) -> list[str]:
@@ -115,18 +107,8 @@ def has_run(row: Facts) -> bool:
     return bool(row.get("rounds"))
 
 
-def _line(texts: Sequence[str]) -> str:
-    # chr(92) is the backslash, which an f-string of Python 3.11 cannot contain.
-    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
-
-
 def _metric(name: str, row: Facts) -> str:
     return number(row["metrics"][name], 4)
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return ``value`` with so many digits after the point, or that it is not there."""
-    return NOT_AVAILABLE if value is None else f"{value:.{digits}f}"
 
 
 def _milliseconds(seconds: float) -> str:

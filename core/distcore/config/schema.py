@@ -19,6 +19,7 @@ from pydantic import (
 
 from distcore.config.aliases import DEFAULT_TASK, with_task_options
 from distcore.config.messages import explain
+from distcore.config.values import check_tree
 from distcore.errors import ConfigError
 
 Auto = Literal["auto"]
@@ -37,11 +38,12 @@ class _Tree(BaseModel):
         """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
         if not _OUTERMOST.get():
             return validate(given)
+        where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
+        check_tree(given, where["source"])
         token = _OUTERMOST.set(False)
         try:
             return validate(given)
         except ValidationError as error:
-            where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
             raise ConfigError(explain(cls, error, **where)) from None
         finally:
             _OUTERMOST.reset(token)
@@ -123,6 +125,32 @@ class Clip(_Tree):
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
 
 
+class LoRA(_Tree):
+    """Small trained matrices beside frozen layers (peft); see docs/lora.md."""
+
+    rank: int | None = Field(None, ge=1, description="rows of each pair of matrices; null: the whole model is trained")
+    alpha: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto", description="what the matrices add is multiplied by alpha / rank; auto: twice the rank"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before the matrices")
+    targets: str | tuple[str, ...] = Field(
+        "all-linear",
+        description="layers that get them: a regular expression of whole names, or a list of how names end; "
+        "all-linear: every linear layer but the head",
+    )
+
+
+class EMA(_Tree):
+    """An exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float | None = Field(
+        None, gt=0, lt=1, description="part of the average that stays at each optimizer step, such as 0.999; null: off"
+    )
+    warmup: bool = Field(
+        True, description="at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first weights"
+    )
+
+
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -131,6 +159,11 @@ class Loader(_Tree):
         "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
     )
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+    forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="what one more forward pass costs, in tokens, where micro-batches are cut by tokens; auto: as "
+        "device and strategy have it",
+    )
 
 
 class Checkpoints(_Tree):
@@ -161,11 +194,11 @@ class RunConfig(_Tree):
     strategy: str = Field("single", description="how the model is spread over ranks")
     strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
     nproc: int | Auto = Field(
-        "auto", description="processes to start on this machine; auto: one per GPU, or one where there is none"
+        "auto", description="processes to start on this machine; auto: one per accelerator, or one where there is none"
     )
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="type of device; auto: cuda where torch sees a GPU"
+    device: str = Field(
+        "auto", description="kind of device, by torch's name; auto: the accelerator that torch sees, else cpu"
     )
     task: str = Field(DEFAULT_TASK, description="what is trained: a name, or file.py:Class")
     task_options: dict[str, Any] = Field(
@@ -174,13 +207,25 @@ class RunConfig(_Tree):
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
-    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    micro_batch_size: int | Auto = Field(
+        "auto", description="most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
+        "or what micro_batch_size says alone",
+    )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")
+    ema: EMA = Field(EMA(), description="moving average of the weights")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+    )
+    compile: Literal["off", "on", "regions"] = Field(
+        "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -190,6 +235,7 @@ class RunConfig(_Tree):
     freeze: str | None = Field(
         None, description="regular expression: parameters in whose name it is found are not trained"
     )
+    lora: LoRA = Field(LoRA(), description="train an adapter instead of the whole model")
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
     )
@@ -202,6 +248,10 @@ class RunConfig(_Tree):
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     patience: int = Field(
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
+    )
+    deterministic: bool = Field(
+        False,
+        description="only algorithms that repeat themselves bit for bit; an operation without one ends the run",
     )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")
@@ -224,6 +274,11 @@ class RunConfig(_Tree):
     @classmethod
     def _aliases_to_task_options(cls, given: object) -> object:
         return with_task_options(given) if isinstance(given, dict) else given
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _not_a_bool(cls, given: object) -> object:
+        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
 
     @field_validator("resume_changed", mode="before")
     @classmethod

@@ -15,7 +15,12 @@ class SingleStrategy:
     """Train in one process; every hook except ``setup`` is the core's default."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=2, processes="one", other_optimizers="all", collectives_per_step=0
+        spec_version=2,
+        processes="one",
+        other_optimizers="all",
+        ema=True,
+        compiles=frozenset({"on", "regions"}),
+        collectives_per_step=0,
     )
 
     @hookimpl

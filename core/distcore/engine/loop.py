@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from distcore.data.collation import check_collation
 from distcore.data.loader import MicroBatches, one_step, to_device
 from distcore.data.varying import in_epoch
+from distcore.distributed import averages
 from distcore.distributed.agreement import check_rows, check_weights
+from distcore.distributed.devices import seed
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import Loss, loss_of
 from distcore.plugin.columns import common_value, read
@@ -65,6 +66,8 @@ def steps(
             if run.scheduler is not None:
                 run.scheduler.step()
             progress = advance(progress, rows, plan)
+            if run.ema is not None:
+                averages.update(run, hooks, progress.step)
             hooks.on_step_end(run, progress, result)
             yield progress, result, loss
 
@@ -107,10 +110,7 @@ def seed_step(run: Run, step: int) -> None:
     """
     # The constants of splitmix64, so that neighbouring seeds, steps and shards give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
-    seed = mixed & (2**63 - 1)
-    torch.default_generator.manual_seed(seed)
-    if run.world.device.type == "cuda":
-        torch.cuda.default_generators[run.world.device.index].manual_seed(seed)
+    seed(run.world.device, mixed & (2**63 - 1))
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from distcore.distributed.devices import peak_memory
 from distcore.engine.loop import loss_multiplier
 from distcore.plugin.contract import Progress, Run, StepResult
 from distcore.plugin.hooks import Hooks
@@ -35,8 +36,8 @@ class Meter:
     ) -> tuple[dict[str, float], bool]:
         """Return the values to log, and whether a stop was ``requested`` on any rank; every rank calls.
 
-        The record has the mean loss over all ranks since the last one, and the speed in samples per second. One sum
-        over ranks serves both, so that agreeing to stop costs no extra collective.
+        The record has the mean loss over all ranks since the last one, the speed in samples per second, and the peak
+        memory of this rank. One sum over ranks serves loss and stop, so that agreeing costs no extra collective.
         """
         steps = progress.step - self._last.step
         loss = torch.as_tensor(self._loss if run.world.speaks else 0.0, dtype=torch.float64, device=run.world.device)
@@ -50,6 +51,7 @@ class Meter:
             "loss": total / (loss_multiplier(run) * steps),
             "lr": run.optimizer.param_groups[0]["lr"] if run.optimizer else 0.0,
             "samples_per_second": (progress.samples - self._last.samples) / seconds,
+            "peak_memory_bytes": peak_memory(run.world.device),
         }
         if result.grad_norm is not None:
             record["grad_norm"] = float(result.grad_norm)

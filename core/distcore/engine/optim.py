@@ -21,6 +21,8 @@ from distcore.plugin.options import build, options_of, values_of
 
 WARMUP_STABLE_DECAY = "warmup_stable_decay"
 """The schedule that holds its peak until the last part of the run, ``schedule.decay_ratio``."""
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which transformers' polynomial schedule ends."""
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
@@ -74,13 +76,17 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all."""
+    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all.
+
+    With LoRA they are those of the adapter: all others are frozen already.
+    """
     if config.freeze is None:
         return
-    names = [name for name, _ in module.named_parameters()]
+    adapter = "" if config.lora.rank is None else " that LoRA trains"
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
     frozen = {name for name in names if re.search(config.freeze, name)}
     if len(frozen) in (0, len(names)):
-        found = "is found in no parameter's name" if not frozen else "is found in every parameter's name"
+        found = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
         raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
     for name, parameter in module.named_parameters():
@@ -115,13 +121,21 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
     return scheduler
 
 
-def check_schedule(config: RunConfig) -> None:
-    """Raise ConfigError unless transformers has a schedule of this name that needs no arguments of its own."""
+def known_schedules() -> list[str]:
+    """Return the names of the schedules of transformers that need no arguments of their own."""
     from transformers.trainer_utils import SchedulerType
 
     takes_more = ("plateau", "min_lr", "greedy")
-    known = sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
-    if config.schedule.name not in known:
-        hint = nearest(config.schedule.name, known)
-        names = ", ".join(known)
-        raise ConfigError(f"schedule.name = {config.schedule.name!r}: no such schedule{hint} (known: {names})")
+    return sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
+
+
+def check_schedule(config: RunConfig) -> None:
+    """Raise ConfigError unless there is a schedule of this name that takes what is set beside it."""
+    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, known_schedules()
+    if name not in known:
+        hint, names = nearest(name, known), ", ".join(known)
+        raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")
+    if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
+        raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
+    if name == "polynomial" and isinstance(config.lr, float) and config.lr <= POLYNOMIAL_END:
+        raise ConfigError(f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a larger one")

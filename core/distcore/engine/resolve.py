@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from datetime import datetime
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
-from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.distributed.devices import check_deterministic, count_devices, has_fast_bf16, resolve_device
+from distcore.engine.compiling import with_compile
+from distcore.engine.lora import resolve_lora
+from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
 from distcore.engine.optim import (
     check_freeze,
     check_schedule,
@@ -28,8 +32,9 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
-LARGEST_AUTO_MICRO_BATCH = 32
-"""Most rows per micro-batch that 'auto' chooses."""
+log = logging.getLogger("distcore")
+MOST_RANKS = 2**16
+"""Most ranks that a message proposes."""
 
 
 def resolve(
@@ -57,14 +62,20 @@ def resolve(
     config = config.model_copy(update={"nproc": world_size, "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
     _check_declared(config, declared, launcher)
+    check_deterministic(config)
     if training:
         config = _with_optimizer(config, declared)
+        _check_average(config, declared)
         check_schedule(config)
         check_freeze(config)
+        config = _compiled(config, declared)
+    check_micro_batch_size(config, data_shards(config, declared, world_size))
     config = config.model_copy(
         update={
-            "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
+            "micro_batch_tokens": micro_batch_tokens(config),
+            "loader": with_forward_tokens(config, declared),
             "lr": _learning_rate(config, task),
+            "lora": resolve_lora(config),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
             "out": config.out or _new_run_folder(config),
         }
@@ -74,6 +85,15 @@ def resolve(
     elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
+
+
+def _compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
+    possible = with_compile(config, declared)
+    if possible.compile != config.compile:
+        said = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
+    return possible
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
@@ -152,11 +172,8 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
     return shards
 
 
-def micro_batch_size(config: RunConfig, shards: int) -> int:
-    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
-
-    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
-    """
+def check_micro_batch_size(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
@@ -166,10 +183,6 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
             f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
         )
-    if micro != "auto":
-        return micro
-    share = whole // shards
-    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 
 def check_out(config: RunConfig) -> None:
@@ -197,7 +210,8 @@ def _ranks_that_go(config: RunConfig, shards: int) -> str:
     """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
     whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     each = max(1, int(config.nproc) // shards)  # ranks of one data shard
-    possible = [] if whole % micro else [size for size in range(1, whole // micro + 1) if whole // micro % size == 0]
+    parts = 0 if whole % micro else min(whole // micro, MOST_RANKS)
+    possible = [size for size in range(1, parts + 1) if whole // micro % size == 0]
     sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
     return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
 
@@ -211,21 +225,27 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
             raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc")
         size = started
     elif asked == "auto":
-        size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1
+        size = count_devices(device) if device != "cpu" and declared.processes == "many" else 1
     else:
         size = asked
     if declared.processes == "one" and size > 1:
         others = strategies_that(lambda other: other.processes == "many")
         raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
-    if device == "cuda" and started is None and size > count_gpus():
-        raise ConfigError(f"nproc = {size}: there are {count_gpus()} GPUs here; use fewer ranks or --set device=cpu")
+    if device != "cpu" and started is None and size > count_devices(device):
+        here = f"torch sees {count_devices(device)} of kind {device!r} here"
+        raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")
     return size
 
 
 def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
     wanted: list[tuple[str, Any, frozenset[str], Any]] = [
-        ("device", config.device, declared.devices, lambda other: config.device in other.devices),
+        (
+            "device",
+            config.device,
+            declared.devices or frozenset({config.device}),
+            lambda o: config.device in (o.devices or {config.device}),
+        ),
         ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
         (
             "launcher",
@@ -240,6 +260,19 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
                 f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
                 f"{nearest(str(value), possible)}; {strategies_that(can)} could"
             )
+
+    if config.deterministic and not declared.deterministic:
+        others = strategies_that(lambda other: other.deterministic)
+        raise ConfigError(
+            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
+            f"{others} could, with their default options"
+        )
+
+
+def _check_average(config: RunConfig, declared: Capabilities) -> None:
+    if config.ema.decay is not None and not declared.ema:
+        lacks = f"strategy {config.strategy!r} keeps no average of weights"
+        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
 
 
 def _with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
@@ -296,11 +329,11 @@ def strategies_that(can: Any) -> str:
 def _precision(config: RunConfig, declared: Capabilities) -> str:
     """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares no problem with it.
 
-    For a GPU only its rank can tell, in ``device_of``; here every GPU counts as fast.
+    For an accelerator only its rank can tell, in ``device_of``; here every one counts as fast.
     """
     if config.precision != "auto":
         return config.precision
-    fast = config.device == "cuda" or has_fast_bf16()
+    fast = config.device != "cpu" or has_fast_bf16()
     return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
 
 

@@ -1,4 +1,4 @@
-"""The progress that a user watches: one live line on a terminal, plain lines elsewhere."""
+"""The progress that a user watches: one live line on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distcore.extensions.metrics import numbers
+from distcore.extensions.notebook_line import NotebookLine, in_notebook
 from distcore.plugin.contract import Evaluation, Progress, Run
 from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.report import Report
@@ -33,11 +34,15 @@ class ProgressLine:
     def __post_init__(self) -> None:
         self._console: Console | None = None
         self._live: Live | None = None
+        self._cell: NotebookLine | None = None
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Start the live line if stderr is a terminal."""
+        """Start the live line if stderr is a terminal or a notebook."""
         if not run.world.is_main:
+            return
+        if in_notebook():
+            self._cell = NotebookLine()
             return
         self._console = Console(stderr=True, highlight=False)
         if self._console.is_terminal:
@@ -49,7 +54,9 @@ class ProgressLine:
     @hookimpl
     def on_log(self, run: Run, record: dict[str, float]) -> None:
         """Redraw the live line, or print a plain one."""
-        if self._live is not None:
+        if self._cell is not None:
+            self._cell.update(describe(run, record))
+        elif self._live is not None:
             # The empty line below takes what other processes print, so that it does not mix with the redrawn line.
             row = self._row(run, record, self._live.console.width)
             self._live.update(Group(row, Text()), refresh=True)
@@ -59,14 +66,17 @@ class ProgressLine:
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Print the metrics of an evaluation."""
-        self._say(describe_evaluation(f"evaluation at step {progress.step}", evaluation.summary()))
+        of = "" if run.ema is None else " of the EMA"
+        self._say(describe_evaluation(f"evaluation{of} at step {progress.step}", evaluation.summary()))
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:
         """Stop the live line."""
         if self._live is not None:
             self._live.stop()
-        self._live = self._console = None
+        if self._cell is not None:
+            self._cell.end()
+        self._live = self._console = self._cell = None
 
     def _row(self, run: Run, record: dict[str, float], width: int) -> Table:
         """Return the live line: bar and text where both fit into ``width`` characters, else as much of the text."""
@@ -81,7 +91,9 @@ class ProgressLine:
 
     def _say(self, line: str) -> None:
         """Print ``line``: wrapped between words above the live line, and whole elsewhere, as a log file needs it."""
-        if self._live is not None:
+        if self._cell is not None:
+            self._cell.say(line)
+        elif self._live is not None:
             self._live.console.print(Text(line))
         elif self._console is not None:
             print(line, file=sys.stderr, flush=True)

@@ -1,28 +1,32 @@
-"""Write scalars for TensorBoard."""
+"""Write a run's curves and texts for TensorBoard."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from distcore.errors import StrategyError
-from distcore.extensions.metrics import numbers
-from distcore.plugin.contract import Evaluation, Progress, Run
-from distcore.plugin.hookspecs import hookimpl
-from distcore.plugin.report import Report
+from distcore.config import dump_config
+from distcore.extensions.tracking import Tracker
+from distcore.plugin.contract import Progress, Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass
-class TensorBoard:
-    """Write every logged value (``train/NAME``) and every metric of an evaluation (``eval/NAME``); on the main rank.
+class TensorBoard(Tracker):
+    """Write a run to TensorBoard's event files, from the main rank.
 
-    The x-axis is the optimizer step.
+    Scalars are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
+    (``test/NAME``), by the optimizer step; texts are the config, the paths of checkpoints, and what a model card says.
+    A resumed run replaces what came after the step that it resumes from.
     """
+
+    name: ClassVar[str] = "tensorboard"
+    library: ClassVar[str] = "tensorboard"
 
     folder: str = "tensorboard"
     """Folder of the event files, relative to the run folder."""
@@ -30,42 +34,37 @@ class TensorBoard:
     flush_seconds: int = 10
     """Seconds between writes to disk."""
 
-    def __post_init__(self) -> None:
-        self._writer: SummaryWriter | None = None
-        if find_spec("tensorboard") is None:  # fails before any rank starts; the package is not imported
-            raise StrategyError(
-                "extension 'tensorboard': the package tensorboard is not installed. "
-                "Install it with: pip install 'distcore[tensorboard]'"
-            )
+    def open(self, run: Run, progress: Progress, known: str | None) -> None:
+        """Open an event file, and write the config."""
+        from torch.utils.tensorboard import SummaryWriter
 
-    @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        """Open the event file."""
-        if run.world.is_main:
-            from torch.utils.tensorboard import SummaryWriter
+        folder = Path(str(run.config.out), self.folder)
+        purge = progress.step + 1 if progress.step else None
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._keep_quiet
+        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=purge, flush_secs=self.flush_seconds)
+        self.text("config", f"```yaml\n{dump_config(run.config)}```", progress.step)
 
-            folder = Path(str(run.config.out), self.folder)
-            self._writer = SummaryWriter(str(folder), flush_secs=self.flush_seconds)
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
 
-    @hookimpl
-    def on_log(self, run: Run, record: dict[str, float]) -> None:
-        """Write the logged values of a step."""
-        self._write("train", record, int(record["step"]))
+    def text(self, name: str, value: str, step: int) -> None:
+        """Write a text."""
+        self._writer.add_text(name, value, step)
 
-    @hookimpl
-    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
-        """Write the metrics of an evaluation."""
-        self._write("eval", numbers(evaluation.metrics), progress.step)
-
-    @hookimpl
-    def on_run_end(self, run: Run, report: Report) -> None:
+    def close(self, finished: bool) -> None:
         """Close the event file."""
-        if self._writer is not None:
+        try:
             self._writer.close()
-            self._writer = None
+        finally:
+            threading.excepthook = self._excepthook
 
-    def _write(self, group: str, values: dict[str, float], step: int) -> None:
-        if self._writer is not None:
-            for name, value in values.items():
-                if name != "step":
-                    self._writer.add_scalar(f"{group}/{name}", value, step)
+    def _keep_quiet(self, failed: threading.ExceptHookArgs) -> None:
+        """Print no traceback of the thread that writes: the next call raises what it raised, which is one line."""
+        trace = failed.exc_traceback
+        while trace is not None and "tensorboard" not in trace.tb_frame.f_globals.get("__name__", ""):
+            trace = trace.tb_next
+        if trace is None:
+            self._excepthook(failed)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from distcore.checkpoint.provenance import provenance, without_folder
 from distcore.config import RunConfig, dump_config
-from distcore.plugin.report import Report
+from distcore.extensions.metrics import lines_up_to
 
 FILE = "README.md"
 """The file of a model folder that hubs show."""
@@ -24,39 +25,55 @@ KINDS = {
     "ForConditionalGeneration": "text2text-generation",
 }
 """How the name of a transformers class ends, to the pipeline of transformers that takes it."""
-PACKAGES = ("distcore", "torch", "transformers", "tokenizers")
-"""Packages whose versions a result depends on."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file of peft's settings in the folder of an adapter."""
+AUTO_CLASSES = {
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+}
+"""What peft calls a task, to the class of peft that loads an adapter and its base."""
 
 
-def write_card(to: Path, model: str, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
-    """Write ``FILE`` into the model folder ``to``.
+def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
+    """Write ``FILE`` into the model folder ``to``, which may be that of an adapter.
 
-    ``model`` is the name of the model's class; ``config`` and ``job_state`` are those of the checkpoint, and ``run`` is
-    the run folder that it lies in, whose metrics and report are used if they are there.
+    ``module`` is the model, whole or the base; ``config`` and ``job_state``, with ``weights`` beside, are those of the
+    checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
     """
     from huggingface_hub import ModelCardData  # comes with transformers
 
+    model = type(module).__name__
     kind = next((kind for end, kind in KINDS.items() if model.endswith(end)), None)
-    head = ModelCardData(library_name="transformers", pipeline_tag=kind, tags=["distcore"])
-    lines = ["---", head.to_yaml(), "---", "", *_body(to.name, model, config, job_state, run)]
+    is_adapter = (to / ADAPTER_CONFIG).is_file()
+    library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
+    head = ModelCardData(library_name=library, pipeline_tag=kind, tags=tags)
+    use = _how_to_use(to, module, config) if is_adapter else ()
+    lines = ["---", head.to_yaml(), "---", "", *_body(to.name, model, config, job_state, run, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _body(name: str, model: str, config: RunConfig, job_state: dict[str, Any], run: Path) -> Iterator[str]:
-    step = job_state["progress"]["step"]
+def _body(
+    name: str, model: str, config: RunConfig, job_state: dict[str, Any], run: Path, use: Iterable[str]
+) -> Iterator[str]:
+    known = provenance(model, job_state, config, run)
     yield f"# {name}"
     yield ""
-    yield f"A {model} of the task {_without_folder(config.task)}, trained with distcore for {step} optimizer steps."
-    if found := _evaluation(run, step):
+    yield f"A {model} of the task {known.task}, trained with distcore for {known.steps} optimizer steps."
+    if job_state["weights"] == "ema":
+        yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
+    yield from use
+    if found := _evaluation(run, known.steps):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in found.items())
     yield from ("", "## Data", "")
-    yield f"- training: {_without_folder(config.task_options.get('data', 'of the task'))}, {_rows(run)}"
-    yield f"- SHA-256 of the training rows: `{job_state.get('data')}`"
+    yield f"- training: {known.data}, {known.rows}"
+    yield f"- SHA-256 of the training rows: `{known.data_sha256}`"
     yield from ("", "## Training", "")
-    ranks = f"{config.nproc} rank{'s' * (config.nproc != 1)}"
-    yield f"- strategy {config.strategy}, {ranks}, device {config.device}, precision {config.precision}"
-    yield f"- {', '.join(f'{package} {found}' for package, found in _versions())}"
+    ranks = f"{known.ranks} rank{'s' * (known.ranks != 1)}"
+    yield f"- strategy {known.strategy}, {ranks}, device {known.device}, precision {known.precision}"
+    yield f"- {known.environment}"
     yield from (
         "",
         "What differs from the defaults; as a file, `distcore train config.yaml` trains it again:",
@@ -67,38 +84,31 @@ def _body(name: str, model: str, config: RunConfig, job_state: dict[str, Any], r
     yield "```"
 
 
+def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
+    """Yield what loads an adapter; a classifier's base may have a head for other classes."""
+    settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
+    base = settings["base_model_name_or_path"]
+    labels = f", num_labels={module.config.num_labels}, ignore_mismatched_sizes=True"
+    arguments = "" if module.get_output_embeddings() is not None else labels
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    yield from ("", f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is its base:")
+    yield from ("", "```python", f"from peft import {auto}", "")
+    yield from (f'model = {auto}.from_pretrained("{to.name}"{arguments})', "```", "")
+    yield "Where the base is elsewhere, load it by itself, and put the adapter into it:"
+    yield f"`PeftModel.from_pretrained(base, {to.name!r})`."
+
+
 def _evaluation(run: Path, step: int) -> dict[str, float]:
     """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there was no such one."""
     file = run / "metrics.jsonl"
     found: dict[str, object] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for line in lines_up_to(step, file) if file.is_file() else ():
         values = json.loads(line)
         if values.get("step") == step:
             found |= {key.removeprefix("eval/"): value for key, value in values.items() if key.startswith("eval/")}
     counts = ("unique", "dataset_size")  # the same as ``evaluated``
     return {name: value for name, value in found.items() if isinstance(value, float | int) and name not in counts}
-
-
-def _rows(run: Path) -> str:
-    """Return how many rows the report counts; a run that was interrupted has none."""
-    try:
-        report: Report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-        return f"{report['data']['train']['rows']} rows"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "number of rows not reported"
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:  # run from its sources
-            continue
-
-
-def _without_folder(value: object) -> str:
-    """Return a name, or a path's last part: where a file lies is nobody's business who reads the card."""
-    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else str(value)
 
 
 def _shareable(config: RunConfig) -> str:
@@ -109,5 +119,5 @@ def _shareable(config: RunConfig) -> str:
 
 def _without_folders(tree: dict[str, Any]) -> dict[str, Any]:
     return {
-        _without_folder(key): _without_folder(value) if isinstance(value, str) else value for key, value in tree.items()
+        without_folder(key): without_folder(value) if isinstance(value, str) else value for key, value in tree.items()
     }

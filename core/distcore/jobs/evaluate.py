@@ -13,6 +13,7 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
+from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
@@ -22,6 +23,7 @@ from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, show_evaluation
 from distcore.launchers import join, launch, run_as_rank
 from distcore.plugin.contract import RankInfo, World
+from distcore.plugin.cutting import SIZELESS
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Task
 
@@ -74,7 +76,8 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     config = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
     task = task or load_task(config)
     hooks, world = set_up(config, rank_info)
-    report = _evaluate_in(world, config, hooks, task, rank_info, path)
+    with deterministic(config):
+        report = _evaluate_in(world, config, hooks, task, rank_info, path)
     hooks.teardown(world)
     return report
 
@@ -86,10 +89,11 @@ def _evaluate_in(
     data = prepare(task, config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
-    checkpoint.load_weights(run, hooks, path)
+    weights = checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),
+        "weights": weights,
         "strategy": hooks.name,
         "world_size": world.size,
         "evaluation": evaluation.summary(),
@@ -106,4 +110,5 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
     if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}
     config = load_config(None, trained | elsewhere | changes)
-    return config.model_copy(update={"global_batch_size": int(config.micro_batch_size) * nproc})
+    rows = SIZELESS if config.micro_batch_size == "auto" else config.micro_batch_size
+    return config.model_copy(update={"global_batch_size": rows * nproc})

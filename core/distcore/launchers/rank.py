@@ -16,7 +16,9 @@ from typing import TypeVar
 import torch
 
 from distcore.files import write_atomically
+from distcore.launchers.binding import bind_cores
 from distcore.launchers.failures import Failure, exit_now, run_recorded
+from distcore.launchers.log_files import log_to_file
 
 T = TypeVar("T")
 
@@ -32,6 +34,8 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
     """
     _prepare_process(parent)
     rank = int(os.environ["RANK"])
+    bind_cores(rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+    log_to_file(rank)
     outcome = run_recorded(fn, rank, errors)
     if isinstance(outcome, Failure):
         write_atomically(records / f"failed-{rank}.json", json.dumps(asdict(outcome)))
@@ -54,7 +58,8 @@ def read_failures(records: Path) -> dict[int, Failure]:
 def _prepare_process(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or a parent that is killed would leave orphans
         if os.getppid() != parent:  # the parent died before prctl was called

@@ -24,8 +24,8 @@ class Capabilities:
     """
     processes: Literal["one", "many"] = "many"
     """``one``: it runs in a single process (``--nproc 1``). ``many``: one process per rank."""
-    devices: frozenset[str] = frozenset({"cpu", "cuda"})
-    """Device types (``torch.device.type``) that it runs on."""
+    devices: frozenset[str] | None = None
+    """Kinds of device (``torch.device.type``) that it runs on; ``None``: any that torch has a backend for."""
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
@@ -44,13 +44,34 @@ class Capabilities:
     """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
+    forward_cost: float = 1.0
+    """What one more micro-batch in a step costs beside its tokens, as a multiple of what it costs in one process.
+
+    More than 1 if ranks communicate in every micro-batch, not only in a step's last: the core then cuts a step into
+    fewer of them.
+    """
     owns: frozenset[str] = frozenset()
     """What the strategy does itself, so that the core does not: ``precision``, ``schedule``.
 
     ``optimizer``: it steps the one that its ``wrap_model`` returned; an extension that replaces that one is refused.
     """
+    ema: bool = False
+    """True if the core can keep a moving average of the weights by ``save_checkpoint`` and ``load_checkpoint``.
+
+    The first then returns the same tensors in every step, quickly, and a rank holds all that the second asks it for.
+    """
+    compiles: frozenset[str] = frozenset()
+    """Values of ``--compile`` that it takes: ``on`` for the whole model, ``regions`` for each of its repeated blocks.
+
+    Without ``on`` a run that asks for it compiles the blocks. The core compiles the ``forward`` of modules before
+    ``wrap_model``; what a strategy hooks onto a module itself stays outside.
+    """
+    why_not_compiled: str = ""
+    """Why ``compiles`` is empty, for the one line that refuses a run: ``replicates modules over devices``."""
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
+    deterministic: bool = True
+    """False where two runs of one config may round differently, say because timing decides what is summed together."""
     limits: tuple[str, ...] = ()
     """Known limits, one sentence each; ``distcore strategies`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)

@@ -24,6 +24,8 @@ class Piece:
     """Index of the first element in the flattened tensor."""
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
+    replica: bool = False
+    """True where another rank returns the same elements, too, and a checkpoint takes them from that one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore.engine.quiet import quiet
 from distcore.errors import ConfigError, ModelError, nearest
 
 if TYPE_CHECKING:
@@ -119,6 +120,16 @@ def pad_token(tokenizer: Any) -> int:
     """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     return next(int(token) for token in candidates if token is not None)
+
+
+def with_pad_token(tokenizer: Any) -> Any:
+    """Return the tokenizer, which pads with the token that training pads with, so that an export does.
+
+    One without any special token stays as it is: an ordinary token would be cut out of every text from then on.
+    """
+    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
+    return tokenizer
 
 
 def check_vocabulary(name: str, folder: Path, largest: int) -> None:
@@ -236,23 +247,6 @@ def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any)
     except ModelError:
         return None
     return folder
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings, which the user cannot act on."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if bar:
-            library.enable_progress_bar()
 
 
 @contextmanager

@@ -38,7 +38,10 @@ class Replicated(Backend):
         find_unused = self.options.find_unused
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             other_optimizers="all",
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if find_unused else 2,
             exempt={} if find_unused else {"unused-parameters": "needs strategy_options.find_unused=true"},
         )

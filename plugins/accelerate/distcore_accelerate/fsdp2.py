@@ -80,10 +80,14 @@ class Sharded(Backend):
         """Declare sharded parameters and the strategy's own precision; no fp16."""
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
             optimizers=frozenset({"adamw", "muon"}),
             other_optimizers="elementwise",
             shards_parameters=True,
+            ema=True,
+            compiles=frozenset({"regions"}),
+            forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )

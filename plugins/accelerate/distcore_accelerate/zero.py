@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from distcore_deepspeed import UserConfig, check_evaluation, check_training, eng
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
 FP32_ONLY = "deepspeed: stage 0 in fp32 only"
+GATHERS = "gathers weights inside of every layer at DeepSpeed's stage 3"
 FP16 = "deepspeed: fp16 needs a GPU or a CPU that multiplies in it"
 
 
@@ -48,8 +50,13 @@ class ZeRO(Backend):
         """Declare what stage and scheduler of the user's config bring with them."""
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
+            ema=self.user.keeps_masters,
+            compiles=self.user.compiles,
+            why_not_compiled=GATHERS,
+            forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
@@ -117,7 +124,7 @@ def _arguments(config: RunConfig, world: World, tree: Tree) -> dict[str, Any]:
         "mixed_precision": mixed_precision(config),
         # With cpu=True Accelerate drops DeepSpeed without a word, and without a backend it counts one process.
         "cpu": False,
-        "kwargs_handlers": [InitProcessGroupKwargs(backend="gloo" if world.device.type == "cpu" else "nccl")],
+        "kwargs_handlers": [InitProcessGroupKwargs(backend=dist.get_default_backend_for_device(world.device))],
     }
 
 

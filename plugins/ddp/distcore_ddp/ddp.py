@@ -61,6 +61,8 @@ class DDPStrategy:
         return Capabilities(
             spec_version=2,
             other_optimizers="all",
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none rounds gradients to half precision on the wire",),
             exempt=self._exempt(),
@@ -90,7 +92,7 @@ class DDPStrategy:
             return PreparedModel(model=model, optimizer=None)
         replicated = _Replicated(
             model,
-            device_ids=[run.world.device] if run.world.device.type == "cuda" else None,
+            device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self.static_graph,

@@ -45,11 +45,15 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
     """What follows from distcore's config and the user's options alone, before there is a model."""
-    micro, norm = int(config.micro_batch_size), config.clip.norm
-    source = "global_batch_size / (micro_batch_size * ranks)"
+    if config.micro_batch_size == "auto":
+        # Cut by tokens, steps have unlike numbers of micro-batches: DeepSpeed is told of a single one.
+        micro, rows = max(1, config.global_batch_size // ranks), "micro_batch_size (auto: global_batch_size / ranks)"
+    else:
+        micro, rows = config.micro_batch_size, "micro_batch_size"
+    norm, source = config.clip.norm, "global_batch_size / (micro_batch_size * ranks)"
     return [
         Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
-        Setting("train_micro_batch_size_per_gpu", micro, "micro_batch_size"),
+        Setting("train_micro_batch_size_per_gpu", micro, rows),
         Setting("gradient_accumulation_steps", max(1, config.global_batch_size // (micro * ranks)), source),
         Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always: DeepSpeed clips at 1.0 if nothing is said
         *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),

@@ -37,6 +37,7 @@ from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 
 UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
+GATHERS = "gathers weights inside of every layer at stage 3"
 FP32_ONLY = "stage 0 is for fp32; stage 1 does the same in bf16"
 
 
@@ -52,10 +53,15 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         user = self.user_config
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
+            ema=user.keeps_masters,
+            compiles=user.compiles,
+            why_not_compiled=GATHERS,
+            forward_cost=user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             limits=(
                 FP32_ONLY,

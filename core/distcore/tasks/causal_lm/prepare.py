@@ -20,7 +20,7 @@ from distcore.tasks.causal_lm.rows import Rows, read_rows, texts_of
 from distcore.tasks.causal_lm.sequences import Arrays, open_sequences
 from distcore.tasks.causal_lm.shapes import PUBLISHED
 from distcore.tasks.parts import Part, parts_of
-from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, tokenizer_digest
+from distcore.tasks.pretrained import check_length, check_vocabulary, load_tokenizer, tokenizer_digest, with_pad_token
 from distcore.tasks.sources import read_source, source_digests, unused_splits
 from distcore.tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore.tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
@@ -97,7 +97,7 @@ def _rows(source: str, options: CausalOptions) -> Rows:
 
 def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
     if not options.from_scratch:
-        return load_tokenizer(options.model, options.model_folder())
+        return with_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore.tasks.causal_lm.vocabulary import train_tokenizer
 
     return train_tokenizer(texts_of(train.values()), options.tokenizer.vocab_size)

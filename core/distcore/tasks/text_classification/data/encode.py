@@ -11,7 +11,7 @@ import numpy as np
 
 from distcore.errors import ConfigError
 from distcore.tasks.padding import pads_left
-from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, pad_token, read_config
+from distcore.tasks.pretrained import check_vocabulary, load_tokenizer, read_config, with_pad_token
 from distcore.tasks.rereading import Reread, Values
 from distcore.tasks.text_classification.options import TextOptions
 from distcore.tasks.tokenizing import chunks, tokenize, tokenize_pairs
@@ -67,10 +67,7 @@ def tokenizer_of(options: TextOptions, texts: Values[str], seconds: Values[str] 
         raise ConfigError(f"max_seq_len = {options.max_seq_len}: a pair of texts takes at least {least} tokens")
     if pads_left(options):
         tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"  # the latter has it saved
-    # Without any special token it gets none: an ordinary one would be cut out of every text from then on.
-    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
-    return tokenizer
+    return with_pad_token(tokenizer)
 
 
 def _tokenizer(options: TextOptions, texts: Values[str], seconds: Values[str] | None) -> Any:

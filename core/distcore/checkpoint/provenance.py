@@ -1,0 +1,111 @@
+"""What is known of a trained model: task, data, training and the versions behind it, for cards and trackers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig
+from distcore.plugin import registry
+from distcore.plugin.report import Report
+
+PACKAGES = ("distcore", "torch", "transformers", "tokenizers")
+"""Packages whose versions a result depends on, beside the one that provides the strategy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """Where the weights of a checkpoint come from. Paths are without their folders, which are nobody's business."""
+
+    model: str
+    """Class of the model."""
+    task: str
+    """Name of the task."""
+    steps: int
+    """Optimizer steps."""
+    data: str
+    """What the task was told to train on."""
+    rows: str
+    """How many rows that were, in words."""
+    data_sha256: str
+    """Of the training rows, as checkpoints have it."""
+    strategy: str
+    """Its name."""
+    ranks: int
+    """How many there were."""
+    device: str
+    """Their devices."""
+    precision: str
+    """Of the forward pass."""
+    environment: str
+    """The versions of what trained it, in words."""
+
+    def facts(self) -> dict[str, str]:
+        """Return all of it as texts by name."""
+        return {name: str(getattr(self, name)) for name in self.__slots__}
+
+
+def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Path) -> Provenance:
+    """Return what is known of a checkpoint with this state and this config; ``run`` is the folder of its run.
+
+    ``model`` is the name of the model's class.
+    """
+    found = job_state.get("environment") or environment(config.strategy)  # checkpoints of earlier versions have none
+    return Provenance(
+        model=model,
+        task=without_folder(config.task),
+        steps=job_state["progress"]["step"],
+        data=without_folder(config.task_options.get("data", "of the task")),
+        rows=_rows(run),
+        data_sha256=str(job_state.get("data")),
+        strategy=without_folder(config.strategy),
+        ranks=int(config.nproc),
+        device=config.device,
+        precision=config.precision,
+        environment=", ".join(f"{package} {number}" for package, number in found.items()),
+    )
+
+
+@cache  # it is asked for with every checkpoint
+def environment(strategy: str) -> dict[str, str]:
+    """Return the versions that a result depends on, by package: Python, ours, and the strategy's with what it needs.
+
+    What runs from its sources, without metadata, is left out.
+    """
+    found = {"python": platform.python_version()}
+    for package in dict.fromkeys((*PACKAGES, *_behind(strategy))):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _behind(strategy: str) -> Iterator[str]:
+    """Yield the distributions that provide a strategy, each with those that it requires."""
+    for entry in registry.offers("strategies").get(strategy, ()):
+        if entry.dist is not None and entry.dist.name not in PACKAGES:
+            yield entry.dist.name
+            needs = [line for line in entry.dist.requires or () if "extra ==" not in line]
+            yield from (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in needs)
+
+
+def without_folder(value: object) -> str:
+    """Return a name, or an absolute path's last part."""
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else str(value)
+
+
+def _rows(run: Path) -> str:
+    """Return how many rows the report counts; a run that was interrupted has none."""
+    try:
+        report: Report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        return f"{report['data']['train']['rows']} rows"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "number of rows not reported"

@@ -1,0 +1,97 @@
+"""Record a run with MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from distcore.config import dump_config, flatten
+from distcore.extensions.tracking import Tracker, flat
+from distcore.plugin.contract import Progress, Run
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SETTINGS = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # else MLflow refuses a folder, and asks for a database
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default minutes go by, in which the other ranks wait
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Environment variables of MLflow, unless they are set."""
+LONGEST_PARAM = 6000
+"""Characters that MLflow takes."""
+
+
+@dataclass
+class MLflow(Tracker):
+    """Record a run with MLflow, from the main rank: by default in files in the run folder.
+
+    Metrics are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
+    (``test/NAME``), by the optimizer step; parameters are the config; tags are the paths of checkpoints, and what a
+    model card says. A resumed run goes on with the same run of MLflow, and has each step once.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    library: ClassVar[str] = "mlflow"
+
+    experiment: str = "distcore"
+    """Experiment of the run, made if it is not there; the run itself is named after the run folder."""
+
+    uri: str | None = None
+    """Address of a server, or a folder relative to the run folder; none: MLFLOW_TRACKING_URI, or else mlflow."""
+
+    def open(self, run: Run, progress: Progress, known: str | None) -> str:
+        """Begin a run of MLflow, or go on with one, and give it the config."""
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        out = Path(str(run.config.out)).absolute()
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "mlflow"
+        self._client: MlflowClient = MlflowClient(uri if "://" in uri or uri == "databricks" else (out / uri).as_uri())
+        self._seen: dict[str, set[int]] | None = {} if known else None
+        self._id = known or self._new_run(out.name)
+        there = self._client.get_run(self._id).data.params  # what is there cannot be changed
+        values = flat(flatten(run.config.model_dump(mode="json")))
+        params = {re.sub(r"[^\w\-. /]", "_", key): value[:LONGEST_PARAM] for key, value in values.items()}
+        new = [Param(key, value) for key, value in params.items() if key not in there]
+        self._client.log_batch(self._id, params=new)
+        self._client.log_text(self._id, dump_config(run.config), "config.yaml")
+        self._client.update_run(self._id, status="RUNNING")
+        return self._id
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Log metrics; of a step that was logged before a resume, those that are not there."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1e3)
+        new = [Metric(name, value, now, step) for name, value in values.items() if step not in self._steps_of(name)]
+        self._client.log_batch(self._id, metrics=new)
+
+    def text(self, name: str, value: str, step: int) -> None:
+        """Set a tag."""
+        self._client.set_tag(self._id, name, value)
+
+    def close(self, finished: bool) -> None:
+        """Say how the run ended."""
+        self._client.set_terminated(self._id, status="FINISHED" if finished else "KILLED")
+
+    def _new_run(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        return str(self._client.create_run(experiment, run_name=name).info.run_id)
+
+    def _steps_of(self, metric: str) -> set[int]:
+        """Return the steps of a metric that were logged before this run was resumed."""
+        if self._seen is None:
+            return set()
+        if metric not in self._seen:
+            history = self._client.get_metric_history(self._id, metric)
+            self._seen[metric] = {point.step for point in history}
+        return self._seen[metric]

@@ -1,0 +1,144 @@
+"""What trackers have in common: when they write what, on which rank, and that their failure does not end a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from distcore.checkpoint import find, read_job_state
+from distcore.checkpoint.provenance import provenance
+from distcore.errors import StrategyError
+from distcore.extensions.metrics import numbers
+from distcore.files import strict_json, write_atomically
+from distcore.plugin.contract import Evaluation, Progress, Run, World
+from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.report import Report
+
+log = logging.getLogger("distcore")
+
+FILE = "trackers.json"
+"""In the run folder: the id that each tracker gave this run, so that a resume goes on with it."""
+
+
+class Tracker(ABC):
+    """A tracker of runs, written to by the main rank alone; its options are the fields of the class made from this.
+
+    Every logged value is ``train/NAME``, every metric of an evaluation ``eval/NAME``, and of the final test
+    ``test/NAME``, by the optimizer step; the paths of checkpoints and what a model card says are texts by name. After
+    the first failure the run goes on without the tracker, and one line says so.
+    """
+
+    name: ClassVar[str]
+    """Name of the extension, and of the extra that brings its library."""
+    library: ClassVar[str]
+    """Module of its library."""
+
+    def __post_init__(self) -> None:
+        self._is_open = False
+        if not _is_installed(self.library):  # fails before any rank starts; the package is not imported
+            raise StrategyError(
+                f"extension {self.name!r}: the package {self.library} is not installed. "
+                f"Install it with: pip install 'distcore[{self.name}]'"
+            )
+
+    @abstractmethod
+    def open(self, run: Run, progress: Progress, known: str | None) -> str | None:
+        """Begin, and record the config; return the id under which a resume goes on, ``None`` if it needs none.
+
+        ``known`` is what this returned before the run was interrupted.
+        """
+
+    @abstractmethod
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Record numbers by name, of an optimizer step."""
+
+    @abstractmethod
+    def text(self, name: str, value: str, step: int) -> None:
+        """Record a text by name; ``step`` is that at which it came up."""
+
+    @abstractmethod
+    def close(self, finished: bool) -> None:
+        """Write what is left; ``finished`` is False if the run was stopped, and may be resumed."""
+
+    @hookimpl
+    def on_run_start(self, run: Run, progress: Progress) -> None:
+        """Begin, or go on after a resume."""
+        if run.world.is_main:
+            self._is_open = True
+            self._try(lambda: self._begin(run, progress))
+
+    @hookimpl
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Record the logged values of a step."""
+        self._try(lambda: self.scalars(_named("train", record), int(record["step"])))
+
+    @hookimpl
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Record the metrics of an evaluation."""
+        self._try(lambda: self.scalars(_named("eval", numbers(evaluation.metrics)), progress.step))
+
+    @hookimpl
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        """Record the path of a checkpoint."""
+        self._try(lambda: self.text(f"checkpoints/{path.name}", str(path), progress.step))
+
+    @hookimpl
+    def on_run_end(self, run: Run, report: Report) -> None:
+        """Record the final test and what a model card says, and end."""
+        self._try(lambda: self._sum_up(run, report))
+        self._end(finished=True)
+
+    @hookimpl(wrapper=True)
+    def teardown(self, world: World) -> Generator[None, bool, bool]:
+        """End, if the run was stopped before its end."""
+        self._end(finished=False)
+        return (yield)
+
+    def _begin(self, run: Run, progress: Progress) -> None:
+        file = Path(str(run.config.out), FILE)
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if found := self.open(run, progress, known.get(self.name)):
+            write_atomically(file, strict_json(known | {self.name: found}, indent=1))
+
+    def _sum_up(self, run: Run, report: Report) -> None:
+        out, step = Path(str(run.config.out)), report["steps"]
+        tested = {name: value for name, value in report["evaluation"].items() if name in report["metrics"]}
+        self.scalars(_named("test", numbers(tested)), step)
+        if (path := find("auto", out)) is not None:
+            known = provenance(type(run.module).__name__, read_job_state(path), run.config, out)
+            for name, value in known.facts().items():
+                self.text(f"card/{name}", value, step)
+
+    def _end(self, finished: bool) -> None:
+        self._try(lambda: self.close(finished))
+        self._is_open = False
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """Do something with the tracker, if it is open; it is not any more if that fails."""
+        if self._is_open:
+            try:
+                action()
+            except Exception as error:  # of a library, which may raise anything
+                self._is_open = False
+                reason = " ".join(str(error).split()) or type(error).__name__
+                log.warning("tracker %s: %s; the run goes on without it", self.name, reason)
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return config values by dotted key as texts, as trackers take them."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+
+def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{group}/{name}": value for name, value in values.items() if name != "step"}
+
+
+def _is_installed(library: str) -> bool:
+    """Return True unless the library is missing; a folder of that name, as trackers leave them, is none."""
+    found = find_spec(library)
+    return found is not None and found.origin is not None

@@ -1,0 +1,72 @@
+"""Record a run with Weights & Biases."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from distcore.extensions.tracking import Tracker
+from distcore.plugin.contract import Progress, Run
+
+if TYPE_CHECKING:
+    import wandb
+
+log = logging.getLogger("distcore")
+
+PATIENCE = 30
+"""Seconds for which the start waits for a server; meanwhile the other ranks wait, too."""
+
+
+@dataclass
+class WeightsAndBiases(Tracker):
+    """Record a run with Weights & Biases, from the main rank: by default in files that ``wandb sync`` uploads.
+
+    The history has every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final
+    test (``test/NAME``), by the optimizer step; the summary has the paths of checkpoints, and what a model card says. A
+    resumed run has the same id.
+    """
+
+    name: ClassVar[str] = "wandb"
+    library: ClassVar[str] = "wandb"
+
+    project: str = "distcore"
+    """Project of the run; the run itself is named after the run folder."""
+
+    mode: Literal["offline", "online"] = "offline"
+    """offline: write to wandb/ in the run folder; online: upload while the run trains, too."""
+
+    def open(self, run: Run, progress: Progress, known: str | None) -> str:
+        """Begin a run of Weights & Biases, or go on with one, and give it the config."""
+        import wandb
+
+        out = Path(str(run.config.out)).absolute()
+        self._run: wandb.Run = wandb.init(
+            project=self.project,
+            name=out.name,
+            dir=str(out),
+            id=known or secrets.token_hex(4),  # draws nothing from the generators of the run
+            resume="allow" if self.mode == "online" else None,
+            mode=self.mode,
+            config=run.config.model_dump(mode="json"),
+            settings=wandb.Settings(silent=True, console="off", init_timeout=PATIENCE),
+        )
+        if self.mode == "online":
+            log.info("wandb: %s", self._run.url)
+        return self._run.id
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add to the history; a server that had the step before the resume keeps what it has."""
+        if step >= self._run.step:
+            self._run.log(dict(values), step=step)
+
+    def text(self, name: str, value: str, step: int) -> None:
+        """Put it into the summary."""
+        self._run.summary[name] = value
+
+    def close(self, finished: bool) -> None:
+        """Wait until all is written."""
+        self._run.finish()

@@ -1,0 +1,183 @@
+"""The config that is being made, and what is said about each key that was read: rows of the tables write both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from distcore.errors import ConfigError, nearest
+
+Tree = dict[str, Any]
+Kind = Literal["none", "differs", "open", "idle", "off"]
+"""``none``: has no equal here. ``differs``: is there, and means something else. ``open``: no source says it. ``idle``:
+has no effect here. ``off``: asks for nothing."""
+OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
+"""Values by which a key asks for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is said about one key, or about the whole."""
+
+    kind: Kind
+    about: str
+    """The key with its value, or what else the note is about."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value that is no key of the config by itself, such as the rows of a device."""
+
+    value: Any
+    origin: str
+    """The key that it was read from."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """Keys of the config by their dotted name, each with its origin, and notes."""
+
+    values: Tree = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)
+    """Facts that a key or a note was made of."""
+    opaque: set[str] = field(default_factory=set)
+    """Dotted keys whose value is one tree, however deep."""
+
+    def set(self, key: str, value: Any, origin: str) -> None:
+        """Set a key of the config; raises ConfigError if another source has set it to another value."""
+        self._agree(key, self.values.get(key, value), value, self.origins.get(key, ""), origin)
+        before = self.origins.get(key)
+        self.values[key] = value
+        self.origins[key] = origin if before in (None, origin) else f"{before}, {origin}"
+
+    def keep(self, name: str, value: Any, origin: str) -> None:
+        """Keep a fact until all sources have been read; raises ConfigError if two sources contradict each other."""
+        known = self.facts.get(name)
+        if known is not None:
+            self._agree(name, known.value, value, known.origin, origin)
+            origin = known.origin if known.origin == origin else f"{known.origin}, {origin}"
+        self.facts[name] = Fact(value, origin)
+
+    def use(self, name: str, default: Any = None) -> Any:
+        """Return the value of a fact, which from now on counts as said."""
+        self.said.add(name)
+        return self.facts[name].value if name in self.facts else default
+
+    def origin(self, *names: str) -> str:
+        """Return the keys that these facts were read from."""
+        return ", ".join(dict.fromkeys(self.facts[name].origin for name in names if name in self.facts))
+
+    def note(self, kind: Kind, about: str, text: str = "") -> None:
+        """Say something about a key; the same is said once."""
+        if (note := Note(kind, about, text)) not in self.notes:
+            self.notes.append(note)
+
+    def note_fact(self, kind: Kind, name: str, text: str = "") -> None:
+        """Say something about a fact, if some source has it."""
+        if name in self.facts:
+            self.said.add(name)
+            fact = self.facts[name]
+            self.note(kind, fact.origin if kind == "off" else written(fact.origin, fact.value), text)
+
+    @staticmethod
+    def _agree(key: str, before: Any, value: Any, its_origin: str, origin: str) -> None:
+        if before != value:
+            raise ConfigError(
+                f"{origin} = {value!r}, but {its_origin} = {before!r}: both say {key}; make them equal or leave one out"
+            )
+
+
+Rule = Callable[[Draft, str, Any], None]
+"""What becomes of a key: gets the draft, the key's name in its source, and its value."""
+
+
+def to(key: str, convert: Callable[[Any], Any] | None = None, differs: str = "") -> Rule:
+    """It is the key ``key`` of the config, after ``convert``; ``differs`` says what it means here."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if value is None or value == "":
+            draft.note("off", name)
+            return
+        draft.set(key, converted(convert, name, value), name)
+        if differs:
+            draft.note("differs", written(name, value), differs)
+
+    return rule
+
+
+def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
+    """It goes into something together with other keys, when all sources have been read."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if value is None:
+            draft.note("off", key)
+        else:
+            draft.keep(name, converted(convert, key, value), key)
+
+    return rule
+
+
+def none(instead: str, off: tuple[Any, ...] = ()) -> Rule:
+    """There is no equal; ``instead`` says what to do. A value of ``off`` asks for nothing."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        asks = value not in (*OFF, *off)
+        draft.note("none" if asks else "off", written(name, value) if asks else name, instead if asks else "")
+
+    return rule
+
+
+def idle(why: str) -> Rule:
+    """It has no effect here; ``why`` says what makes it needless."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        draft.note("off" if value in OFF else "idle", name if value in OFF else written(name, value), why)
+
+    return rule
+
+
+def apply(draft: Draft, rows: Mapping[str, Rule], given: Tree, what: str, prefix: str = "") -> None:
+    """Apply the row of each given key; one that has no row is named. ``what`` is whose keys they are."""
+    for name, value in given.items():
+        if row := rows.get(name):
+            row(draft, f"{prefix}{name}", value)
+        else:
+            draft.note("none", written(f"{prefix}{name}", value), f"no key of {what}{nearest(name, rows)}")
+
+
+def converted(convert: Callable[[Any], Any] | None, name: str, value: Any) -> Any:
+    """Return ``value`` as ``convert`` makes it; raises ConfigError, one line, if it cannot."""
+    try:
+        return convert(value) if convert else value
+    except (TypeError, ValueError):
+        wanted = {"int": "a whole number", "float": "a number"}.get(getattr(convert, "__name__", ""), "another value")
+        raise ConfigError(f"{name} = {value!r}: expected {wanted}") from None
+
+
+def whole(value: Any) -> int:
+    """Return a whole number that may have been written as ``3.0``; raises ValueError for a part of one."""
+    if isinstance(value, bool) or float(value) != int(float(value)):
+        raise ValueError(value)
+    return int(float(value))
+
+
+whole.__name__ = "int"
+
+
+def flag(value: Any) -> bool:
+    """Return a truth value that may have been written as text; raises ValueError."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if (word := str(value).lower()) not in words:
+        raise ValueError(value)
+    return words[word]
+
+
+def written(name: str, value: Any) -> str:
+    """Return a key with its value, as the notes write it."""
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{name} = {word if len(word) <= 60 else word[:59] + '…'}"

@@ -1,0 +1,71 @@
+"""Run folders: which ones a command line means, and what their config and their report say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig, flatten, load_config
+from distcore.errors import ConfigError
+from distcore.files import is_held
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """A run folder."""
+
+    folder: Path
+    """Where it is."""
+    config: RunConfig
+    """What config.yaml says."""
+    report: Mapping[str, Any]
+    """The content of report.json; empty if the run is not finished."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the config by dotted key."""
+        return flatten(self.config.model_dump(mode="json"))
+
+
+def folders_of(paths: Sequence[Path], command: str, what_to_give: str = "give run folders") -> list[Path]:
+    """Return the run folders; a folder that is none stands for those inside it.
+
+    Raises ConfigError if there is none: ``command`` opens the message, and ``what_to_give`` closes it.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = [path] if (path / "config.yaml").is_file() else [p.parent for p in sorted(path.glob("*/config.yaml"))]
+        if not inside:
+            why = "no run folder: it has no config.yaml" if path.is_dir() else "no such folder"
+            raise ConfigError(f"{command} {path}: {why}; {what_to_give}")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def read(folder: Path) -> RunFolder:
+    """Return what the run folder says of its run; raises ConfigError if that cannot be read."""
+    report, file = {}, report_of(folder)
+    if file is not None:
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}") from None
+        if not isinstance(report, dict):
+            raise ConfigError(f"{file}: cannot be read: expected a JSON object")
+    return RunFolder(folder=folder, config=load_config(str(folder / "config.yaml"), {}), report=report)
+
+
+def report_of(folder: Path) -> Path | None:
+    """Return the report of a run that is finished; one that goes on has at most that of before it was resumed."""
+    file = folder / "report.json"
+    return file if file.is_file() and not is_held(folder / "config.yaml") else None
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return the paths of the folders, without what all have in common."""
+    above = os.path.commonpath([folder.absolute().parent for folder in folders])
+    return [str(folder.absolute().relative_to(above)) for folder in folders]

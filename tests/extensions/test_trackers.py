@@ -1,0 +1,248 @@
+"""Trackers: what their own readers find after a run, after one that was stopped and resumed, and after a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distcore import Evaluation, Progress, RunConfig, train
+from distcore.checkpoint import read_job_state
+from distcore.errors import StoppedError, StrategyError
+from distcore.extensions.tracking import Tracker
+from distcore.plugin.extensions import load_extensions
+
+events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+wandb = pytest.importorskip("wandb")
+mlflow = pytest.importorskip("mlflow")
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+STOP = """
+import os, signal
+from distcore import hookimpl
+class Stop:
+    @hookimpl
+    def on_log(self, record):
+        if record["step"] == 3 and not os.path.exists("stopped"):
+            open("stopped", "w").close()
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+LOSSES = {1: 0.5, 2: 0.25}
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """The records of a file that ``wandb sync`` uploads: chunks of 32 KiB, each with parts of records."""
+    from wandb.proto import wandb_internal_pb2
+
+    messages: Any = wandb_internal_pb2
+    raw, at, part = file.read_bytes(), 7, b""
+    while at + 7 <= len(raw):
+        if (left := 2**15 - at % 2**15) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", raw, at)
+        part += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield messages.Record.FromString(part)
+            part = b""
+
+
+def wandb_found(out: Path) -> dict[str, Any]:
+    """Ids of the runs, their config, history and summary as the uploaded files have them, older runs first."""
+    found: dict[str, Any] = {"ids": [], "config": {}, "history": [], "summary": {}}
+    for file in sorted(out.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
+        for record in wandb_records(file):
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                found["ids"].append(record.run.run_id)
+                found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif kind == "history":
+                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                found["history"].append({key: json.loads(value) for key, value in items.items()})
+            elif kind == "summary":
+                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.summary.update}
+                found["summary"] |= {key: json.loads(value) for key, value in items.items()}
+    return found
+
+
+def mlflow_client(out: Path) -> Any:
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    return mlflow.MlflowClient((out / "mlflow").absolute().as_uri())
+
+
+def mlflow_run(out: Path) -> Any:
+    client = mlflow_client(out)
+    experiment = client.get_experiment_by_name("distcore")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def steps_in_mlflow(out: Path, metric: str) -> list[int]:
+    return [point.step for point in mlflow_client(out).get_metric_history(mlflow_run(out).info.run_id, metric)]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run with all three trackers: stopped after step 3, and resumed from the checkpoint of step 2."""
+    import work_folder
+
+    folder = tmp_path_factory.mktemp("trackers")
+    with pytest.MonkeyPatch.context() as patch:
+        work_folder.write_rows(folder)
+        work_folder.enter(folder, patch)
+        Path("stop.py").write_text(STOP)
+        config = RunConfig.model_validate(
+            {
+                "task_options": {"data": "rows.json", "model": "bert-tiny"}, "max_steps": 5, "log_every": 1,
+                "save_every": 2, "out": "run", "device": "cpu",
+                "extensions": dict.fromkeys((*TRACKERS, "stop.py:Stop"), True) | {"progress": False},
+            }
+        )  # fmt: skip
+        with pytest.raises(StoppedError, match="stopped after step"):
+            train(config)
+        assert mlflow_run(folder / "run").info.status == "KILLED"
+        train(config.model_copy(update={"resume": "run/checkpoints/step-00000002"}))
+        yield folder / "run"
+
+
+@pytest.mark.programs
+def test_tensorboard_holds_each_step_once_the_config_the_card_and_the_checkpoints(resumed: Path) -> None:
+    found = events.EventAccumulator(str(resumed / "tensorboard")).Reload()
+    assert {"train/loss", "train/lr", "train/peak_memory_bytes", "eval/accuracy", "test/accuracy"} <= set(
+        found.Tags()["scalars"]
+    )
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    texts = {tag.removesuffix("/text_summary") for tag in found.Tags()["tensors"]}
+    assert {"config", "card/data_sha256", "checkpoints/step-00000005"} <= texts
+    (written,) = found.Tensors("card/model/text_summary")
+    assert written.tensor_proto.string_val == [b"BertForSequenceClassification"]
+
+
+@pytest.mark.programs
+def test_weights_and_biases_goes_on_under_the_same_id(resumed: Path) -> None:
+    found = wandb_found(resumed)
+    assert len(found["ids"]) == 2
+    assert len(set(found["ids"])) == 1
+    steps = [line["_step"] for line in found["history"] if "train/loss" in line]
+    assert steps[:2] == [1, 2]
+    assert steps[-3:] == [3, 4, 5]
+    last = found["history"][-1]
+    assert {"train/loss", "train/grad_norm", "eval/accuracy", "test/accuracy"} <= last.keys()
+    assert found["config"]["task_options"]["model"] == "bert-tiny"
+    newest = resumed / "checkpoints/step-00000005"
+    assert Path(found["summary"]["checkpoints/step-00000005"]).resolve() == newest.resolve()
+    assert found["summary"]["card/data_sha256"] == read_job_state(newest)["data"]
+
+
+@pytest.mark.programs
+def test_mlflow_goes_on_with_the_same_run_and_has_each_step_once(resumed: Path) -> None:
+    run = mlflow_run(resumed)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "run"
+    assert steps_in_mlflow(resumed, "train/loss") == [1, 2, 3, 4, 5]
+    assert steps_in_mlflow(resumed, "test/accuracy") == [5]
+    assert run.data.params["task_options.model"] == "bert-tiny"
+    assert run.data.tags["card/strategy"] == "single"
+    assert "torch " in run.data.tags["card/environment"]
+    assert run.data.tags["checkpoints/step-00000005"].endswith("run/checkpoints/step-00000005")
+
+
+def made_up_run(out: Path) -> Any:
+    """What a tracker reads of a run."""
+    out.mkdir(parents=True, exist_ok=True)
+    world = SimpleNamespace(is_main=True)
+    return SimpleNamespace(config=RunConfig(out=str(out), nproc=1), world=world, module=SimpleNamespace())
+
+
+def tracker(name: str, **options: Any) -> Tracker:
+    found = load_extensions(RunConfig.model_validate({"extensions": {name: options or True}}))[name]
+    assert isinstance(found, Tracker)
+    return found
+
+
+def tell(found: Tracker, run: Any) -> None:
+    """Have it hear a short run."""
+    found.on_run_start(run, Progress())
+    for step, loss in LOSSES.items():
+        found.on_log(run, {"step": step, "loss": loss})
+    evaluation = Evaluation(outputs={}, metrics={"loss": 0.1}, evaluated=1, unique=1, dataset_size=1)
+    found.on_evaluation_end(run, Progress(step=2), evaluation)
+    found.on_checkpoint(run, Progress(step=2), Path(run.config.out, "checkpoints/step-00000002"))
+    found._end(finished=False)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_other_ranks_write_nothing(name: str, tmp_path: Path) -> None:
+    run = made_up_run(tmp_path / "run")
+    run.world.is_main = False
+    tell(tracker(name), run)
+    assert not list((tmp_path / "run").iterdir())
+
+
+UNREACHABLE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("tensorboard", {"folder": "occupied/events"}, "Not a directory|File exists|exists"),
+        ("wandb", {"project": "no/slashes"}, "project"),
+        ("wandb", {"mode": "online"}, "connection refused"),
+        ("mlflow", {"uri": "occupied/store"}, "Not a directory|exists"),
+        ("mlflow", {"uri": UNREACHABLE}, "127.0.0.1"),
+        ("mlflow", {"uri": "nothing://there"}, "nothing"),
+    ],
+)
+def test_a_tracker_that_fails_is_one_line(
+    name: str, options: dict[str, Any], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("WANDB_BASE_URL", UNREACHABLE)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb.teardown()  # what an earlier test has set up knows another address
+    monkeypatch.setattr("distcore.extensions.wandb.PATIENCE", 2)
+    monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
+    run = made_up_run(tmp_path / "run")
+    (tmp_path / "run/occupied").write_text("a file\n")
+    tell(tracker(name, **options), run)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "distcore"]
+    assert line.startswith(f"tracker {name}: ")
+    assert line.endswith("; the run goes on without it")
+    assert re.search(said, line)
+    printed = [line for line in "".join(capfd.readouterr()).splitlines() if "Loaded credentials" not in line]
+    assert not printed  # no traceback, and none of a thread either
+
+
+@pytest.mark.parametrize(("name", "options"), [("tensorboard", {"folder": "disk/x"}), ("mlflow", {"uri": "disk/x"})])
+def test_a_full_disk_is_one_line(
+    name: str, options: dict[str, Any], small_disk: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
+    (small_disk / "ballast").write_bytes(bytes(2**21 - 2**14))
+    run = made_up_run(tmp_path)
+    found = tracker(name, **options)
+    found.on_run_start(run, Progress())
+    for step in range(500):
+        found.on_log(run, {"step": step} | {f"value {number}": 0.5 for number in range(10)})
+    found._end(finished=False)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "distcore"]
+    assert "No space left on device" in line
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_library_that_is_missing_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # Python's own way to say that it cannot be imported
+    with pytest.raises(StrategyError, match=rf"extension '{name}': .* pip install 'distcore\[{name}\]'"):
+        tracker(name)
