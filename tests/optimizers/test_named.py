@@ -63,6 +63,20 @@ class CountsInGroups(Signs):
             group["count"] = group.get("count", 0) + 1
 
 
+class Fails(Signs):
+    def step(self, closure=None):
+        raise KeyError("moment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent:
+    def build(self, module, groups):
+        return torch.optim.SGD(groups)
+
+
+NUMBER = 3
+
+
 def slow_signs(params, lr, scale=0.5):
     return Signs(params, lr, scale=scale)
 
@@ -143,6 +157,9 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
         ({"name": "own.py:CountsInGroups"}, r"keeps a value in its param_groups that is no tensor"),
         ({"name": "own.py:nothing"}, r"optimizer.name = 'own.py:nothing': gave a NoneType, no torch.optim.Optimizer"),
         ({"name": "own.py:without_rate"}, r"takes no lr; expected \(params, lr, …\)"),
+        ({"name": "own.py:NUMBER"}, r"takes no lr; expected \(params, lr, …\)"),
+        ({"name": "own.py:Fails"}, r"'own.py:Fails': its first steps, on a small model, failed: KeyError: 'moment'$"),
+        ({"name": "own.py:Silent"}, r"'own.py:Silent': does not say whether it is elementwise, True or False$"),
         ({"name": "own.py:slow_signs", "weight_decay": 0.1}, r"unknown key 'optimizer.weight_decay': .* has scale$"),
     ],
 )

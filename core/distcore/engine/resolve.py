@@ -289,7 +289,8 @@ def _with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
 
     if not takes(declared):
         possible = optimizers_of(declared)
-        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if installed else ""
+        parts = installed and declared.other_optimizers == "elementwise"
+        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
             f"{nearest(name, possible)}{why}; {strategies_that(takes)} could"

@@ -21,8 +21,13 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
     elementwise says its attribute of that name; default: False. Raises ConfigError if it takes no ``lr``.
     """
     if dataclasses.is_dataclass(target) and hasattr(target, "build"):
+        if not hasattr(target, "elementwise"):
+            raise ConfigError(f"optimizer.name = {name!r}: does not say whether it is elementwise, True or False")
         return cast("type[BuildsOptimizer]", target)
-    _, *parameters = inspect.signature(target).parameters.values()
+    try:
+        _, *parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # no callable, or one without parameters
+        parameters = []
     taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if taken.pop("lr", None) is None:
         raise ConfigError(f"optimizer.name = {name!r}: takes no lr; expected (params, lr, …), as of torch's optimizers")
@@ -44,10 +49,14 @@ def check(name: str, plugin: BuildsOptimizer) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer.name = {name!r}: gave a {type(optimizer).__name__}, no torch.optim.Optimizer")
     before = _settings(optimizer)
-    for _ in range(2):
-        for parameter in module.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5)
-        optimizer.step()
+    try:
+        for _ in range(2):
+            for parameter in module.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+            optimizer.step()
+    except Exception as error:  # the user's code may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"optimizer.name = {name!r}: its first steps, on a small model, failed: {reason}") from error
     kept = [
         (key, value, parameter.shape)
         for parameter, state in optimizer.state.items()

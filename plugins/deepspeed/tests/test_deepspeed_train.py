@@ -112,7 +112,8 @@ def test_the_other_schedulers_change_the_rate(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion"])  # Lion counts no steps
 def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimizer: str) -> None:
-    options, named = {"stage": 1, "scheduler": "WarmupDecayLR"}, {"optimizer.name": optimizer}
+    options: dict[str, Any] = {"stage": 1, "scheduler": "WarmupDecayLR"}
+    named: dict[str, Any] = {"optimizer.name": optimizer}
     whole = lines(tmp_path / "whole", options, save_every=3, **named)
     (tmp_path / "half").mkdir()
     half = str(tmp_path / "whole" / "checkpoints" / "step-00000003")
