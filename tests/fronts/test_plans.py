@@ -122,7 +122,7 @@ def test_mpi_on_one_machine_meets_on_loopback() -> None:
     assert "MASTER_ADDR=127.0.0.1" in line
 
 
-KUBERNETES = {"nodes": (2, 2), "nproc": 4, "out": "o", "device": "cuda", "max_restarts": 3}
+KUBERNETES: dict[str, Any] = {"nodes": (2, 2), "nproc": 4, "out": "o", "device": "cuda", "max_restarts": 3}
 
 
 def trees(kind: str) -> list[dict[str, Any]]:

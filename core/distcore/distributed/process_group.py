@@ -139,8 +139,8 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
         if time.monotonic() > deadline:
             raise DistStoreError(f"timed out after {timeout:g} s waiting for {rank_info.size - 1} other rank(s)")
         if store.check(asking):
-            for name in store.multi_get(asking):
-                store.set(f"answer-{name.decode()}", mine)
+            for other in store.multi_get(asking):
+                store.set(f"answer-{other.decode()}", mine)
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
     return mine
