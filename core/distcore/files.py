@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 
 def strict_json(value: object, indent: int | None = None) -> str:
@@ -34,7 +33,7 @@ def hold(file: Path) -> TextIO | None:
     held = file.open(encoding="utf-8")
     for _ in range(3):  # somebody may be looking just now
         try:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(held, shared=True)
         except OSError:
             time.sleep(0.01)
         else:
@@ -47,12 +46,24 @@ def is_held(file: Path) -> bool:
     """Return True if some process holds ``file``; on another machine only where the file system shares its locks."""
     try:
         with file.open(encoding="utf-8") as tried:
-            fcntl.flock(tried, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(tried)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def lock(file: IO[Any], shared: bool = False) -> None:
+    """Lock an open file until it is closed, alone or ``shared``; raises BlockingIOError if another process has it.
+
+    On Windows, which has no such locks, nothing is locked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def absolute(path: str) -> str:

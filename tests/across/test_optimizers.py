@@ -79,7 +79,7 @@ def sharded_and_whole() -> tuple[float, float]:
             p.grad = torch.randn_like(p)
             shard.grad = distribute_tensor(p.grad.clone(), mesh, [Shard(0)])
         for optimizer in optimizers:
-            optimizer.step()  # type: ignore[no-untyped-call]
+            optimizer.step()
     moments = [
         [optimizer.state[p]["momentum_buffer"] for p in ps]
         for optimizer, ps in zip(optimizers, (whole, shards), strict=True)

@@ -160,7 +160,9 @@ VALUES = {
     "--set schedule.name=linaer": r"schedule.name = 'linaer': no such schedule \(did you mean 'linear'\?\)",
     "--set schedule.warmup_ratio=2": r"schedule.warmup_ratio = 2: .*less than or equal to 1",
     "--set schedule.warmup_steps=-5": r"schedule.warmup_steps = -5",
-    "--set device=tpu": r"device = 'tpu': .*'auto', 'cpu' or 'cuda'",
+    "--device tpu": r"device = 'tpu': torch knows no such kind of device \(here: cpu",
+    "--device meta": r"device = 'meta': torch sees no such device here",
+    "--device cpu:1": r"device = 'cpu:1': expected a kind, 'cpu'; each rank takes the device of its own",
     "--set loader.workers=-1": r"loader.workers = -1",
     "--set tokenizer.vocab_size=1": r"tokenizer.vocab_size = 1: .*64",
     "--set task_options.modle=x": r"task 'text-classification': unknown option 'modle' \(did you mean 'model'\?\)",
@@ -380,8 +382,9 @@ def test_cuda_where_there_is_none_says_so(folder: Path, capsys: pytest.CaptureFi
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert main([*JOB.split(), "--set", "device=cuda"]) == 2
-    assert "device = 'cuda': torch sees no GPU here; use --set device=cpu" in capsys.readouterr().err
+    assert main([*JOB.split(), "--device", "cuda"]) == 2
+    said = "device = 'cuda': torch sees no such device here (here: cpu); use --device cpu, or leave it out"
+    assert said in capsys.readouterr().err
 
 
 def test_allowing_no_plugins_blocks_the_strategy(

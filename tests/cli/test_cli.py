@@ -24,7 +24,7 @@ from distcore.tasks.text_classification.options import TextOptions
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
-    "strategy_options", "device", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
+    "strategy_options", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
     "extensions", "data_guard_steps", "timeout", "task_options",
 }  # fmt: skip
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # not re-exported
+from torch._C._distributed_c10d import HashStore
 
 from distcore.config import RunConfig
 from distcore.distributed.process_group import agree_on_prefix, join_process_group, leave_process_group

@@ -107,7 +107,7 @@ def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.M
 def test_yaml_reads_on_and_off_as_truth_values(tmp_path: Path) -> None:
     for text in ("on", "off", "regions"):
         (tmp_path / "config.yaml").write_text(f"compile: {text}\n")
-        assert load_config(tmp_path / "config.yaml", {}).compile == text
+        assert load_config(str(tmp_path / "config.yaml"), {}).compile == text
 
 
 def run(out: Path, **changes: Any) -> Report:

@@ -111,7 +111,7 @@ def test_a_resolved_config_has_all_options_and_reads_back(tmp_path: Path) -> Non
 
 
 def test_configs_from_before_there_were_others_stay_valid() -> None:
-    given = {"name": "adamw", "weight_decay": 0.02, "betas": [0.8, 0.9], "eps": 1e-6}
+    given: dict[str, Any] = {"name": "adamw", "weight_decay": 0.02, "betas": [0.8, 0.9], "eps": 1e-6}
     config = resolved(**given)
     assert config.optimizer.options == {"weight_decay": 0.02, "betas": [0.8, 0.9], "eps": 1e-6}
     made = optimizer_factory(config)(Classifier())

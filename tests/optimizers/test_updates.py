@@ -25,7 +25,9 @@ NAMES = sorted(registry.offers("optimizers"))
 
 def optimizer_of(name: str, module: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     plugin: Any = build("optimizer", name, optimizer_class(name), SETTINGS.get(name, {}))
-    return plugin.build(module, [{"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.1, **settings}])
+    group = {"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.1, **settings}
+    made: torch.optim.Optimizer = plugin.build(module, [group])
+    return made
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
@@ -55,7 +57,8 @@ def test_an_optimizer_is_elementwise_if_and_only_if_it_says_so(name: str) -> Non
     torch.manual_seed(0)
     whole = Matrices(*(torch.randn(4, 6) for _ in range(2)))
     gradients = [[torch.randn(4, 6) * 10.0**scale for scale in (0, 1)] for _ in range(3)]
-    flat = [torch.cat([value.reshape(-1) for value in values]) for values in (list(whole.parameters()), *gradients)]
+    all_values: list[list[Tensor]] = [list(whole.parameters()), *gradients]
+    flat = [torch.cat([value.reshape(-1) for value in values]) for values in all_values]
     cut = Matrices(*flat[0].detach().tensor_split([7]))
     stepped(optimizer_of(name, whole), list(whole.parameters()), gradients)
     expected = torch.cat([value.detach().reshape(-1) for value in whole.parameters()])

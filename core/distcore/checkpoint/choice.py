@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from distcore.checkpoint.job_state import saved_judgement
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
 from distcore.checkpoint.weights import weights_of
 from distcore.errors import CheckpointError
+
+Judgement = tuple[int, str, float]
+"""Step, metric and value of the best evaluation."""
 
 
 def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[Path, str]:
@@ -34,7 +37,7 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
     newest = next(complete_checkpoints(target / "checkpoints"), None)
     if newest is None:
         raise CheckpointError(f"{target}: none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
-    judged = Checkpoint(newest).job_state().get("best")
+    judged = saved_judgement(Checkpoint(newest).job_state(), newest)
     if best:
         return _best(target, every, judged)
     path = newest if step is None else _of_step(target, every, step)
@@ -50,20 +53,20 @@ def _of_step(target: Path, every: list[Path], step: int) -> Path:
     return found
 
 
-def _best(target: Path, every: list[Path], judged: dict[str, Any] | None) -> tuple[Path, str]:
+def _best(target: Path, every: list[Path], judged: Judgement | None) -> tuple[Path, str]:
     if judged is None:
         raise CheckpointError(f"{target}: no best checkpoint: no evaluation was compared (checkpoints.best)")
-    path = _of_step(target, every, judged["step"])
-    return path, f"{path.name}, the best by {judged['metric']}: {judged['value']:.4f}"
+    step, metric, value = judged
+    path = _of_step(target, every, step)
+    return path, f"{path.name}, the best by {metric}: {value:.4f}"
 
 
-def _beside_the_best(path: Path, every: list[Path], judged: dict[str, Any] | None) -> str:
+def _beside_the_best(path: Path, every: list[Path], judged: Judgement | None) -> str:
     """Say that ``path`` is the best checkpoint, or which one is; nothing if none is there."""
-    if judged is None or _name(judged["step"]) not in {other.name for other in every}:
+    if judged is None or _name(judged[0]) not in {other.name for other in every}:
         return ""
-    if path.name == _name(judged["step"]):
-        return f", the best by {judged['metric']}"
-    return f"; the best by {judged['metric']} is {_name(judged['step'])}: --best"
+    step, metric, _ = judged
+    return f", the best by {metric}" if path.name == _name(step) else f"; the best by {metric} is {_name(step)}: --best"
 
 
 def _name(step: int) -> str:

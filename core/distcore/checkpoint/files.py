@@ -23,7 +23,10 @@ class Files:
 
     def sync(self, path: Path) -> None:
         """Wait until the bytes of a file, or the names in a folder, are on disk."""
-        handle = os.open(path, os.O_RDONLY)
+        windows = os.name == "nt"
+        if windows and path.is_dir():  # it opens no folder
+            return
+        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # it flushes only what may be written
         try:
             os.fsync(handle)
         finally:

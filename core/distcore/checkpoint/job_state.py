@@ -34,6 +34,7 @@ FIXED = (
 them."""
 CHANGEABLE = (
     "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
+    "deterministic",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -169,6 +170,16 @@ def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
         return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
 
 
+def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, float] | None:
+    """Return step, metric and value of the best evaluation, as the checkpoint at ``path`` names it; ``None``: none.
+
+    Raises CheckpointError if it is damaged.
+    """
+    best = job_state.get("best")
+    with _checkpoint_errors(path):
+        return None if best is None else (_count(best["step"]), str(best["metric"]), float(best["value"]))
+
+
 def check_progress(run: Run, progress: Progress, path: Path) -> None:
     """Raise CheckpointError for a position that training cannot have: beyond its epoch, or before its step."""
     done = progress.epoch * run.steps_per_epoch + progress.step_in_epoch
@@ -204,7 +215,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
     """Turn the errors that a malformed state.json causes into a CheckpointError, one line with the file's name."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 

@@ -92,6 +92,7 @@ class Checkpoint:
         self._check_digest(STATE, hashlib.sha256(text).hexdigest())
         try:
             job_state = json.loads(text)
+            json.dumps(job_state, ensure_ascii=False).encode()  # fails for text that could not be printed
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE}: is not JSON: {error}") from None
         if not isinstance(job_state, dict):

@@ -21,7 +21,7 @@ class Flag(NamedTuple):
     name: str
     """With its two hyphens."""
     takes: str
-    """What stands for the value in ``--help``: a word in capitals, or the choices."""
+    """What stands for the value in ``--help``: a word in capitals, or the choices; empty: the flag takes none."""
     default: str
     """The default in words."""
     help: str
@@ -65,7 +65,8 @@ GROUPS: dict[str, list[Flag]] = {
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
         Flag("--max-restarts", "N", "0", "times to restart a failed job from its newest checkpoint"),
-        Flag("--nproc", "N", "auto", "processes to start here; auto: one per GPU, else one"),
+        Flag("--nproc", "N", "auto", "processes to start here; auto: one per accelerator, else one"),
+        Flag("--device", "KIND", "auto", "cpu or an accelerator, by torch's name; auto: what torch sees here"),
     ],
     "training": [
         Flag("--epochs", "N", "1", "passes over the training rows"),
@@ -89,6 +90,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("--compile", "off|on|regions", "off", "torch.compile the model, or each of its repeated blocks"),
         Flag("--preset", "fast", "none", "values to start from; fast: length windows and --precision auto"),
         Flag("--seed", "N", "0", "random seed: the same seed gives the same run"),
+        Flag("--deterministic", "", "False", "only algorithms that repeat themselves bit for bit"),
     ],
     "run folder": [
         Flag("--out", "DIR", "a new one under runs/", "run folder"),
@@ -139,6 +141,8 @@ WORDS_OF_OTHERS = {
     "--ema-decay": "--ema",
     "--lr-scheduler-type": "--set schedule.name=NAME",
     "--max-grad-norm": "--set clip.norm=VALUE",
+    "--use-cpu": "--device cpu",
+    "--full-determinism": "--deterministic",
     "--gradient-checkpointing": "--set gradient_checkpointing=true",
     "--lora-r": "--lora",
     "--lora-rank": "--lora",

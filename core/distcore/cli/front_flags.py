@@ -124,10 +124,11 @@ def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
     name = given.get("launcher", DEFAULT).partition(":")[0]
     if not (include or exclude) or name not in ("local", "torchrun"):
         return None
-    from distcore.distributed.devices import count_gpus
+    from distcore.distributed.devices import accelerator, count_devices
 
     chosen = [int(number) for number in re.findall(r"\d+", f"{include}{exclude}".partition(":")[2])]
-    slots = count_gpus() or nproc or max(chosen, default=0) + 1
+    kind = accelerator()
+    slots = count_devices(kind) if kind else nproc or max(chosen, default=0) + 1
     names = ["localhost", socket.gethostname()]
     word = f"{include}{exclude}".partition(":")[0]
     return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)

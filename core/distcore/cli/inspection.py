@@ -9,9 +9,10 @@ from pathlib import Path
 
 from distcore.checkpoint.choice import choose
 from distcore.checkpoint.distance import differing
+from distcore.checkpoint.job_state import saved_judgement, saved_progress
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
-from distcore.checkpoint.retention import checkpoints_in, problem_of
+from distcore.checkpoint.retention import checkpoints_in
 from distcore.errors import CheckpointError, ConfigError
 from distcore.jobs.export import export
 
@@ -62,7 +63,7 @@ def ls(path: Path) -> int:
     if not found:
         raise CheckpointError(f"{path}: no checkpoints there")
     for one in found:
-        print(f"{one.name}  damaged: {problem}" if (problem := problem_of(one)) else _line(Checkpoint(one)))
+        print(_line(one))
     return 0
 
 
@@ -93,13 +94,17 @@ def diff(first: Path, second: Path, every: bool = False) -> int:
     return 1 if lines else 0
 
 
-def _line(checkpoint: Checkpoint) -> str:
+def _line(path: Path) -> str:
     """Describe a checkpoint in one line: name, epoch, samples, size, and its metric if it is the best one."""
-    job_state, files = checkpoint.job_state(), checkpoint.manifest.files.values()
-    progress, best = job_state.get("progress", {}), job_state.get("best")
-    mark = f"  best {best['metric']} {best['value']:.4f}" if best and best["step"] == progress.get("step") else ""
-    size = sum(file.size for file in files) / 2**20
+    try:
+        checkpoint = Checkpoint(path)
+        job_state = checkpoint.job_state()
+        progress, best = saved_progress(job_state, path), saved_judgement(job_state, path)
+    except CheckpointError as error:
+        return f"{path.name}  damaged: {error}"
+    mark = f"  best {best[1]} {best[2]:.4f}" if best and best[0] == progress.step else ""
+    size = sum(file.size for file in checkpoint.manifest.files.values()) / 2**20
     return (
-        f"{checkpoint.path.name}  epoch {progress.get('epoch')}  samples {progress.get('samples')}  "
+        f"{path.name}  epoch {progress.epoch}  samples {progress.samples}  "
         f"{len(checkpoint.manifest.tensors)} tensors  {size:.1f} MiB{mark}"
     )

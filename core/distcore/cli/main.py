@@ -166,6 +166,8 @@ def _fail(message: str, code: int) -> int:
 
 def _stdout_is_closed() -> bool:
     """Return True if nobody reads stdout any more; then what is left to print goes nowhere."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # 0: only the errors, which are always told
     if closed := bool(poll.poll(0)):

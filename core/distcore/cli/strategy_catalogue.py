@@ -25,7 +25,7 @@ def _cells(facts: Description) -> dict[str, str]:
     declared = facts["declares"]
     return {
         "ranks": declared["processes"],
-        "devices": " ".join(declared["devices"]),
+        "devices": " ".join(declared["devices"] or ["any"]),
         "precision": " ".join(declared["precisions"]),
         "shards": "yes" if declared["shards_parameters"] else "no",
         "gradients": declared["gradients"],

@@ -47,7 +47,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"config file {path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise ConfigError(f"config file {path}{line}: not valid YAML: {problem}") from None
+    except (ValueError, ArithmeticError, RecursionError) as error:  # of a value: the 31st of June, a number too long
+        raise ConfigError(f"config file {path}: a value cannot be read: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

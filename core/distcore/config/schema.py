@@ -19,6 +19,7 @@ from pydantic import (
 
 from distcore.config.aliases import DEFAULT_TASK, with_task_options
 from distcore.config.messages import explain
+from distcore.config.values import check_tree
 from distcore.errors import ConfigError
 
 Auto = Literal["auto"]
@@ -37,11 +38,12 @@ class _Tree(BaseModel):
         """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
         if not _OUTERMOST.get():
             return validate(given)
+        where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
+        check_tree(given, where["source"])
         token = _OUTERMOST.set(False)
         try:
             return validate(given)
         except ValidationError as error:
-            where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
             raise ConfigError(explain(cls, error, **where)) from None
         finally:
             _OUTERMOST.reset(token)
@@ -192,11 +194,11 @@ class RunConfig(_Tree):
     strategy: str = Field("single", description="how the model is spread over ranks")
     strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
     nproc: int | Auto = Field(
-        "auto", description="processes to start on this machine; auto: one per GPU, or one where there is none"
+        "auto", description="processes to start on this machine; auto: one per accelerator, or one where there is none"
     )
     max_restarts: int = Field(0, ge=0, description="times to start afresh, from the newest checkpoint, a job that died")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="type of device; auto: cuda where torch sees a GPU"
+    device: str = Field(
+        "auto", description="kind of device, by torch's name; auto: the accelerator that torch sees, else cpu"
     )
     task: str = Field(DEFAULT_TASK, description="what is trained: a name, or file.py:Class")
     task_options: dict[str, Any] = Field(
@@ -246,6 +248,10 @@ class RunConfig(_Tree):
     eval_every: int = Field(0, ge=0, description="optimizer steps between evaluations; 0: at epoch ends")
     patience: int = Field(
         0, ge=0, description="evaluations in a row without a better one, by checkpoints.best, that end a run; 0: never"
+    )
+    deterministic: bool = Field(
+        False,
+        description="only algorithms that repeat themselves bit for bit; an operation without one ends the run",
     )
     log_every: int = Field(10, ge=1, description="optimizer steps between log lines")
     checkpoints: Checkpoints = Field(Checkpoints(), description="which checkpoints are kept")

@@ -9,6 +9,9 @@ import yaml
 
 from distcore.errors import ConfigError
 
+DEEPEST, LARGEST = 50, 100_000
+"""Levels and values that a config may have; what is written with references to itself can have very many."""
+
 
 def parse_settings(given: Iterable[str]) -> dict[str, Any]:
     """Read the values of ``--set KEY=VALUE``, by dotted key."""
@@ -44,6 +47,23 @@ def _number_if(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def check_tree(tree: object, source: str) -> None:
+    """Raise ConfigError for a tree that cannot be written down again: too deep, too large, or not of valid text."""
+    left, waiting = LARGEST, [(tree, 0)]
+    while waiting:
+        (value, depth), left = waiting.pop(), left - 1
+        if depth > DEEPEST or not left:
+            raise ConfigError(f"{source}: has more than {DEEPEST} levels or {LARGEST} values; take some out")
+        if isinstance(value, Mapping):
+            waiting.extend((inner, depth + 1) for pair in value.items() for inner in pair)
+        elif isinstance(value, list | tuple | set):
+            waiting.extend((inner, depth + 1) for inner in value)
+        elif isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigError(f"{source}: has a whole number of {value.bit_length()} bits; expected at most 64")
+        elif isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ConfigError(f"{source}: {ascii(value)[:60]} is not valid text: it has half of a surrogate pair")
 
 
 def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -23,6 +23,8 @@ DELIMITERS = ",;\t"
 """What may stand between the values of a CSV file; the first goes before the others where several fit."""
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
+UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
+"""What pyarrow raises beside its own errors: for two columns of one name, bytes that are no text, impossible dates."""
 Source = Path | Split
 """Where rows come from: a data file, or a split of a data set of the library ``datasets``."""
 Record = tuple[object, ...]
@@ -226,8 +228,8 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Record]:
         names = list(dict.fromkeys(columns.values()))
         for batch in file.iter_batches(DECODED_ROWS, columns=names, use_threads=False):
             yield from zip(*(batch.column(name).to_pylist() for name in columns.values()), strict=True)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data file {path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise DataError(f"data file {path}: not a readable Parquet file: {_first_line(error)}") from None
 
 
 def _arrow(split: Split, columns: Columns) -> Iterator[Record]:
@@ -249,8 +251,12 @@ def _arrow(split: Split, columns: Columns) -> Iterator[Record]:
                         ]
                         yield from zip(*values, strict=True)
                         start += some.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{name}: {path} cannot be read: {str(error).splitlines()[0]}") from None
+        except (pa.ArrowException, *UNREADABLE) as error:
+            raise DataError(f"{name}: {path} cannot be read: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def class_names(schema: Any, column: str) -> list[str]:

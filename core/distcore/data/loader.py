@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from distcore.config import RunConfig
+from distcore.distributed.devices import UNPINNED
 from distcore.plugin.contract import MicroBatch, Sampler
 from distcore.plugin.task import Batch, Dataset
 
@@ -20,10 +21,11 @@ class MicroBatches:
     """The micro-batches of a dataset, in the form that torch's DataLoader expects: one item is one micro-batch."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, config: RunConfig) -> None:
-        """Of ``config`` only ``loader.workers`` is used."""
+        """Of ``config`` only ``loader.workers`` and ``device`` are used."""
         self.dataset = dataset
         self.sampler = sampler
         self.workers = config.loader.workers
+        self.pin = config.device not in UNPINNED
 
     def __getitem__(self, micro: MicroBatch) -> Loaded:
         return Loaded(micro, self.dataset.batch(micro.indices))
@@ -33,13 +35,12 @@ class MicroBatches:
         micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
         if not self.workers:
             return ((micro, self.dataset.batch(micro.indices)) for micro in micros)
-        pin = torch.cuda.is_available()  # pinned memory lets to_device copy while the GPU computes
         loader: DataLoader[Loaded] = DataLoader(
             self,  # type: ignore[arg-type]
             sampler=micros,
             batch_size=None,
             num_workers=self.workers,
-            pin_memory=pin,
+            pin_memory=self.pin,  # lets to_device copy while the device computes
         )
         return ((loaded.micro, loaded.batch) for loaded in loader)
 

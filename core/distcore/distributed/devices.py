@@ -1,32 +1,226 @@
-"""Which device a rank uses, and what the machine offers."""
+"""Which device a rank uses, and what depends on its kind; what the machine offers. No other module names a kind.
+
+``torch.accelerator`` says which accelerator torch sees. What it lacks (seeds, bf16, figures of memory) is in the module
+that torch has for each kind, ``torch.get_device_module``. A kind that neither names here has torch's common behaviour.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
+import torch.distributed as dist
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError
+from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.contract import RankInfo
+
+FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
+"""Kinds of device for which torch has fused optimizers."""
+UNPINNED = frozenset({"auto", "cpu", "mps"})
+"""Values of ``device`` for which pinned memory is of no use: such a device computes in main memory."""
+COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:")
+"""How the names of communication events begin in torch's traces, by backend."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables by which backends are told their network interface."""
+WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""An environment variable, and the values with which products of matrices are the same in every run."""
 
 
 def resolve_device(config: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda`` for ``config.device``; raises ConfigError for ``cuda`` on a machine without a GPU."""
-    found = count_gpus()
-    if config.device == "cuda" and not found:
-        raise ConfigError("device = 'cuda': torch sees no GPU here; use --set device=cpu, or leave it out")
-    return config.device if config.device != "auto" else ("cuda" if found else "cpu")
+    """Return the kind of device that ``config.device`` means: ``cpu``, or an accelerator that torch sees here.
+
+    Raises ConfigError, one line, for a kind that torch does not know or does not see.
+    """
+    asked = config.device
+    if asked == "auto":
+        return accelerator() or "cpu"
+    if asked == "cpu":
+        return asked
+    here, otherwise = " or ".join(filter(None, ("cpu", accelerator()))), "use --device cpu, or leave it out"
+    try:
+        known = torch.device(asked)
+    except RuntimeError:
+        raise ConfigError(f"device = {asked!r}: torch knows no such kind of device (here: {here})") from None
+    if known.index is not None:
+        raise ConfigError(f"device = {asked!r}: expected a kind, {known.type!r}; each rank takes the device of its own")
+    if not count_devices(asked):
+        raise ConfigError(f"device = {asked!r}: torch sees no such device here (here: {here}); {otherwise}")
+    return asked
 
 
-def count_gpus() -> int:
-    """Return the number of GPUs, without creating a CUDA context: ranks may be forked from this process."""
+def accelerator() -> str | None:
+    """Return the kind of the accelerator that torch sees here."""
+    found = torch.accelerator.current_accelerator()
+    return found.type if found is not None and count_devices(found.type) else None
+
+
+def count_devices(kind: str) -> int:
+    """Return how many devices of an accelerator's kind torch sees.
+
+    Creates no context on any of them where that can be helped: ranks may be forked from this process.
+    """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    module: Any = getattr(torch, kind, None)
+    if not hasattr(module, "device_count") or not getattr(module, "is_available", lambda: True)():
+        return 0
+    return int(module.device_count())
+
+
+def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
+    """Return this rank's device and make it the current one: the CPU, or the accelerator number ``local_rank``.
+
+    It is number 0 where a process sees only one, as under a launcher that gives each task its own. Raises ConfigError
+    for more ranks than devices, and for bf16 on a device without its arithmetic.
+    """
+    kind = resolve_device(config)
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(kind, _index(kind, rank_info.local_rank))
+    module = torch.get_device_module(device)
+    if hasattr(module, "set_device"):  # not where there is never more than one
+        module.set_device(device)
+    if config.precision == "bf16" and not _computes_bf16(module):
+        # Not before: asking creates a context, which does not survive a fork.
+        name = module.get_device_name(device) if hasattr(module, "get_device_name") else str(device)
+        raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
+    return device
+
+
+def _index(kind: str, local_rank: int) -> int:
+    count = count_devices(kind)
+    if count == 1:
+        return 0
+    if local_rank >= count:
+        raise ConfigError(
+            f"device = {kind!r}: local rank {local_rank} has none, torch sees {count} here; start no more than "
+            f"{count} ranks on each machine"
+        )
+    return local_rank
+
+
+def _computes_bf16(module: Any) -> bool:
+    """Return True unless the module of the current device says that it lacks bfloat16 or only emulates it."""
+    ask = getattr(module, "is_bf16_supported", None)
+    if ask is None:
+        return True
+    try:
+        return bool(ask(including_emulation=False))
+    except TypeError:  # a kind of device that emulates nothing
+        return bool(ask())
+
+
+def has_fast_bf16() -> bool:
+    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16 is slower than fp32."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+def backend_of(device: torch.device) -> str:
+    """Return the process-group backend that torch names for a device: ``gloo`` for the CPU; raises StrategyError."""
+    try:
+        return dist.get_default_backend_for_device(device)
+    except ValueError:
+        raise StrategyError(
+            f"device = {device.type!r}: torch names no process-group backend for it; use --strategy single, or "
+            "--device cpu"
+        ) from None
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Seed torch's generators of the CPU and of the current ``device``."""
+    torch.default_generator.manual_seed(number)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory in bytes: of tensors on ``device``, or of the process where torch does not count them."""
+    count = None if device.type == "cpu" else getattr(torch.get_device_module(device), "max_memory_allocated", None)
+    return _peak_of_process() if count is None else int(count(device))
+
+
+def _peak_of_process() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        memory = psutil.Process().memory_info()
+        return int(getattr(memory, "peak_wset", memory.rss))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@contextmanager
+def deterministic(config: RunConfig) -> Iterator[None]:
+    """Have torch take only algorithms that repeat themselves bit for bit, while a run lasts, if the config says so.
+
+    Raises ConfigError, one line, for an operation of the model that has no such form on its device.
+    """
+    if not config.deterministic:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    chosen, set_here = torch.backends.cudnn.benchmark, WORKSPACE not in os.environ
+    os.environ.setdefault(WORKSPACE, REPEATABLE[0])
+    torch.backends.cudnn.benchmark = False  # it chooses between algorithms by their speed
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        operation, says, _ = str(error).partition(" does not have a deterministic implementation")
+        if not says:
+            raise
+        raise ConfigError(
+            f"deterministic: {operation} has no algorithm that repeats itself on {config.device!r}; leave it off, or "
+            "change the model"
+        ) from None
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = chosen
+        if set_here:
+            os.environ.pop(WORKSPACE, None)
+
+
+def check_deterministic(config: RunConfig) -> None:
+    """Raise ConfigError if ``deterministic`` is set beside an environment that excludes it."""
+    workspace = os.environ.get(WORKSPACE)
+    if config.deterministic and config.device != "cpu" and workspace not in (None, *REPEATABLE):
+        raise ConfigError(
+            f"deterministic: {WORKSPACE}={workspace} in the environment: must be {' or '.join(REPEATABLE)}; unset it"
+        )
+
+
+def why_not_fork() -> str | None:
+    """Return in a few words why a forked child could not use the accelerator; ``None`` if it could.
+
+    After a process has used the CUDA driver, its forked children find no GPU; counting GPUs does not use it, by what
+    ``count_devices`` sets. Other kinds of device are not known to survive a fork.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return None
+    if accelerator.type != "cuda":
+        return f"forked processes cannot use {accelerator.type!r}"
+    used = torch.cuda.is_initialized() or _driver_in_use()  # type: ignore[no-untyped-call]
+    return "this process has used the GPU" if used else None
+
+
+def _driver_in_use() -> bool:
+    """Return True if cuInit was called in this process: it keeps this device file open, and NVML does not."""
+    with contextlib.suppress(OSError):  # not Linux
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(link) == "/dev/nvidia-uvm":
+                    return True
+    return False
 
 
 def available_cores() -> int:
@@ -55,33 +249,3 @@ def cgroup_quota(root: Path = Path("/")) -> float:
 def _cores(quota: str, period: str) -> float:
     """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 stand for no limit."""
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
-
-
-def has_fast_bf16() -> bool:
-    """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16 is slower than fp32."""
-    has = torch.cpu.get_capabilities()
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
-
-
-def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
-    """Return this rank's device, the CPU or GPU number ``local_rank``, and make that GPU the current one.
-
-    Raises ConfigError for bf16 on a GPU without bfloat16 arithmetic.
-    """
-    if resolve_device(config) == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", rank_info.local_rank)
-    torch.cuda.set_device(device)
-    if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(
-            device
-        )  # not before: asking creates a CUDA context, which does not survive a fork
-        raise ConfigError(f"precision = 'bf16': {name} has no bfloat16 arithmetic; use fp16 or fp32")
-    return device
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: of tensors on the GPU, or of the whole process if it runs on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

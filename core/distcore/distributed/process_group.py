@@ -25,23 +25,24 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
 )
 
 from distcore.config import RunConfig
-from distcore.distributed.devices import device_of
+from distcore.distributed.devices import backend_of, device_of
 from distcore.errors import StrategyError
 from distcore.plugin.contract import LOOPBACK, RankInfo, World
 
 
 def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
-    """Join the default process group (gloo on the CPU, nccl on GPUs) and return the world that it reports.
+    """Join the default process group by torch's backend for the device, and return the world that it reports.
 
-    With ``main_memory`` ranks on GPUs can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
+    With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
     MASTER_PORT from the environment; a single process needs neither.
 
     A group that the program made before is used as it is, and stays after the run. Raises StrategyError if it is of
     other ranks or cannot send what it must.
     """
     device = device_of(config, rank_info)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    backends = "cpu:gloo,cuda:nccl" if main_memory and backend == "nccl" else backend
+    backend = backend_of(device)
+    of_its_own = backend != "gloo"
+    backends = f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend
     if dist.is_initialized():
         if dist.group.WORLD not in _OWN:
             return _world_of_program(rank_info, device, backends)
@@ -52,7 +53,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         world_size=rank_info.size,
         store=_store(rank_info),
         timeout=timedelta(seconds=config.timeout),
-        device_id=device if backend == "nccl" else None,
+        device_id=device if of_its_own else None,
     )
     _OWN[:] = [dist.group.WORLD]
     return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=rank_info.local_rank, device=device)
@@ -139,8 +140,8 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
         if time.monotonic() > deadline:
             raise DistStoreError(f"timed out after {timeout:g} s waiting for {rank_info.size - 1} other rank(s)")
         if store.check(asking):
-            for other in store.multi_get(asking):
-                store.set(f"answer-{other.decode()}", mine)
+            for asks in store.multi_get(asking):
+                store.set(f"answer-{asks.decode()}", mine)
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
     return mine

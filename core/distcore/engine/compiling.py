@@ -24,8 +24,8 @@ from distcore.errors import ConfigError
 from distcore.plugin.capabilities import Capabilities
 from distcore.plugin.contract import Compilations
 
-COMPILERS = {"cpu": ("CXX", "g++", "a C++"), "cuda": ("CC", "gcc", "a C")}
-"""By device what compiles the code that torch.compile writes: the variable that names it, its usual name, its kind."""
+ON_CPU, ON_ACCELERATOR = ("CXX", "g++", "a C++"), ("CC", "gcc", "a C")
+"""What compiles the code that torch.compile writes: the variable that names it, its usual name, its kind."""
 
 
 def with_compile(config: RunConfig, declared: Capabilities) -> RunConfig:
@@ -46,14 +46,14 @@ def with_compile(config: RunConfig, declared: Capabilities) -> RunConfig:
 
 def missing_compiler(device: str) -> str:
     """Return what is missing to compile for a type of device, and what to do about it; empty if nothing is."""
-    variable, usual, kind = COMPILERS[device]
+    variable, usual, kind = ON_CPU if device == "cpu" else ON_ACCELERATOR
     name = os.environ.get(variable) or usual
     if shutil.which(name.split()[0]) is None:
         return f"needs {kind} compiler, and there is no {name} here: install one or name it by {variable}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "needs the header files of Python (Python.h): install python3-dev"
-    if device == "cuda" and find_spec("triton") is None:
-        return "needs triton on a GPU: pip install triton"
+    if device != "cpu" and find_spec("triton") is None:
+        return f"needs triton on the device {device}: pip install triton"
     return ""
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from distcore.data.collation import check_collation
@@ -17,6 +16,7 @@ from distcore.data.loader import MicroBatches, one_step, to_device
 from distcore.data.varying import in_epoch
 from distcore.distributed import averages
 from distcore.distributed.agreement import check_rows, check_weights
+from distcore.distributed.devices import seed
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import Loss, loss_of
 from distcore.plugin.columns import common_value, read
@@ -110,10 +110,7 @@ def seed_step(run: Run, step: int) -> None:
     """
     # The constants of splitmix64, so that neighbouring seeds, steps and shards give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
-    seed = mixed & (2**63 - 1)
-    torch.default_generator.manual_seed(seed)
-    if run.world.device.type == "cuda":
-        torch.cuda.default_generators[run.world.device.index].manual_seed(seed)
+    seed(run.world.device, mixed & (2**63 - 1))
 
 
 def advance(progress: Progress, rows: int, plan: BatchPlan) -> Progress:

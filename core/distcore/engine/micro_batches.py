@@ -6,13 +6,13 @@ from distcore.config import RunConfig
 from distcore.config.schema import Loader
 from distcore.plugin.capabilities import Capabilities
 
-TOKENS = {"cpu": 4096, "cuda": 8192}
-"""Most padded tokens of a micro-batch, by type of device: enough to keep it busy, few enough to fit into memory."""
-FORWARD = {"cpu": 96, "cuda": 4096}
-"""What a micro-batch costs beside its tokens, in tokens, by type of device.
+TOKENS, CPU_TOKENS = 8192, 4096
+"""Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
+FORWARD, CPU_FORWARD = 4096, 96
+"""What a micro-batch costs beside its tokens, in tokens, on an accelerator and on a CPU.
 
 Of a CPU as measured: what a forward and a backward pass took beside their tokens took as long as 71 tokens of
-bert-small, 95 of bert-mini, 142 of bert-tiny. Of a GPU an estimate, not measured.
+bert-small, 95 of bert-mini, 142 of bert-tiny. Of an accelerator it is an estimate, not measured.
 """
 
 
@@ -20,14 +20,15 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
     """Return the most tokens of a micro-batch; ``None`` if the user gave its rows alone."""
     if config.micro_batch_tokens is not None or config.micro_batch_size != "auto":
         return config.micro_batch_tokens
-    return TOKENS[config.device]
+    return CPU_TOKENS if config.device == "cpu" else TOKENS
 
 
 def with_forward_tokens(config: RunConfig, declared: Capabilities) -> Loader:
     """Return ``loader`` with the cost of a forward pass filled in."""
     if config.loader.forward_tokens != "auto":
         return config.loader
-    return config.loader.model_copy(update={"forward_tokens": round(FORWARD[config.device] * declared.forward_cost)})
+    cost = CPU_FORWARD if config.device == "cpu" else FORWARD
+    return config.loader.model_copy(update={"forward_tokens": round(cost * declared.forward_cost)})
 
 
 def most_micro_batches(config: RunConfig, shards: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
-from distcore.distributed.devices import count_gpus, has_fast_bf16, resolve_device
+from distcore.distributed.devices import check_deterministic, count_devices, has_fast_bf16, resolve_device
 from distcore.engine.compiling import with_compile
 from distcore.engine.lora import resolve_lora
 from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
@@ -33,6 +33,8 @@ from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
 log = logging.getLogger("distcore")
+MOST_RANKS = 2**16
+"""Most ranks that a message proposes."""
 
 
 def resolve(
@@ -60,6 +62,7 @@ def resolve(
     config = config.model_copy(update={"nproc": world_size, "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
     _check_declared(config, declared, launcher)
+    check_deterministic(config)
     if training:
         config = _with_optimizer(config, declared)
         _check_average(config, declared)
@@ -207,7 +210,8 @@ def _ranks_that_go(config: RunConfig, shards: int) -> str:
     """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
     whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     each = max(1, int(config.nproc) // shards)  # ranks of one data shard
-    possible = [] if whole % micro else [size for size in range(1, whole // micro + 1) if whole // micro % size == 0]
+    parts = 0 if whole % micro else min(whole // micro, MOST_RANKS)
+    possible = [size for size in range(1, parts + 1) if whole // micro % size == 0]
     sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
     return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
 
@@ -221,21 +225,27 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
             raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc")
         size = started
     elif asked == "auto":
-        size = max(1, count_gpus()) if device == "cuda" and declared.processes == "many" else 1
+        size = count_devices(device) if device != "cpu" and declared.processes == "many" else 1
     else:
         size = asked
     if declared.processes == "one" and size > 1:
         others = strategies_that(lambda other: other.processes == "many")
         raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
-    if device == "cuda" and started is None and size > count_gpus():
-        raise ConfigError(f"nproc = {size}: there are {count_gpus()} GPUs here; use fewer ranks or --set device=cpu")
+    if device != "cpu" and started is None and size > count_devices(device):
+        here = f"torch sees {count_devices(device)} of kind {device!r} here"
+        raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")
     return size
 
 
 def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
     wanted: list[tuple[str, Any, frozenset[str], Any]] = [
-        ("device", config.device, declared.devices, lambda other: config.device in other.devices),
+        (
+            "device",
+            config.device,
+            declared.devices or frozenset({config.device}),
+            lambda o: config.device in (o.devices or {config.device}),
+        ),
         ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
         (
             "launcher",
@@ -250,6 +260,13 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) ->
                 f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
                 f"{nearest(str(value), possible)}; {strategies_that(can)} could"
             )
+
+    if config.deterministic and not declared.deterministic:
+        others = strategies_that(lambda other: other.deterministic)
+        raise ConfigError(
+            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
+            f"{others} could, with their default options"
+        )
 
 
 def _check_average(config: RunConfig, declared: Capabilities) -> None:
@@ -311,11 +328,11 @@ def strategies_that(can: Any) -> str:
 def _precision(config: RunConfig, declared: Capabilities) -> str:
     """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares no problem with it.
 
-    For a GPU only its rank can tell, in ``device_of``; here every GPU counts as fast.
+    For an accelerator only its rank can tell, in ``device_of``; here every one counts as fast.
     """
     if config.precision != "auto":
         return config.precision
-    fast = config.device == "cuda" or has_fast_bf16()
+    fast = config.device != "cpu" or has_fast_bf16()
     return "bf16" if fast and "bf16" in declared.precisions and "bf16" not in declared.exempt else "fp32"
 
 

@@ -18,7 +18,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.distributed.devices import peak_memory
+from distcore.distributed.devices import deterministic, peak_memory
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
@@ -62,7 +62,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     hooks, world = set_up(config, rank_info)
     stopped = None
     try:
-        report = train_in(world, config, hooks, task, rank_info)
+        with deterministic(config):
+            report = train_in(world, config, hooks, task, rank_info)
     except StoppedError as error:
         stopped = str(error)
     # The run must be free before teardown, and so must be a traceback that refers to it: only the text of a

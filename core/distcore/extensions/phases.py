@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from distcore.distributed.devices import COLLECTIVES
+
 PHASES = ("data_wait", "forward", "backward", "optimizer", "logging", "rest")
 """The parts of a step; together they make up all of its time."""
-COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel")
-"""How the names of communication events begin in torch's traces, on a CPU (gloo) and on a GPU (nccl)."""
 
 Span = tuple[float, float]
 """Start and end, in microseconds."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from distcore.extensions.phases import PHASES, communication, table
 from distcore.plugin.contract import Progress, Run, StepResult
@@ -29,10 +29,10 @@ log = logging.getLogger("distcore")
 class Profile:
     """Time the phases of some steps, then trace a few more; write ``profile.json`` and one trace per rank.
 
-    The timed steps run without the tracer, which would slow them down. On a GPU they wait for the device between
-    phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum. Its share
-    of each phase is measured in the traced steps; for a backend that communicates outside of ``torch.distributed`` it
-    is unknown. A run of fewer steps is profiled as far as they go.
+    The timed steps run without the tracer, which would slow them down. On an accelerator they wait for the device
+    between phases. Communication overlaps with the phases, so it has a column of its own and is not added to the sum.
+    Its share of each phase is measured in the traced steps; for a backend that communicates outside of
+    ``torch.distributed`` it is unknown. A run of fewer steps is profiled as far as they go.
     """
 
     wait: int = 5
@@ -49,13 +49,13 @@ class Profile:
         self._seconds: dict[str, float] = defaultdict(float)
         self._tracer: profile | None = None
         self._range: record_function | None = None
-        self._on_gpu = False
+        self._device = torch.device("cpu")
         self._plan = Plan(self.wait, self.steps, self.traced)
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
         """Make do with the steps that there are, and warn if these are too few."""
-        self._on_gpu = run.world.device.type == "cuda"
+        self._device = run.world.device
         self._phase, self._since = "data_wait", time.perf_counter()
         left, whole = run.total_steps - progress.step, self._plan
         self._plan = whole.within(left)
@@ -114,7 +114,8 @@ class Profile:
         plan = self._plan
         if plan.traced and self._done == plan.wait + plan.steps:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's tracer prints to stderr when it starts
-            activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._on_gpu else [])
+            on_cpu = self._device.type == "cpu"
+            activities = {ProfilerActivity.CPU} if on_cpu else supported_activities()  # type: ignore[no-untyped-call]
             self._tracer = profile(activities=activities, acc_events=True)
             with _stderr_closed():
                 self._tracer.start()
@@ -137,8 +138,8 @@ class Profile:
     def _enter(self, phase: str) -> None:
         """End the current phase and start ``phase``: add up its time, and mark it in the trace."""
         timed = self._plan.wait <= self._done < self._plan.wait + self._plan.steps
-        if timed and self._on_gpu:
-            torch.cuda.synchronize()
+        if timed and self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
         now = time.perf_counter()
         if timed:
             self._seconds[self._phase] += now - self._since

@@ -12,22 +12,22 @@ from distcore.files import strict_json
 from distcore.plugin.contract import Progress, Run
 from distcore.plugin.hookspecs import hookimpl
 
-Mark = float | torch.cuda.Event
-"""A point in time: seconds on a CPU, an event in the device's queue on a GPU."""
+Mark = float | torch.Event
+"""A point in time: seconds on a CPU, an event in the device's queue elsewhere."""
 
 
 @dataclass
 class Stopwatch:
     """Time every optimizer step on the main rank; evaluations and checkpoints between steps do not count.
 
-    On a GPU the times are events in the device's queue, so that no step waits for the device.
+    On an accelerator the times are events in the device's queue, so that no step waits for the device.
     """
 
     file: str = "steps.json"
     """Path of the file, relative to the run folder."""
 
     def __post_init__(self) -> None:
-        self._on_gpu = False
+        self._device = torch.device("cpu")
         self._began = 0.0
         self._samples: list[int] = []
         self._spans: list[tuple[Mark, Mark]] = []
@@ -36,7 +36,7 @@ class Stopwatch:
     @hookimpl(trylast=True)
     def on_run_start(self, run: Run) -> None:
         """Note when training begins."""
-        self._on_gpu = run.world.device.type == "cuda"
+        self._device = run.world.device
         self._began = time.monotonic()
         self._since = self._mark()
 
@@ -73,15 +73,15 @@ class Stopwatch:
 
     def _mark(self) -> Mark:
         """Return the present point in time."""
-        if not self._on_gpu:
+        if self._device.type == "cpu":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.Event(self._device, enable_timing=True)
         event.record()
         return event
 
 
 def _seconds(start: Mark, end: Mark) -> float:
-    if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+    if isinstance(start, torch.Event) and isinstance(end, torch.Event):
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
     assert isinstance(start, float)

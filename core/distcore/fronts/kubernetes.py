@@ -177,7 +177,7 @@ def _arguments(spec: Spec) -> list[str]:
 
 
 def _gpus(spec: Spec, nproc: int) -> Tree:
-    return {"limits": {"nvidia.com/gpu": str(nproc)}} if spec.device == "cuda" else {}
+    return {"limits": {"nvidia.com/gpu": str(nproc)}} if spec.device not in ("cpu", "auto") else {}
 
 
 def _volume(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:

@@ -56,7 +56,7 @@ def _script(spec: Spec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterat
     yield f"#SBATCH --job-name={spec.here.job}"
     yield f"#SBATCH --nodes={nodes}"
     yield f"#SBATCH --ntasks-per-node={nproc}"
-    if spec.device == "cuda":
+    if spec.device not in ("cpu", "auto"):
         yield f"#SBATCH --gpus-per-node={nproc}"
     if spec.value:
         yield f"#SBATCH --partition={spec.value}"

@@ -49,4 +49,4 @@ def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:
 
 
 def _device(config: RunConfig, rank: int) -> str:
-    return f"cuda:{rank}" if config.device == "cuda" else config.device
+    return config.device if config.device == "cpu" else f"{config.device}:{rank}"

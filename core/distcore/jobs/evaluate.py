@@ -13,6 +13,7 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
+from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
@@ -75,7 +76,8 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     config = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
     task = task or load_task(config)
     hooks, world = set_up(config, rank_info)
-    report = _evaluate_in(world, config, hooks, task, rank_info, path)
+    with deterministic(config):
+        report = _evaluate_in(world, config, hooks, task, rank_info, path)
     hooks.teardown(world)
     return report
 

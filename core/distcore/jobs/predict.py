@@ -18,6 +18,7 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
+from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import collect
 from distcore.engine.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
 from distcore.engine.resolve import load_task, resolve
@@ -129,7 +130,8 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     config = _resolved(prediction.config, task)
     hooks, world = set_up(config, rank_info)
     try:
-        _predict_in(world, config, hooks, _checked(task or load_task(config), config.task), rank_info, prediction)
+        with deterministic(config):
+            _predict_in(world, config, hooks, _checked(task or load_task(config), config.task), rank_info, prediction)
     finally:
         prediction.out.close()
     hooks.teardown(world)

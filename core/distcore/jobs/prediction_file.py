@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import BinaryIO
 
 from distcore.errors import ConfigError
-from distcore.files import strict_json, write_atomically
+from distcore.files import lock, strict_json, write_atomically
 
 BLOCK = 2**20
 """Bytes that are read at a time."""
@@ -51,7 +50,7 @@ class PredictionFile:
         self.part.touch()
         self._lock = self.part.open("rb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._lock)
         except BlockingIOError:
             raise OSError(errno.EAGAIN, "another process is writing it", str(self.part)) from None
         write_atomically(self._about, strict_json(self.facts, indent=1))

@@ -211,7 +211,8 @@ def errors_of_job() -> Path:
 
     Ranks need it before they have read the config, which names the run folder.
     """
-    return Path(tempfile.gettempdir(), f"distcore-joined-{os.getuid()}-{os.getppid()}")
+    user = os.getuid() if hasattr(os, "getuid") else "user"  # on Windows everybody has a temporary folder of their own
+    return Path(tempfile.gettempdir(), f"distcore-joined-{user}-{os.getppid()}")
 
 
 def errors_of_run(read_config: Callable[[], RunConfig]) -> Path | None:

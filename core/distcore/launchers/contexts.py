@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from distcore.distributed.devices import INTERFACES
 from distcore.errors import ConfigError
 from distcore.launchers.cores import threads_per_rank
 from distcore.launchers.environment import LAUNCHER_VARIABLE
@@ -53,7 +54,8 @@ def sigterm_raises() -> Iterator[None]:
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    signals = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
     for number in signals:
         signal.signal(number, unwind)
     try:
@@ -126,7 +128,7 @@ def shared_environment(nproc: int) -> dict[str, str]:
     interfaces = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
     if loopback:  # on the rare machine without either name the backends choose an interface
-        shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        shared |= dict.fromkeys(INTERFACES, loopback)
     return shared
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+import psutil
 import torch
 
 from distcore.config import RunConfig
@@ -56,5 +57,5 @@ def foreign_load() -> float | None:
     Asked before the program has started anything, it is the load of other programs. It counts the whole machine's
     cores, also in a container that has a part of them.
     """
-    load = os.getloadavg()[0]
+    load = psutil.getloadavg()[0]
     return load if load > BUSY * (os.cpu_count() or 1) else None

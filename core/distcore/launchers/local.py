@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -83,6 +84,8 @@ def run_ranks(
     """Implement ``distcore.launchers.launch``, which documents the arguments and what is raised."""
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
+    if sys.platform == "win32":
+        raise ConfigError(f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL")
     with ExitStack() as stack:
         job = _Job(
             entry=partial(fn, *args),

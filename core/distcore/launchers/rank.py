@@ -58,7 +58,8 @@ def read_failures(records: Path) -> dict[int, Failure]:
 def _prepare_process(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to every process; the parent ends the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or a parent that is killed would leave orphans
         if os.getppid() != parent:  # the parent died before prctl was called

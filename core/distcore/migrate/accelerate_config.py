@@ -136,7 +136,7 @@ ROWS: dict[str, Rule] = {
     "no_tpu_cluster": TPU,
     "vm": TPU,
     "env": TPU,
-    "tpu": none("devices here: cpu and cuda"),
+    "tpu": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "dynamo_config": COMPILED,
     "dynamo_backend": COMPILED,
     "dynamo_mode": COMPILED,

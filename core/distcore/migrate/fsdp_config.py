@@ -89,10 +89,10 @@ ROWS: dict[str, Rule] = {
     "cpu_ram_efficient_loading": BUILT,
     "ignored_modules": none("freeze leaves parameters out of training"),
     "mixed_precision_policy": none("strategy_options.param_dtype and reduce_dtype say it"),
-    "xla": none("devices here: cpu and cuda"),
-    "xla_fsdp_v2": none("devices here: cpu and cuda"),
-    "xla_fsdp_settings": none("devices here: cpu and cuda"),
-    "xla_fsdp_grad_ckpt": none("devices here: cpu and cuda"),
+    "xla": none("there is no XLA here; --device takes what torch.accelerator sees"),
+    "xla_fsdp_v2": none("there is no XLA here; --device takes what torch.accelerator sees"),
+    "xla_fsdp_settings": none("there is no XLA here; --device takes what torch.accelerator sees"),
+    "xla_fsdp_grad_ckpt": none("there is no XLA here; --device takes what torch.accelerator sees"),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from distcore.distributed.devices import FUSED
 from distcore.plugin.optimizer import ParameterGroup
 
 
@@ -51,4 +52,4 @@ class Adam:
 def can_fuse(module: nn.Module) -> bool:
     """Return True if torch's fused Adam takes the parameters: all floating-point, and on one type of device."""
     kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
-    return kinds in ({("cpu", True)}, {("cuda", True)})
+    return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}

@@ -24,8 +24,8 @@ class Capabilities:
     """
     processes: Literal["one", "many"] = "many"
     """``one``: it runs in a single process (``--nproc 1``). ``many``: one process per rank."""
-    devices: frozenset[str] = frozenset({"cpu", "cuda"})
-    """Device types (``torch.device.type``) that it runs on."""
+    devices: frozenset[str] | None = None
+    """Kinds of device (``torch.device.type``) that it runs on; ``None``: any that torch has a backend for."""
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
@@ -70,6 +70,8 @@ class Capabilities:
     """Why ``compiles`` is empty, for the one line that refuses a run: ``replicates modules over devices``."""
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
+    deterministic: bool = True
+    """False where two runs of one config may round differently, say because timing decides what is summed together."""
     limits: tuple[str, ...] = ()
     """Known limits, one sentence each; ``distcore strategies`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ class Operations:
 
             @hookimpl
             def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-                world = join_process_group(config, rank_info)  # torch.distributed: gloo on the CPU, nccl on GPUs
+                world = join_process_group(config, rank_info)  # torch.distributed, by torch's backend for the device
                 logging.info("rank %d of %d computes on %s", world.rank, world.size, world.device)
                 return world
         """

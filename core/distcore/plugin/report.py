@@ -24,7 +24,7 @@ class Report(TypedDict):
     world_size: int
     """Number of ranks."""
     device: str
-    """Type of their devices: ``cpu`` or ``cuda``."""
+    """Kind of their devices, by torch's name: ``cpu`` or an accelerator."""
     precision: str
     """Of the forward pass: ``fp32``, ``bf16`` or ``fp16``."""
     weights: str

@@ -79,7 +79,8 @@ class Trace:
 
     def _write(self, hook: str) -> None:
         now = Position(case=self._case, hook=hook, step=self._step, calls=self._calls, since=time.time())
-        os.pwrite(self._file, json.dumps(asdict(now)).ljust(SIZE).encode(), 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.write(self._file, json.dumps(asdict(now)).ljust(SIZE).encode())
 
 
 def positions(folder: Path, size: int) -> dict[int, Position]:

@@ -38,6 +38,7 @@ class Replicated(Backend):
         find_unused = self.options.find_unused
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             other_optimizers="all",
             ema=True,
             compiles=frozenset({"on", "regions"}),

@@ -80,6 +80,7 @@ class Sharded(Backend):
         """Declare sharded parameters and the strategy's own precision; no fp16."""
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
             optimizers=frozenset({"adamw", "muon"}),
             other_optimizers="elementwise",

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class ZeRO(Backend):
         """Declare what stage and scheduler of the user's config bring with them."""
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
             ema=self.user.keeps_masters,
@@ -122,7 +124,7 @@ def _arguments(config: RunConfig, world: World, tree: Tree) -> dict[str, Any]:
         "mixed_precision": mixed_precision(config),
         # With cpu=True Accelerate drops DeepSpeed without a word, and without a backend it counts one process.
         "cpu": False,
-        "kwargs_handlers": [InitProcessGroupKwargs(backend="gloo" if world.device.type == "cpu" else "nccl")],
+        "kwargs_handlers": [InitProcessGroupKwargs(backend=dist.get_default_backend_for_device(world.device))],
     }
 
 

@@ -92,7 +92,7 @@ class DDPStrategy:
             return PreparedModel(model=model, optimizer=None)
         replicated = _Replicated(
             model,
-            device_ids=[run.world.device] if run.world.device.type == "cuda" else None,
+            device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self.static_graph,

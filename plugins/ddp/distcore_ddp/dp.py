@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from distcore import Capabilities, OptimizerFactory, PreparedModel, RankInfo, Run, RunConfig, World, device_of, hookimpl
@@ -16,6 +15,7 @@ class DataParallelStrategy:
     capabilities: ClassVar = Capabilities(
         spec_version=2,
         processes="one",
+        devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",
         ema=True,
         why_not_compiled="copies modules to other devices, and compiled code stays with the first",
@@ -30,8 +30,8 @@ class DataParallelStrategy:
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Wrap the model in DataParallel over all GPUs."""
+        """Wrap the model in DataParallel over all GPUs; on a CPU, leave it as it is."""
         model = model.to(run.world.device)
-        gpus = list(range(torch.cuda.device_count())) if run.world.device.type == "cuda" else None
         optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=nn.DataParallel(model, device_ids=gpus), optimizer=optimizer)
+        wrapped = model if run.world.device.type == "cpu" else nn.DataParallel(model)
+        return PreparedModel(model=wrapped, optimizer=optimizer)

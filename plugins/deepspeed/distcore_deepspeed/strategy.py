@@ -53,6 +53,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         user = self.user_config
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
             other_optimizers="elementwise",

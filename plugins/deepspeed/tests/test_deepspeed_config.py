@@ -189,7 +189,7 @@ def test_options_that_cannot_work_are_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-CONFIGS_REFUSED = {
+CONFIGS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bf16 at stage 0": ({"stage": 0}, {"precision": "bf16"}, "use stage=1"),
     "their optimizer, our schedule": ({}, {"optimizer.name": "deepspeed-adamw"}, "'linear' with DeepSpeed's optimizer"),
     "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),

@@ -57,7 +57,7 @@ def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, An
 
 
 def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
-    changes = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
+    changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
     expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
     found = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
     assert column(found, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)

@@ -226,7 +226,7 @@ class FSDPStrategy:
         )
 
     def _offload(self, world: World) -> OffloadPolicy:
-        return CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if self.cpu_offload else OffloadPolicy()
+        return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
 
 
 def _attach(model: nn.Module, weights: Weights) -> nn.Module:

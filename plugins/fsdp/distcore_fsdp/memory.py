@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of the two settings in glibc's malloc.h."""
@@ -17,7 +18,7 @@ def return_large_blocks() -> None:
     small allocations fragment them: resident memory then grows beyond that of replication. Without glibc, does
     nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
         mallopt(M_TRIM_THRESHOLD, 2 * LARGE)  # glibc's own ratio of the two

@@ -61,12 +61,14 @@ class HorovodStrategy:
         """Whether gradients come out as a mean or as a sum, and what is exempt, depends on the options."""
         return Capabilities(
             spec_version=2,
+            devices=frozenset({"cpu", "cuda"}),
             gradients="sum" if self.op == "sum" else "mean",
             other_optimizers="none" if self.op == "adasum" else "all",
             owns=frozenset({"optimizer"}),
             ema=True,
             compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
+            deterministic=bool(self.groups),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
                 "op=adasum is not a mean: laws 2 and 3 do not hold, and it needs a Horovod that was built with MPI",

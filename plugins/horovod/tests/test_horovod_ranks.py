@@ -145,6 +145,11 @@ def test_what_the_build_lacks_is_refused(options: dict[str, Any], changes: dict[
         HorovodStrategy(**options).check_config(RunConfig(**changes))
 
 
+def test_gradients_that_are_fused_by_timing_are_declared() -> None:
+    assert HorovodStrategy().capabilities.deterministic
+    assert not HorovodStrategy(groups=0).capabilities.deterministic
+
+
 def training(out: Path, *flags: str, start: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     command = [*start, sys.executable, "-m", "distcore", "train", *JOB, "--out", str(out), *flags]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -44,7 +44,8 @@ def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = (
             if flag.name not in leave_out:
                 key = f"{flag.key}; " if flag.key.startswith(OPTION) else ""
                 text = f"{flag.help} ({key}default: {flag.default})"
-                group.add_argument(flag.name, dest=flag.key, metavar=flag.takes, help=text)
+                how: dict[str, Any] = {"metavar": flag.takes} if flag.takes else {"action": "store_true"}
+                group.add_argument(flag.name, dest=flag.key, help=text, **how)
     other = parser.add_argument_group("other")
     other.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",

@@ -1,0 +1,39 @@
+"""No module of ours warns in a run, or has a library warn of it.
+
+The tests themselves run with such warnings as errors (``filterwarnings`` in pyproject.toml); this is a whole run in
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, warnings
+
+warnings.filterwarnings("error", module="distcore")  # of all modules whose names begin so, the plugins' too
+from distcore.cli.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+JOB = "--data rows.json --model bert-tiny --max-seq-len 16 --max-steps 2 --device cpu --strategy ddp --nproc 2"
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_run_in_which_our_warnings_are_errors_is_clean(work_folder: Path) -> None:
+    for command in (f"train {JOB} --out run", "eval run"):
+        words = [sys.executable, "-c", SCRIPT, *command.split()]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_a_warning_of_ours_is_an_error_in_every_test() -> None:
+    import warnings
+
+    with pytest.raises(DeprecationWarning, match="an old name"):
+        warnings.warn_explicit("an old name", DeprecationWarning, "module.py", 1, module="distcore_ddp.ddp")
