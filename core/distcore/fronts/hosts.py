@@ -49,8 +49,8 @@ def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
 def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
     """Return the machines that are left, each with the slots that are left, in the order of ``include``.
 
-    Both are in DeepSpeed's syntax, ``host0:0,2@host1``: slots 0 and 2 of one machine, all of another. Raises
-    ConfigError for an unknown machine or slot, and where nothing is left.
+    Both are such as ``host0:0,2@host1``: slots 0 and 2 of one machine, all of another. Raises ConfigError for a machine
+    or a slot that is not there, and where nothing is left.
     """
     if include and exclude:
         raise ConfigError("--include and --exclude: give one of them")
