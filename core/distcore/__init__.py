@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distcore.data.varying import row_random as row_random
     from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat as flat
+    from distcore.distributed.blocks import repeated_classes as repeated_classes
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
     from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from distcore.plugin.capabilities import Capabilities as Capabilities
     from distcore.plugin.columns import Column as Column
     from distcore.plugin.columns import ConstantColumn as ConstantColumn
+    from distcore.plugin.contract import Base as Base
     from distcore.plugin.contract import Evaluation as Evaluation
     from distcore.plugin.contract import MicroBatch as MicroBatch
     from distcore.plugin.contract import ModelSource as ModelSource
@@ -72,6 +74,7 @@ _HOME = {
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
     "SPEC_VERSION": "distcore.plugin.capabilities",
+    "Base": "distcore.plugin.contract",
     "Box": "distcore.plugin.state",
     "Capabilities": "distcore.plugin.capabilities",
     "Clip": "distcore.config",
@@ -110,6 +113,7 @@ _HOME = {
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
     "rebuild_gradient_buckets": "distcore.distributed.process_group",
+    "repeated_classes": "distcore.distributed.blocks",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
     "sum_over_ranks": "distcore.distributed.process_group",

@@ -57,6 +57,8 @@ def _type_of(field: Schema) -> str:
         return " or ".join(map(_type_of, field["anyOf"]))
     if choices := field.get("enum") or [field[key] for key in ("const",) if key in field]:
         return ", ".join(f"`{choice}`" for choice in choices)
+    if "$ref" in field:
+        return "keys and values"
     if field["type"] == "array":
         inner = field.get("prefixItems") or [field["items"]]
         return f"list of {_type_of(inner[0])}" + (f", {len(inner)} of them" if "prefixItems" in field else "")
@@ -71,7 +73,7 @@ def _as_yaml(value: object) -> str:
 
 
 def options_page(group: str) -> str:
-    """One section per plugin of ``strategies`` or ``extensions``: what it is, and a table of its options."""
+    """One section per plugin of a group, such as ``strategies``: what it is, and a table of its options."""
     parts = []
     for name, offered in registry.offers(group).items():
         parts.append(f"### {name}")

@@ -30,7 +30,7 @@ SET_ONLY = {
 LOOPBACK = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 NOT_A_CONSTANT = {
     "dropout", "eval_data", "test_data", "max_steps", "out", "resume", "resume_changed", "preset", "columns.id",
-    "freeze",
+    "freeze", "lora.rank", "ema.decay", "micro_batch_tokens",
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> N
     (work_folder / "job.yaml").write_text("lr: 0.1\nepochs: 2\nseed: 3\n")
     given = {"config": "job.yaml", "lr": "0.2", "epochs": "4", "set": ["lr=3e-1", "optimizer.eps=1e-6"]}
     config = config_of(argparse.Namespace(**given))
-    assert (config.lr, config.epochs, config.seed, config.optimizer.eps) == (0.3, 4, 3, 1e-6)
+    assert (config.lr, config.epochs, config.seed, config.optimizer.options["eps"]) == (0.3, 4, 3, 1e-6)
 
 
 def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
@@ -156,10 +156,23 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
         1,
     )
     assert "auto" not in yaml.safe_load(out).values()
+    assert "# micro-batches: at most 4 rows, equally many in each" in out
     assert "# rows: 36 to train on, 4 to evaluate, 4 to test" in out
     assert "# steps: 3 per epoch, 3 in all, of 16 rows each" in out
     assert "# rank 1 on" in out
     assert "micro-batches of its first step: 2, of 4, 4 rows" in out
+
+
+def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run --dry-run"
+    assert main(job.split()) == 0
+    out = capsys.readouterr().out
+    config = yaml.safe_load(out)
+    assert [key for key, value in config.items() if value == "auto"] == ["micro_batch_size"]
+    assert (config["micro_batch_tokens"], config["loader"]["forward_tokens"]) == (4096, 96)
+    assert "# micro-batches: at most 4096 tokens, padding included" in out
+    assert main([*job.split(), "--micro-batch-tokens", "300", "--micro-batch-size", "8"]) == 0
+    assert "# micro-batches: at most 8 rows and 300 tokens, padding included" in capsys.readouterr().out
 
 
 @pytest.mark.programs
@@ -171,8 +184,9 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert "evaluated 4 of 4" in out
     assert "precision    recall" in out
     assert out.endswith("run folder: run\n")
-    warning, *lines = err.splitlines()
+    warning, cut, *lines = err.splitlines()
     assert "classes with fewer than 3 evaluation rows" in warning
+    assert "micro-batches: at most" in cut
     assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
     first, second = ((work_folder / name / "predictions.jsonl").read_text() for name in ("run", "again"))
@@ -236,3 +250,14 @@ def test_broken_and_colliding_strategies_cost_one_line_each(
     (broken,) = (line for line in lines if line.startswith("only-one-dist:"))
     assert "does not import: ModuleNotFoundError: No module named 'missing_module'" in broken
     assert any(line.startswith("single ") for line in lines)
+
+
+def test_a_local_rank_before_the_command_is_taken_from_launchers_that_put_it_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "")  # so that what is set below goes with the test
+    monkeypatch.delenv("LOCAL_RANK")
+    assert main(["--local_rank=1", "strategies", "--json"]) == 0
+    assert os.environ["LOCAL_RANK"] == "1"

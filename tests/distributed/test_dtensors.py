@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from distcore import Capabilities, Run, RunConfig, World, dtensors, join_process_group, launch, leave_process_group
 from distcore.checkpoint import Tensors
+from distcore.checkpoint.writer import blocks_to_write
 from distcore.launchers import join
 from distcore.plugin.contract import RankInfo
 from distcore.plugin.state import Piece, State
@@ -83,7 +84,7 @@ def ranks() -> list[State]:
 
 def together(ranks: list[State], name: str) -> torch.Tensor:
     """The whole tensor, from the pieces of all ranks."""
-    pieces = [state[name] for state in ranks if name in state]
+    pieces = [state[name] for state in ranks if name in state and not getattr(state[name], "replica", False)]
     first = pieces[0]
     if isinstance(first, torch.Tensor):
         return first
@@ -104,9 +105,13 @@ def test_each_element_is_saved_by_one_rank(name: str, ranks: list[State]) -> Non
     assert (together(ranks, f"optimizer/{name}/exp_avg") == 0.3).all()
 
 
-def test_a_replica_that_is_not_the_first_saves_no_shard(ranks: list[State]) -> None:
-    for state in ranks[2:]:
-        assert not [name for name, value in state.items() if isinstance(value, Piece)]
+def test_a_replica_that_is_not_the_first_leaves_its_shards_to_that_one(ranks: list[State]) -> None:
+    for rank, state in enumerate(ranks):
+        even = state["model/even"]
+        assert isinstance(even, Piece)
+        assert even.replica == (rank >= 2)
+        written = {block.name for block in blocks_to_write(state, rank, 4)}
+        assert ("model/even" in written) == (rank < 2)
         assert "model/plain" in state
 
 

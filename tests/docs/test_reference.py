@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 import distcore
+import distcore.fronts
 import distcore.tasks
 import distcore.testing
 from distcore.config import RunConfig
@@ -63,7 +64,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
 
 PUBLIC = [
     (name, getattr(package, name))
-    for package in (distcore, distcore.tasks, distcore.testing)
+    for package in (distcore, distcore.fronts, distcore.tasks, distcore.testing)
     for name in package.__all__
 ]
 
@@ -115,13 +116,16 @@ def plugins(group: str) -> Iterator[tuple[str, type]]:
             yield name, entry.load()
 
 
-@pytest.mark.parametrize(("name", "cls"), [*plugins("strategies"), *plugins("tasks"), *plugins("extensions")])
+WITH_OPTIONS = ("strategies", "tasks", "optimizers", "extensions")
+
+
+@pytest.mark.parametrize(("name", "cls"), [plugin for group in WITH_OPTIONS for plugin in plugins(group)])
 def test_every_strategy_and_extension_says_what_it_and_each_option_is(name: str, cls: type) -> None:
     assert cls.__doc__
     assert not [option.name for option in options_of(cls) if not option.doc]
 
 
-@pytest.mark.parametrize("group", ["strategies", "tasks", "extensions"])
+@pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_every_option_is_on_the_page_of_the_options(group: str) -> None:
     pytest.importorskip("sphinx")
     page = load("docs/_ext/generated_reference.py").options_page(group)

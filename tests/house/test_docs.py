@@ -37,6 +37,7 @@ SEEN_ELSEWHERE = ("make", "pip", "distcore-horovod")
 """Programs whose commands the tests below look at, or tests of their own: the set-up, and Horovod's build."""
 SEPARATELY = (
     (" check ", "the contract tests measure the laws for every strategy"),
+    ("--compile regions", "a C++ compiler takes minutes; test_compile_strategies.py runs it"),
     ("--strategy localsgd", "test_distributions.py installs that package and runs it"),
     ("python benchmarks/", "they take minutes to hours; below they say what they are"),
 )

@@ -20,8 +20,8 @@ CORE = sorted((ROOT / "core").rglob("*.py"))
 PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" not in file.parts)
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
 ROOMS = (
-    "config", "plugin", "distributed", "launchers", "data", "checkpoint", "engine", "tasks", "extensions", "jobs",
-    "report", "compare", "testing", "migrate", "cli",
+    "config", "plugin", "distributed", "launchers", "fronts", "data", "checkpoint", "optimizers", "engine", "tasks",
+    "extensions", "jobs", "report", "compare", "testing", "migrate", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "errors", "files", "tables"}

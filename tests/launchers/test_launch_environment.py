@@ -123,6 +123,14 @@ def test_no_rank_is_seen_where_there_is_none(environ: dict[str, str]) -> None:
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2"}, r"^SLURM_STEP_TASKS_PER_NODE='2': expected counts .* node 1$"),
         ({**SRUN, "SLURM_PROCID": ""}, r"^SLURM_PROCID is not set, though"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}, r"^mpirun started 4 ranks, 2 on this machine, .* MASTER_ADDR"),
+        (
+            {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "pod-0"},
+            r"^PET_NNODES=2 is for torchrun, which has not .* command torchrun --no-python distcore train",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0", "MASTER_PORT": "1", "PET_NPROC_PER_NODE": "2"},
+            r"^PET_NPROC_PER_NODE=2 is for torchrun, which has not .* command torchrun --no-python distcore train",
+        ),
     ],
 )
 def test_an_impossible_environment_is_one_line(environ: dict[str, str], message: str) -> None:
@@ -185,3 +193,17 @@ def test_an_exported_place_is_joined_again_as_it_was(monkeypatch: pytest.MonkeyP
     assert rank_info is not None
     export(rank_info)
     assert join({**SRUN, **os.environ}) == rank_info
+
+
+@pytest.mark.parametrize("environ", [{"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}, {**TORCHRUN, "PET_NNODES": "2"}])
+def test_what_is_meant_for_torchrun_is_no_error_for_one_rank_and_in_its_ranks(environ: dict[str, str]) -> None:
+    rank_info = join(environ)
+    assert (rank_info and rank_info.launcher) == ("torchrun" if "RANK" in environ else None)
+
+
+def test_two_mpi_jobs_over_the_same_machines_have_ports_of_their_own() -> None:
+    far = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "host0"}
+    first, second = join(far), join({**far, "PMIX_NAMESPACE": "prterun-host-124@1"})
+    assert first is not None
+    assert second is not None
+    assert first.master_port != second.master_port

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import image_cases
 import pytest
 
-LINES = {
+LINES: dict[str, dict[str, Any]] = {
     "glue.jsonl": {"sentence1": "rivers flow north", "sentence2": "to the north", "label": 1},
     "text.jsonl": {"text": "rivers flow north " * 12},
     "ner.jsonl": {"id": "0", "tokens": ["rivers", "flow"], "ner_tags": ["B-X", "O"]},
@@ -50,13 +51,13 @@ def models(files: Path) -> Path:
         tokenizer_object=base, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]", eos_token="[SEP]",
     )  # fmt: skip
-    tiny = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tiny: dict[str, Any] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    decoder: dict[str, Any] = {"decoder_start_token_id": 0}  # the config takes what a writing model needs, too
     made = {
         "bert": hf.BertForMaskedLM(hf.BertConfig(**tiny, intermediate_size=64)),
         "gpt2": hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2)),
         "t5": hf.T5ForConditionalGeneration(
-            hf.T5Config(vocab_size=16, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2,
-                        decoder_start_token_id=0)
+            hf.T5Config(**decoder, vocab_size=16, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
         ),
         "vit": hf.ViTForImageClassification(
             hf.ViTConfig(**{key: tiny[key] for key in tiny if key != "vocab_size"}, intermediate_size=64, image_size=16,
@@ -67,7 +68,7 @@ def models(files: Path) -> Path:
         model.save_pretrained(files / name)
         if name != "vit":
             tokenizer.save_pretrained(files / name)
-    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
+    processor: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
     processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (files / "vit/preprocessor_config.json").write_text(json.dumps(processor))
     return files

@@ -16,7 +16,7 @@ from distcore.migrate import accelerate_config, deepspeed_config, fsdp_config, m
 
 
 def flat(found: Any) -> dict[str, Any]:
-    tree = found.config.model_dump(mode="json")
+    tree: dict[str, Any] = found.config.model_dump(mode="json")
     return tree | flatten(tree)
 
 

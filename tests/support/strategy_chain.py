@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ def options_of(way: str) -> dict[str, Any]:
     return {"strategy": name, "strategy_options": {"stage": int(stage)} if stage else {}}
 
 
-def run_chain(folder: Path, config: Callable[..., RunConfig]) -> None:
-    """Train in ``folder`` on two ranks, each strategy that is there going on where the one before it stopped.
+def run_chain(folder: Path, config: Callable[..., RunConfig], ways: Sequence[str] = WAYS) -> None:
+    """Train in ``folder`` on two ranks, each of ``ways`` that is there going on where the one before it stopped.
 
     ``config`` makes the config of a run, with the keys that it is given.
     """
-    for number, way in enumerate(filter(is_offered, WAYS), 1):
+    for number, way in enumerate(filter(is_offered, ways), 1):
         going_on = {"resume": "auto", "resume_changed": ["total_steps"]} if number > 1 else {}
         run = {"out": str(folder), "nproc": 2, "max_steps": STEPS * number}
         launch(train, config(**options_of(way), **run, **going_on), nproc=2)
@@ -42,10 +42,10 @@ def losses(folder: Path) -> dict[int, float]:
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
-def assert_one_run(chain: Path, whole: Path) -> None:
+def assert_one_run(chain: Path, whole: Path, ways: Sequence[str] = WAYS) -> None:
     """The chain has each of its steps once, each with the loss that the run in ``whole`` has there."""
     found, expected = losses(chain), losses(whole)
-    assert sorted(found) == list(range(1, STEPS * len(list(filter(is_offered, WAYS))) + 1))
+    assert sorted(found) == list(range(1, STEPS * len(list(filter(is_offered, ways))) + 1))
     for step, loss in found.items():
         assert loss == pytest.approx(expected[step], rel=1e-5), f"step {step}"
 

@@ -306,7 +306,7 @@ class DecaysEverything(DDPStrategy):
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         wrapped: PreparedModel = super().wrap_model(run, model, make_optimizer)
         for group in wrapped.optimizer.param_groups if wrapped.optimizer else []:
-            group["weight_decay"] = run.config.optimizer.weight_decay
+            group["weight_decay"] = run.config.optimizer.options["weight_decay"]
         return wrapped
 
 

@@ -16,11 +16,20 @@ from torch import Tensor
 
 from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
-from distcore.checkpoint.job_state import check_job, check_progress, collect_job_state, restore, saved_progress
+from distcore.checkpoint.job_state import (
+    check_base,
+    check_job,
+    check_progress,
+    collect_job_state,
+    restore,
+    saved_progress,
+)
 from distcore.checkpoint.manifest import FORMAT, MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
+from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_rank_files
+from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
 from distcore.plugin.contract import Progress, Run, World
@@ -145,19 +154,26 @@ def load(
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
+    check_base(run.base, job_state, path)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
     _check_names(run, checkpoint)
     hooks.load_checkpoint(run, checkpoint, progress)
+    averages.load(run, hooks, checkpoint)
     restore(run, job_state, progress, path)
     return progress, job_state
 
 
-def load_weights(run: Run, hooks: Hooks, path: Path) -> None:
-    """Load only the weights of the checkpoint at ``path``, into a run that does not train; raises CheckpointError."""
+def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
+    """Load the weights of the checkpoint at ``path``, or their average, into a run that does not train.
+
+    Returns which of them: ``raw`` or ``ema``. Raises CheckpointError.
+    """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    check_base(run.base, checkpoint.job_state(), path)
     _check_names(run, checkpoint)
-    hooks.load_checkpoint(run, checkpoint, saved_progress(checkpoint.job_state(), path))
+    hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(checkpoint.job_state(), path))
+    return weights_of(checkpoint)
 
 
 def _check_names(run: Run, checkpoint: Checkpoint) -> None:
@@ -166,7 +182,7 @@ def _check_names(run: Run, checkpoint: Checkpoint) -> None:
     known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
     for name in checkpoint:
         kind, _, rest = name.partition("/")
-        if rest not in known and (kind == "model" or rest.rpartition("/")[0] not in parameters):
+        if rest not in known and (kind != "optimizer" or rest.rpartition("/")[0] not in parameters):
             raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
 
 
@@ -183,6 +199,10 @@ def read_job_state(path: Path) -> dict[str, Any]:
 
 class Tensors(dict[str, Tensor]):
     """Whole tensors in memory, by name; implements ``distcore.SavedState``."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return tuple(self[name].shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``."""

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0, lt=2**48)]
-FileName = Annotated[str, Field(pattern=r"^((model|optimizer)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
+FileName = Annotated[str, Field(pattern=r"^((model|optimizer|ema)-[0-9]{5}-[0-9]{3}\.safetensors|state\.json)$")]
 Extent = Annotated[list[Count], Field(min_length=1, max_length=16)]
 LARGEST_CUT = 2**24
 """Cells into which the cuts of irregular boxes may divide a tensor; more is refused, not counted."""

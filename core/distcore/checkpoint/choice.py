@@ -8,6 +8,7 @@ from distcore.checkpoint.job_state import saved_judgement
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of
+from distcore.checkpoint.weights import weights_of
 from distcore.errors import CheckpointError
 
 Judgement = tuple[int, str, float]
@@ -20,6 +21,12 @@ def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[P
     ``target`` is a checkpoint, or a run folder, of which it is the newest whole checkpoint, that of ``step``, or the
     ``best``. Raises CheckpointError, one line, if it is not there.
     """
+    path, words = _chosen(target, step, best)
+    averaged = weights_of(Checkpoint(path)) == "ema"
+    return path, f"{words} (the EMA of its weights)" if averaged else words
+
+
+def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
     if (target / MANIFEST).is_file():
         if best or step is not None:
             raise CheckpointError(f"{target}: is a checkpoint; --best and --step choose one of a run folder")

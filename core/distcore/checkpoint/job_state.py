@@ -22,18 +22,19 @@ from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.plugin.columns import Column, ConstantColumn, is_windowed
-from distcore.plugin.contract import Progress, Run
+from distcore.plugin.contract import Base, Progress, Run
 from distcore.plugin.permutation import BLOCK, order_kind
 from distcore.plugin.task import Dataset, Identified, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
-    "optimizer.name", "freeze",
+    "optimizer.name", "freeze", "lora.rank", "lora.targets",
 )  # fmt: skip
 """Config keys that a resumed run must not change: the saved position in the data, or the saved tensors, depend on
 them."""
 CHANGEABLE = (
-    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "deterministic",
+    "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
+    "deterministic",
 )  # fmt: skip
 """Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
 uninterrupted run."""
@@ -79,6 +80,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
         "environment": environment(run.config.strategy),
+        **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
     }
 
 
@@ -95,7 +97,10 @@ def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
     tree = config.model_dump(mode="json")
     options = {f"task_options.{name}": value for name, value in config.task_options.items()}
-    return {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)} | options | {"total_steps": total_steps}
+    found = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
+    # The name stands among what is fixed, and may be a file that has been moved.
+    found["optimizer"] = {key: value for key, value in found["optimizer"].items() if key != "name"}
+    return found | options | {"total_steps": total_steps}
 
 
 def check_job(
@@ -112,6 +117,7 @@ def check_job(
     if run.config.task.startswith(GIVEN) and "task_options" not in job_state["config"]:
         # An earlier version recorded the default task for every task that was given as an object.
         mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
+    mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
     accepted = {canonical(key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]
@@ -135,6 +141,27 @@ def check_job(
     other_rows = any(rules.get(key) == "other rows" for key in accepted)
     if data is not None and not other_rows and job_state.get("data") not in (data, None):
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
+
+
+def _is_base(base: Base | None, key: str, value: object) -> bool:
+    """True for an option that names the base's folder, which may have moved: ``check_base`` compares its content."""
+    if base is None or base.folder is None or not (key.startswith("task_options.") and isinstance(value, str)):
+        return False
+    return Path(value).expanduser().resolve() == base.folder.resolve()
+
+
+def check_base(base: Base | None, job_state: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the checkpoint has an adapter and its base is another than ``base``."""
+    saved = job_state.get("base")
+    if saved is None or base is None:
+        return
+    with _checkpoint_errors(path):
+        digest, what = str(saved["sha256"]), str(saved["what"])
+    if digest != base.digest:
+        raise CheckpointError(
+            f"{path}: is an adapter of {what} (SHA-256 {digest[:12]}…), not of {base.what} "
+            f"({base.digest[:12]}…); give it the model that it was trained on"
+        )
 
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
@@ -171,12 +198,13 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
     with _checkpoint_errors(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
         _restore_loss_scale(run, job_state["scaler"])
-        if run.optimizer is not None and len(set(rates)) > len(run.optimizer.param_groups):
+        changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
+        if run.optimizer is not None and not changed and len(set(rates)) > len(run.optimizer.param_groups):
             raise ValueError(f"{len(rates)} learning rates for {len(run.optimizer.param_groups)} parameter groups")
     if isinstance(run.scheduler, LambdaLR):
-        rates = _set_schedule_step(run.scheduler, progress.step)
-    # A constant rate that the user changed for this run stays; a schedule was already set from the config above.
-    constant = run.scheduler is None and "lr" in (run.config.resume_changed or ())
+        rates = set_schedule_step(run.scheduler, progress.step)
+    # Constant rates that the user changed for this run stay; a schedule was already set from the config above.
+    constant = run.scheduler is None and changed
     if run.optimizer is not None and rates and not constant and "schedule" not in run.capabilities.owns:
         for index, group in enumerate(run.optimizer.param_groups):
             group["lr"] = rates[min(index, len(rates) - 1)]
@@ -191,7 +219,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path / 'state.json'}: damaged: {type(error).__name__}: {error}") from None
 
 
-def _set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
+def set_schedule_step(scheduler: LambdaLR, step: int) -> list[float]:
     """Set a schedule to ``step`` without stepping through those before it; return the learning rates there."""
     rates = [float(base) * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     position = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}

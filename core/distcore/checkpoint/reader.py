@@ -41,6 +41,10 @@ class Checkpoint:
             return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor, from the manifest; raises CheckpointError if there is none."""
+        return tuple(self.entry(name).shape)
+
     def piece(self, name: str, start: int, count: int) -> Tensor:
         """Return elements ``start`` to ``start + count`` of the flattened tensor, shape ``(count,)``; read only these.
 

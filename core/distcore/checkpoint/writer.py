@@ -19,7 +19,7 @@ from distcore.plugin.contract import Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.state import Box, Piece, State
 
-STATE_KINDS = ("model", "optimizer")
+STATE_KINDS = ("model", "optimizer", "ema")
 """What the name of every tensor starts with, before the first ``/``."""
 FILE_BYTES = 2**30
 """Largest tensor data of one file, in bytes."""
@@ -53,7 +53,7 @@ class Block:
 def state_to_save(run: Run, hooks: Hooks) -> State:
     """Return what this rank holds of the state; every rank calls, because buffers are rank 0's everywhere first."""
     share_buffers(run, hooks)
-    return hooks.save_checkpoint(run)
+    return hooks.save_checkpoint(run) | (run.ema or {})
 
 
 def write_rank_files(
@@ -119,6 +119,8 @@ def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
 
 def _split_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
     for part in _parts(held):
+        if isinstance(part, Piece) and part.replica:
+            continue
         if isinstance(part, Piece):
             yield from _split_large(name, part.values, part.start, part.shape, limit)
         else:

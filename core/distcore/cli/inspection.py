@@ -30,17 +30,19 @@ def run(
     step: int | None = None,
     best: bool = False,
     every: bool = False,
+    merged: bool = False,
 ) -> int:
     """Run one action of ``distcore checkpoint`` and return the exit code; raises ConfigError or CheckpointError.
 
-    ``to``, ``task``, ``step`` and ``best`` belong to ``export``, ``every`` to ``diff``.
+    ``to``, ``task``, ``step``, ``best`` and ``merged`` belong to ``export``, ``every`` to ``diff``.
     """
     wanted = 2 if action == "diff" else 1
     if len(paths) != wanted:
         raise ConfigError(f"checkpoint {action}: expected {wanted} path(s), found {len(paths)}")
     if (action == "export") != (to is not None):
         raise ConfigError("checkpoint: export needs --to DIR, and no other action takes it")
-    for flag, given in {"--task": task is not None, "--step": step is not None, "--best": best}.items():
+    of_export = {"--task": task is not None, "--step": step is not None, "--best": best, "--merged": merged}
+    for flag, given in of_export.items():
         if given and to is None:
             raise ConfigError(f"checkpoint {action}: {flag} belongs to export")
     if every and action != "diff":
@@ -48,7 +50,7 @@ def run(
     if to is not None:
         path, chosen = choose(paths[0], step, best)
         print(f"exporting {chosen}", file=sys.stderr)
-        export(path, to, task)
+        export(path, to, task, merged)
         print(f"exported to {to}")
         return 0
     actions: dict[str, Callable[..., int]] = {"ls": ls, "verify": verify, "diff": partial(diff, every=every)}

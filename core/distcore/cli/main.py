@@ -63,6 +63,8 @@ def run(argv: list[str]) -> int:
     """Parse the global flags, then import and run the command on the remaining arguments; raises DistcoreError."""
     top = top_parser()
     given = top.parse(argv)
+    if given.local_rank is not None and "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_RANK", str(given.local_rank))
     block(given.block)  # before a command imports any plugin
     if given.command is None:
         top.print_help()
@@ -107,6 +109,8 @@ def top_parser() -> Parser:
     top.formatter_class = _TopHelp
     top.add_argument("--version", action="version", version=f"distcore {_version()}")
     add_block_flag(top)
+    # Some launchers put it before the arguments of a module.
+    top.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     top.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     # Everything after the command is left to the parser of the command.
     top.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

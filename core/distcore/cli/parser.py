@@ -41,6 +41,7 @@ class Parser(argparse.ArgumentParser):
         refuse_several(argv, self._option_string_actions)
         # Not parse_args(): its error for an unknown flag cannot name the nearest one.
         namespace, unknown = self.parse_known_args(argv)
+        namespace.argv = argv
         if not unknown:
             if self.takes_command:
                 namespace.command_line = command

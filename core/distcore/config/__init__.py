@@ -6,6 +6,8 @@ from distcore.config.loading import dump_config as dump_config
 from distcore.config.loading import load_config as load_config
 from distcore.config.schema import GIVEN as GIVEN
 from distcore.config.schema import Clip as Clip
+from distcore.config.schema import Group as Group
+from distcore.config.schema import LoRA as LoRA
 from distcore.config.schema import RunConfig as RunConfig
 from distcore.config.values import flatten as flatten
 from distcore.config.values import parse_settings as parse_settings

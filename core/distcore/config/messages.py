@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -56,7 +57,10 @@ def _deeper(model: type[BaseModel], key: str) -> str:
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
     for part in path:
+        if part.isdigit():  # a place in a list
+            continue
         annotation = model.model_fields[part].annotation
+        annotation = next(iter(get_args(annotation)), annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return
         model = annotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal, Self
 
@@ -48,15 +49,57 @@ class _Tree(BaseModel):
             _OUTERMOST.reset(token)
 
 
-class Optimizer(_Tree):
-    """AdamW; biases and normalisation weights get no weight decay."""
+class Group(_Tree):
+    """Parameters that the optimizer steps with settings of their own."""
 
-    name: str = Field("adamw", description="optimizer; a strategy may offer its own")
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, per unit of learning rate")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="decay rates of the running means of the gradient and of its square"
+    match: str = Field(description="regular expression: found in a parameter's name; the first group that fits counts")
+    lr: float | None = Field(None, gt=0, description="peak learning rate; layer_decay does not change it")
+    lr_scale: float | None = Field(None, gt=0, description="factor of the learning rate")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; biases and normalisations keep none")
+
+    @field_validator("match")
+    @classmethod
+    def _is_regex(cls, given: str) -> str:
+        try:
+            re.compile(given)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return given
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        given = [key for key in ("lr", "lr_scale", "weight_decay") if getattr(self, key) is not None]
+        if not given or {"lr", "lr_scale"} <= set(given):
+            raise ValueError("expected lr or lr_scale, or weight_decay, or one of the two and weight_decay")
+        return self
+
+
+class Optimizer(_Tree):
+    """The optimizer; biases and normalisation weights get no weight decay.
+
+    Its options stand beside these keys, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field("adamw", description="name, or file.py:Class; a strategy may offer its own")
+    weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
+        "auto", description="what each step takes away of the weights; auto: the optimizer's own default"
     )
-    eps: float = Field(1e-8, gt=0, description="added to the denominator of the step, against division by zero")
+    groups: list[Group] = Field(
+        default_factory=list,
+        description="parameters with rates of their own: `match`, a regular expression, with `lr` or `lr_scale`, "
+        "`weight_decay`",
+    )
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor of the learning rate from each repeated block to the one below it"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the named optimizer that are set: all of them once the config is resolved."""
+        decay = {} if self.weight_decay == "auto" else {"weight_decay": self.weight_decay}
+        return decay | (self.model_extra or {})
 
 
 class Schedule(_Tree):
@@ -82,6 +125,32 @@ class Clip(_Tree):
     value: float | None = Field(None, gt=0, description="absolute value of each element; null: off")
 
 
+class LoRA(_Tree):
+    """Small trained matrices beside frozen layers (peft); see docs/lora.md."""
+
+    rank: int | None = Field(None, ge=1, description="rows of each pair of matrices; null: the whole model is trained")
+    alpha: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto", description="what the matrices add is multiplied by alpha / rank; auto: twice the rank"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before the matrices")
+    targets: str | tuple[str, ...] = Field(
+        "all-linear",
+        description="layers that get them: a regular expression of whole names, or a list of how names end; "
+        "all-linear: every linear layer but the head",
+    )
+
+
+class EMA(_Tree):
+    """An exponential moving average of the weights, which is evaluated and exported in their place."""
+
+    decay: float | None = Field(
+        None, gt=0, lt=1, description="part of the average that stays at each optimizer step, such as 0.999; null: off"
+    )
+    warmup: bool = Field(
+        True, description="at first a smaller decay, (1 + step) / (10 + step), which soon forgets the first weights"
+    )
+
+
 class Loader(_Tree):
     """How rows become batches."""
 
@@ -90,6 +159,11 @@ class Loader(_Tree):
         "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
     )
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
+    forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto",
+        description="what one more forward pass costs, in tokens, where micro-batches are cut by tokens; auto: as "
+        "device and strategy have it",
+    )
 
 
 class Checkpoints(_Tree):
@@ -133,13 +207,25 @@ class RunConfig(_Tree):
     epochs: int = Field(1, ge=1, description="times over the training rows")
     max_steps: int | None = Field(None, ge=1, description="optimizer steps; overrides --epochs")
     global_batch_size: int = Field(32, ge=1, description="rows of one optimizer step, over all ranks")
-    micro_batch_size: int | Auto = Field("auto", description="rows of one forward pass on one rank")
+    micro_batch_size: int | Auto = Field(
+        "auto", description="most rows of one forward pass on one rank; auto: as many as micro_batch_tokens allows"
+    )
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
+        "or what micro_batch_size says alone",
+    )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
     clip: Clip = Field(Clip(), description="gradient clipping")
+    ema: EMA = Field(EMA(), description="moving average of the weights")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="of the forward pass; auto: bf16 where the device has its arithmetic, else fp32"
+    )
+    compile: Literal["off", "on", "regions"] = Field(
+        "off", description="torch.compile: of the model, or of each of its repeated blocks, which takes less time"
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -149,6 +235,7 @@ class RunConfig(_Tree):
     freeze: str | None = Field(
         None, description="regular expression: parameters in whose name it is found are not trained"
     )
+    lora: LoRA = Field(LoRA(), description="train an adapter instead of the whole model")
     seed: int = Field(
         0, ge=0, lt=2**32, description="of the weights, the order of the rows and dropout: same seed, same run"
     )
@@ -187,6 +274,11 @@ class RunConfig(_Tree):
     @classmethod
     def _aliases_to_task_options(cls, given: object) -> object:
         return with_task_options(given) if isinstance(given, dict) else given
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _not_a_bool(cls, given: object) -> object:
+        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off
 
     @field_validator("resume_changed", mode="before")
     @classmethod

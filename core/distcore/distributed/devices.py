@@ -75,6 +75,12 @@ def count_devices(kind: str) -> int:
     return int(module.device_count())
 
 
+def count_accelerators() -> int:
+    """Return how many devices there are of the accelerator that torch sees here; 0: there is none."""
+    kind = _seen()
+    return count_devices(kind) if kind else 0
+
+
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
     """Return this rank's device and make it the current one: the CPU, or the accelerator number ``local_rank``.
 

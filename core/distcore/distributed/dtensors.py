@@ -25,12 +25,12 @@ Read = Callable[[int, int], Tensor]
 def save(run: Run) -> State:
     """Return what this rank holds of the model and of the optimizer's state, by neutral name.
 
-    A shard is a ``Piece`` in its own dtype, on its own device. An empty shard is left out, and so is a shard that
-    another rank saves: of several replicas the first one does. Raises ValueError for a DTensor that is sharded along
+    A shard is a ``Piece`` in its own dtype, on its own device, marked on all replicas but the first. An empty shard is
+    left out. Raises ValueError for a DTensor that is sharded along
     another dimension than the first.
     """
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
-    return {name: _held(tensor.detach()) for name, tensor in tensors.items() if _saves(tensor)}
+    return {name: _held(tensor.detach()) for name, tensor in tensors.items() if not _is_empty(tensor)}
 
 
 @torch.no_grad()
@@ -62,8 +62,8 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
-    """A count of steps as it is; a moment sharded as its parameter is."""
-    if name.endswith("/step"):
+    """What has the parameter's shape sharded as that is, such as a moment; all else, such as a count, as it is."""
+    if name.endswith("/step") or state.shape(name) != tuple(parameter.shape):
         return state[name]
     moment = torch.zeros_like(parameter, requires_grad=False)
     _load(moment, name, state)
@@ -74,16 +74,13 @@ def _held(tensor: Tensor) -> Tensor | Piece:
     if not isinstance(tensor, DTensor):
         return tensor
     local, start = _local(tensor)
-    return Piece(local.reshape(-1), start, tuple(tensor.shape))
-
-
-def _saves(tensor: Tensor) -> bool:
-    """False for an empty shard, and for the copies of a shard on all replicas but the first."""
-    if not isinstance(tensor, DTensor):
-        return True
     place = tensor.device_mesh.get_coordinate() or ()
     replicas = [i for i, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
-    return tensor.to_local().numel() > 0 and not any(replicas)
+    return Piece(local.reshape(-1), start, tuple(tensor.shape), replica=any(replicas))
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and tensor.to_local().numel() == 0
 
 
 def _local(tensor: Tensor) -> tuple[Tensor, int]:

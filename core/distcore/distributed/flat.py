@@ -7,8 +7,9 @@ strategy describes them as ``Part``; ``save`` and ``load`` translate between buf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,18 +55,28 @@ def save(parts: Iterable[Part], optimizer: Optimizer | None) -> State:
     """Return the weights and the optimizer state of ``parts``; with ``optimizer=None`` only weights."""
     state: State = {}
     for part in parts:
-        kept = _state_of(optimizer, part.master)
-        if STEP in kept:
-            state[f"optimizer/{part.name}/{STEP}"] = torch.as_tensor(float(kept.pop(STEP)))
+        kept = optimizer.state.get(part.master, {}) if optimizer is not None else {}
+        counts = {key: value for key, value in kept.items() if _is_count(value)}
+        state |= {f"optimizer/{part.name}/{key}": torch.as_tensor(float(value)) for key, value in counts.items()}
         if part.count:
             state[f"model/{part.name}"] = part.saved_value(part.master)
-            state |= {f"optimizer/{part.name}/{key}": part.saved_value(value) for key, value in kept.items()}
+            moments = {key: value for key, value in kept.items() if getattr(value, "shape", None) == part.master.shape}
+            state |= {f"optimizer/{part.name}/{key}": part.saved_value(value) for key, value in moments.items()}
     return state
 
 
 @torch.no_grad()
-def load(parts: Iterable[Part], optimizer: Optimizer | None, saved: SavedState) -> None:
-    """Copy the saved weights into the buffers, and the saved state, if there is any, into the optimizer."""
+def load(
+    parts: Iterable[Part],
+    optimizer: Optimizer | None,
+    saved: SavedState,
+    count: Callable[[float], Any] | None = None,
+) -> None:
+    """Copy the saved weights into the buffers, and the saved state, if there is any, into the optimizer.
+
+    ``count`` makes a saved step count what the optimizer keeps as one, such as ``int``; default: a tensor, as torch's
+    optimizers do.
+    """
     parts = list(parts)
     for part in parts:
         if part.count:
@@ -73,7 +84,7 @@ def load(parts: Iterable[Part], optimizer: Optimizer | None, saved: SavedState) 
     names = {name for name in saved if name.startswith("optimizer/")}
     if optimizer is not None and names:
         for group in _by_buffer(parts):
-            _load_state(optimizer, group, saved, names)
+            _load_state(optimizer, group, saved, names, count or partial(_as_tensor, optimizer, group[0].master))
 
 
 @torch.no_grad()
@@ -93,27 +104,31 @@ def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:
     return groups.values()
 
 
-def _state_of(optimizer: Optimizer | None, master: Tensor) -> dict[str, Any]:
-    """Return the optimizer's state of one buffer: the tensors of its shape, and the step count."""
-    state = optimizer.state.get(master, {}) if optimizer is not None else {}
-    return {key: value for key, value in state.items() if key == STEP or getattr(value, "shape", None) == master.shape}
+def _is_count(value: object) -> bool:
+    """A number, which a buffer has once: the steps that it took."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-def _load_state(optimizer: Optimizer, parts: list[Part], saved: SavedState, names: set[str]) -> None:
+def _load_state(
+    optimizer: Optimizer, parts: list[Part], saved: SavedState, names: set[str], count: Callable[[float], Any]
+) -> None:
     master = parts[0].master
-    keys = {key for part in parts for key in _keys(names, part.name)} - {STEP}
-    if not keys:
-        return
-    # Zeros stay where nothing was saved: for a parameter that never had a gradient, and for alignment padding.
-    state: dict[str, Any] = {key: torch.zeros_like(master) for key in keys}
+    state: dict[str, Any] = {}
+    counts: dict[str, float] = {}
     for part in parts:
-        for key in keys:
-            if part.count and (name := f"optimizer/{part.name}/{key}") in names:
-                part.slice_of(state[key]).copy_(saved.piece(name, part.start, part.count))
-    counts = (f"optimizer/{part.name}/{STEP}" for part in parts)
-    # A buffer has one step count. Saved counts may differ: a parameter without a gradient in some steps has fewer.
-    count = max((float(saved[name]) for name in counts if name in names), default=0.0)
-    optimizer.state[master] = state | {STEP: _step(optimizer, master, count)}
+        for key in _keys(names, part.name):
+            name = f"optimizer/{part.name}/{key}"
+            if saved.shape(name) == part.shape and key != STEP:
+                # Zeros stay where nothing was saved: for a parameter that never had a gradient, and for padding.
+                if key not in state:
+                    state[key] = torch.zeros_like(master)
+                if part.count:
+                    part.slice_of(state[key]).copy_(saved.piece(name, part.start, part.count))
+            else:
+                # A buffer has one count. Saved ones may differ: a parameter without a gradient in some steps has fewer.
+                counts[key] = max(float(saved[name]), counts.get(key, 0.0))
+    if state:
+        optimizer.state[master] = state | {key: count(value) for key, value in counts.items()}
 
 
 def _keys(names: set[str], parameter: str) -> Iterator[str]:
@@ -121,10 +136,8 @@ def _keys(names: set[str], parameter: str) -> Iterator[str]:
     return (name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def _step(optimizer: Optimizer, master: Tensor, count: float) -> Tensor | int:
-    """Return a step count in the optimizer's own form: torch keeps a tensor, most others an int."""
-    if not type(optimizer).__module__.startswith("torch."):
-        return int(count)
+def _as_tensor(optimizer: Optimizer, master: Tensor, count: float) -> Tensor:
+    """Return a step count as torch's optimizers keep it."""
     group = optimizer.param_groups[0]
     on_device = group.get("fused") or group.get("capturable")
     return torch.tensor(count, device=master.device if on_device else "cpu")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
+    DistStoreError,
     HashStore,
     PrefixStore,
     Store,
@@ -32,21 +35,49 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
 
     With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
     MASTER_PORT from the environment; a single process needs neither.
+
+    A group that the program made before is used as it is, and stays after the run. Raises StrategyError if it is of
+    other ranks or cannot send what it must.
     """
-    if dist.is_initialized():  # a failed run in this process left its group behind
-        dist.destroy_process_group()
     device = device_of(config, rank_info)
     backend = backend_of(device)
     of_its_own = backend != "gloo"
+    backends = f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend
+    if dist.is_initialized():
+        if dist.group.WORLD not in _OWN:
+            return _world_of_program(rank_info, device, backends)
+        dist.destroy_process_group()  # a failed run in this process left its group behind
     dist.init_process_group(
-        f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend,
+        backends,
         rank=rank_info.rank,
         world_size=rank_info.size,
         store=_store(rank_info),
         timeout=timedelta(seconds=config.timeout),
         device_id=device if of_its_own else None,
     )
+    _OWN[:] = [dist.group.WORLD]
     return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=rank_info.local_rank, device=device)
+
+
+_OWN: list[object] = []
+"""The default process group, if distcore has made it; one that the program made is not destroyed."""
+
+
+def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) -> World:
+    """Return the world of the group that is there; raises StrategyError if this run cannot use it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) != (rank_info.rank, rank_info.size):
+        raise StrategyError(
+            f"this process is rank {rank_info.rank} of {rank_info.size}, but the program has made a process group in "
+            f"which it is rank {rank} of {size}: call destroy_process_group() before, or make none"
+        )
+    there = dist.get_backend_config()
+    if missing := [one for one in backends.split(",") if (one if ":" in one else f"{device.type}:{one}") not in there]:
+        raise StrategyError(
+            f"the program has made a process group of {there}, and this run needs {', '.join(missing)}: call "
+            "destroy_process_group() before, or make none"
+        )
+    return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=device)
 
 
 def open_store(rank_info: RankInfo) -> Store:
@@ -74,22 +105,53 @@ def _store(rank_info: RankInfo) -> Store | None:
     """
     if rank_info.size == 1 and "MASTER_ADDR" not in os.environ:
         return HashStore()
-    hosted = "TORCHELASTIC_USE_AGENT_STORE" in os.environ
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if os.environ.get("MASTER_ADDR") != LOOPBACK and not hosted:
         return None
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if where not in _STORES:
-        _STORES[where] = _open(*where, rank_info, hosted), count()
+        store: Store = _open(*where, rank_info, hosted)
+        if hosted and rank_info.launcher != "local":  # ours has a store for each launch
+            store = PrefixStore(agree_on_prefix(store, rank_info), store)
+        _STORES[where] = store, count()
     store, numbers = _STORES[where]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"attempt-{attempt}/group-{next(numbers)}", store)
+    return PrefixStore(f"group-{next(numbers)}", store)
 
 
-_STORES: dict[tuple[str, int], tuple[TCPStore, Iterator[int]]] = {}
+def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> str:
+    """Return a name that only the ranks of this attempt know, the same on each; every rank calls.
+
+    torchelastic's agents keep one store while they start ranks again and again, and tell the ranks nothing that is new
+    each time: the number of restarts is that of a machine, and a change of machines does not count. What ranks of an
+    earlier attempt have left in the store must not be taken for an answer. So rank 0 answers every rank that asks until
+    all have heard it. Raises DistStoreError after ``timeout`` seconds.
+    """
+    mine, rank = uuid4().hex, rank_info.rank
+    if rank:
+        store.set(f"asks-{rank}", mine)
+        store.wait([f"answer-{mine}"], timedelta(seconds=timeout))
+        name = store.get(f"answer-{mine}").decode()
+        store.set(f"{name}/heard-{rank}", "")
+        return name
+    asking = [f"asks-{other}" for other in range(1, rank_info.size)]
+    heard = [f"{mine}/heard-{other}" for other in range(1, rank_info.size)]
+    deadline, pause = time.monotonic() + timeout, 0.01
+    while heard and not store.check(heard):
+        if time.monotonic() > deadline:
+            raise DistStoreError(f"timed out after {timeout:g} s waiting for {rank_info.size - 1} other rank(s)")
+        if store.check(asking):
+            for name in store.multi_get(asking):
+                store.set(f"answer-{name.decode()}", mine)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+    return mine
+
+
+_STORES: dict[tuple[str, int], tuple[Store, Iterator[int]]] = {}
 """By address and port: the store of this process, and the numbers of the groups that meet in it.
 
 Each group has keys of its own: under torch's names for them, which are always the same, a rank that is ahead would read
-where its peers were in the last group, or before a restart, and wait for them there.
+where its peers were in the last group, and wait for them there.
 """
 
 
@@ -135,12 +197,14 @@ def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> No
 
 
 def leave_process_group(world: World) -> bool:
-    """Leave the default process group once every rank has called; return True."""
+    """Leave the default process group once every rank has called; return True. The program's own stays."""
     # Free wrapped models that only a reference cycle still holds. Destroyed later, such a model would destroy the
     # group while it holds the interpreter's lock, and wait for a thread that needs the lock: a deadlock.
     gc.collect()
     dist.barrier()
-    dist.destroy_process_group()
+    if dist.group.WORLD in _OWN:
+        _OWN.clear()
+        dist.destroy_process_group()
     return True
 
 

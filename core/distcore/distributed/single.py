@@ -14,7 +14,14 @@ from distcore.plugin.hookspecs import hookimpl
 class SingleStrategy:
     """Train in one process; every hook except ``setup`` is the core's default."""
 
-    capabilities: ClassVar = Capabilities(spec_version=2, processes="one", collectives_per_step=0)
+    capabilities: ClassVar = Capabilities(
+        spec_version=2,
+        processes="one",
+        other_optimizers="all",
+        ema=True,
+        compiles=frozenset({"on", "regions"}),
+        collectives_per_step=0,
+    )
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
 from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
+from distcore.distributed.averages import averaged
 from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
 from distcore.engine.predictions import try_predictions
@@ -23,13 +25,15 @@ log = logging.getLogger("distcore")
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run the task's evaluation over ``dataset`` on all ranks; return the same result on every rank.
+    """Run the task's evaluation over ``dataset`` on all ranks, of the average of the weights where there is one.
 
-    ``data`` are the run's datasets, which the task's report may need. Raises AgreementError if a row comes back twice
-    or not at all, because the strategy's sampler or gather is wrong; TaskError for what the task must not return.
+    Returns the same result on every rank. ``data`` are the run's datasets, which the task's report may need. Raises
+    AgreementError if a row comes back twice or not at all, because the strategy's sampler or gather is wrong; TaskError
+    for what the task must not return.
     """
     share_buffers(run, hooks)
-    found = collect(run, hooks, dataset, evaluation_of(run, task))
+    with averaged(run, hooks):
+        found = collect(run, hooks, dataset, evaluation_of(run, task))
     return Evaluation(
         outputs=found.outputs,
         metrics=metrics_of(task, found, dataset, data),
@@ -85,8 +89,9 @@ def forward_all(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     collector = Collector()
     steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
+    batches = MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps)
     run.model.eval()
-    for micro, batch in MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps):
+    for micro, batch in islice(batches, 1 if rehearsing else None):
         with autocast:
             outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
         counts = rehearsing or (run.world.speaks and not micro.is_padding)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from distcore.data.collation import check_collation
 from distcore.data.loader import MicroBatches, one_step, to_device
 from distcore.data.varying import in_epoch
+from distcore.distributed import averages
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
 from distcore.engine.precision import autocast_for
@@ -65,6 +66,8 @@ def steps(
             if run.scheduler is not None:
                 run.scheduler.step()
             progress = advance(progress, rows, plan)
+            if run.ema is not None:
+                averages.update(run, hooks, progress.step)
             hooks.on_step_end(run, progress, result)
             yield progress, result, loss
 

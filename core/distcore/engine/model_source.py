@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
 import torch
 from torch import nn
 
 from distcore.config import RunConfig
 from distcore.engine import task_calls
+from distcore.engine.lora import adapt
+from distcore.engine.optim import freeze
 from distcore.errors import SkeletonError
 from distcore.launchers.failures import one_line
 from distcore.plugin.contract import ModelSource
@@ -14,7 +20,37 @@ from distcore.plugin.task import Datasets, Task
 
 
 def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
-    """Return how to build the task's model: whole, or as a skeleton on the meta device."""
+    """Return how to build the task's model with the run's adapter: whole, or as a skeleton on the meta device."""
+    base = base_source(config, task, data)
+    if config.lora.rank is None:
+        return base
+
+    def put_in(module: nn.Module) -> dict[str, str]:
+        return adapt(config, module, base.folder)
+
+    def adapted(build: Callable[[], nn.Module]) -> nn.Module:
+        module = build()
+        put_in(module)
+        return module
+
+    return ModelSource(
+        build=partial(adapted, base.build), skeleton=partial(adapted, base.skeleton), base=base, adapt=put_in
+    )
+
+
+def check_model(config: RunConfig, task: Task, data: Datasets) -> None:
+    """Raise ConfigError for what ``freeze`` or ``lora`` says of layers and the model does not have.
+
+    Only where the task builds a skeleton; of other models a rank says it.
+    """
+    if config.freeze is None and config.lora.rank is None:
+        return
+    with suppress(SkeletonError):
+        freeze(config, model_source(config, task, data).skeleton())
+
+
+def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Return how to build the task's model as the task does, without an adapter."""
 
     def build() -> nn.Module:
         torch.manual_seed(config.seed)

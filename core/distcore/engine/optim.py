@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -11,60 +10,61 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from distcore.config import RunConfig
-from distcore.distributed.devices import FUSED
+from distcore.engine.parameter_groups import parameter_groups
 from distcore.errors import ConfigError, nearest
+from distcore.optimizers.adam import AdamW
+from distcore.optimizers.own import as_plugin
+from distcore.plugin import registry
 from distcore.plugin.contract import OptimizerFactory
+from distcore.plugin.optimizer import BuildsOptimizer
+from distcore.plugin.options import build, options_of, values_of
 
 WARMUP_STABLE_DECAY = "warmup_stable_decay"
 """The schedule that holds its peak until the last part of the run, ``schedule.decay_ratio``."""
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which transformers' polynomial schedule ends."""
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
     """Return a function that builds the configured optimizer for a module; ``wrap_model`` gets it."""
-    return partial(_adamw, config)
+    return partial(_built, config)
 
 
-def _adamw(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
-    assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
-    return torch.optim.AdamW(
-        parameter_groups(module, config.optimizer.weight_decay),
-        lr=config.lr,
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-        fused=_can_fuse(module),
-    )
+def _built(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = load_optimizer(config)
+    return optimizer.build(module, parameter_groups(config, module, getattr(optimizer, "weight_decay", None)))
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Split the trainable parameters into groups with weight decay and, for biases and normalization weights, without.
+def load_optimizer(config: RunConfig) -> BuildsOptimizer:
+    """Build what makes the optimizer that the config names, from its options; raises DistcoreError, one line.
 
-    It goes by names and module classes, not by shapes, which a sharding strategy may have changed.
+    One of the strategy's own, which is no entry point, has the options of adamw.
     """
-    exempt = set(_exempt(module))
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            (plain if name in exempt else decayed).append(parameter)
-    groups: list[dict[str, object]] = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    name, given = config.optimizer.name, config.optimizer.options
+    cls = optimizer_class(name) if is_installed(name) else AdamW
+    options = [option.name for option in options_of(cls)]
+    if unknown := next((key for key in given if key not in options), None):
+        keys = type(config.optimizer).model_fields
+        hint = "" if unknown in keys else nearest(unknown, [*options, *keys])
+        listed = ", ".join(options) or "no options"
+        raise ConfigError(f"unknown key 'optimizer.{unknown}'{hint}: {name} has {listed}")
+    return build("optimizer", name, cls, given)
 
 
-def _exempt(module: nn.Module) -> Iterator[str]:
-    for path, child in module.named_modules():
-        is_norm = "norm" in type(child).__name__.lower()
-        for name, _ in child.named_parameters(recurse=False):
-            if is_norm or name.endswith("bias"):
-                yield f"{path}.{name}" if path else name
+def with_options(config: RunConfig) -> RunConfig:
+    """Return ``config`` with all options of its optimizer filled in; raises DistcoreError for a wrong one."""
+    options = values_of(load_optimizer(config))
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=options)})
 
 
-def _can_fuse(module: nn.Module) -> bool:
-    """Return True if torch's fused AdamW takes the parameters: all floating-point, and on one type of device."""
-    kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
-    return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}
+def optimizer_class(name: str) -> type[BuildsOptimizer]:
+    """Import an optimizer, by the name of its entry point or as ``file.py:Class``; raises DistcoreError."""
+    return as_plugin(name, registry.load("optimizers", name))
+
+
+def is_installed(name: str) -> bool:
+    """Return True if there is an entry point of this name, or it is ``file.py:Class``."""
+    return ".py:" in name or name in registry.offers("optimizers")
 
 
 def check_freeze(config: RunConfig) -> None:
@@ -76,13 +76,17 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all."""
+    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all.
+
+    With LoRA they are those of the adapter: all others are frozen already.
+    """
     if config.freeze is None:
         return
-    names = [name for name, _ in module.named_parameters()]
+    adapter = "" if config.lora.rank is None else " that LoRA trains"
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
     frozen = {name for name in names if re.search(config.freeze, name)}
     if len(frozen) in (0, len(names)):
-        found = "is found in no parameter's name" if not frozen else "is found in every parameter's name"
+        found = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
         raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
     for name, parameter in module.named_parameters():
@@ -117,13 +121,21 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
     return scheduler
 
 
-def check_schedule(config: RunConfig) -> None:
-    """Raise ConfigError unless transformers has a schedule of this name that needs no arguments of its own."""
+def known_schedules() -> list[str]:
+    """Return the names of the schedules of transformers that need no arguments of their own."""
     from transformers.trainer_utils import SchedulerType
 
     takes_more = ("plateau", "min_lr", "greedy")
-    known = sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
-    if config.schedule.name not in known:
-        hint = nearest(config.schedule.name, known)
-        names = ", ".join(known)
-        raise ConfigError(f"schedule.name = {config.schedule.name!r}: no such schedule{hint} (known: {names})")
+    return sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
+
+
+def check_schedule(config: RunConfig) -> None:
+    """Raise ConfigError unless there is a schedule of this name that takes what is set beside it."""
+    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, known_schedules()
+    if name not in known:
+        hint, names = nearest(name, known), ", ".join(known)
+        raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")
+    if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
+        raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
+    if name == "polynomial" and isinstance(config.lr, float) and config.lr <= POLYNOMIAL_END:
+        raise ConfigError(f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a larger one")

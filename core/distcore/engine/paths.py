@@ -14,7 +14,7 @@ from distcore.plugin.task import Task
 
 
 def with_absolute_paths(config: RunConfig, task: Task) -> RunConfig:
-    """Return a resolved ``config`` with the paths of its task, its strategy and its extensions absolute.
+    """Return a resolved ``config`` with the paths of its task, strategy, optimizer and extensions absolute.
 
     A path to what is not there stays as it is.
     """
@@ -24,6 +24,7 @@ def with_absolute_paths(config: RunConfig, task: Task) -> RunConfig:
             "task": absolute(config.task),
             "task_options": _absolute_options(config.task_options, task),
             "strategy_options": _absolute_options(config.strategy_options, strategy),
+            "optimizer": config.optimizer.model_copy(update={"name": absolute(config.optimizer.name)}),
             "extensions": {absolute(name): given for name, given in config.extensions.items()},
         }
     )

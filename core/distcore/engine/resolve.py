@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 from datetime import datetime
@@ -10,8 +12,19 @@ from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import check_deterministic, count_devices, has_fast_bf16, resolve_device
-from distcore.engine.optim import check_freeze, check_schedule
+from distcore.engine.compiling import with_compile
+from distcore.engine.lora import resolve_lora
+from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
+from distcore.engine.optim import (
+    check_freeze,
+    check_schedule,
+    is_installed,
+    load_optimizer,
+    optimizer_class,
+    with_options,
+)
 from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
+from distcore.optimizers.own import check as check_own
 from distcore.plugin import registry
 from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.hooks import capabilities_of
@@ -19,8 +32,7 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
-LARGEST_AUTO_MICRO_BATCH = 32
-"""Most rows per micro-batch that 'auto' chooses."""
+log = logging.getLogger("distcore")
 MOST_RANKS = 2**16
 """Most ranks that a message proposes."""
 
@@ -49,15 +61,21 @@ def resolve(
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
-    _check_declared(config, declared, launcher, training)
+    _check_declared(config, declared, launcher)
     check_deterministic(config)
     if training:
+        config = _with_optimizer(config, declared)
+        _check_average(config, declared)
         check_schedule(config)
         check_freeze(config)
+        config = _compiled(config, declared)
+    check_micro_batch_size(config, data_shards(config, declared, world_size))
     config = config.model_copy(
         update={
-            "micro_batch_size": micro_batch_size(config, data_shards(config, declared, world_size)),
+            "micro_batch_tokens": micro_batch_tokens(config),
+            "loader": with_forward_tokens(config, declared),
             "lr": _learning_rate(config, task),
+            "lora": resolve_lora(config),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
             "out": config.out or _new_run_folder(config),
         }
@@ -67,6 +85,15 @@ def resolve(
     elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
+
+
+def _compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
+    possible = with_compile(config, declared)
+    if possible.compile != config.compile:
+        said = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
+    return possible
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
@@ -145,11 +172,8 @@ def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> i
     return shards
 
 
-def micro_batch_size(config: RunConfig, shards: int) -> int:
-    """Return the rows per micro-batch; for 'auto' the largest divisor of a data shard's rows that is at most 32.
-
-    Raises ConfigError unless the global batch is a multiple of micro-batch times data shards.
-    """
+def check_micro_batch_size(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
     whole, micro = config.global_batch_size, config.micro_batch_size
     if micro != "auto" and micro < 1:
         raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
@@ -159,10 +183,6 @@ def micro_batch_size(config: RunConfig, shards: int) -> int:
             f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
             f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
         )
-    if micro != "auto":
-        return micro
-    share = whole // shards
-    return max(size for size in range(1, min(share, LARGEST_AUTO_MICRO_BATCH) + 1) if share % size == 0)
 
 
 def check_out(config: RunConfig) -> None:
@@ -217,7 +237,7 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
     return size
 
 
-def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, training: bool) -> None:
+def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
     wanted: list[tuple[str, Any, frozenset[str], Any]] = [
         (
@@ -234,9 +254,6 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
             lambda o: launcher in (o.launchers or {launcher}),
         ),
     ]
-    if training:
-        name = config.optimizer.name
-        wanted.append(("optimizer.name", name, declared.optimizers, lambda other: name in other.optimizers))
     for key, value, possible, can in wanted:
         if value not in possible:
             raise ConfigError(
@@ -250,6 +267,46 @@ def _check_declared(config: RunConfig, declared: Capabilities, launcher: str, tr
             f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
             f"{others} could, with their default options"
         )
+
+
+def _check_average(config: RunConfig, declared: Capabilities) -> None:
+    if config.ema.decay is not None and not declared.ema:
+        lacks = f"strategy {config.strategy!r} keeps no average of weights"
+        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
+
+
+def _with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with all options of its optimizer.
+
+    Raises DistcoreError for an optimizer that there is not or that the strategy does not take, or a wrong option.
+    """
+    name = config.optimizer.name
+    installed = is_installed(name)
+    elementwise = installed and optimizer_class(name).elementwise
+
+    def takes(other: Capabilities) -> bool:
+        return name in other.optimizers or (installed and other.takes_optimizer(name, elementwise))
+
+    if not takes(declared):
+        possible = optimizers_of(declared)
+        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if installed else ""
+        raise ConfigError(
+            f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
+            f"{nearest(name, possible)}{why}; {strategies_that(takes)} could"
+        )
+    optimizer = load_optimizer(config)
+    if not type(optimizer).__module__.startswith("distcore."):
+        check_own(name, optimizer)
+    return with_options(config)
+
+
+def optimizers_of(declared: Capabilities) -> list[str]:
+    """Return the names of the optimizers that a strategy takes, of all that are installed; imports those."""
+    found = set(declared.optimizers)
+    for name in registry.offers("optimizers"):
+        with contextlib.suppress(DistcoreError):
+            found |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
+    return sorted(found)
 
 
 def strategies_that(can: Any) -> str:

@@ -6,9 +6,11 @@ Asking for a method by its protocol takes microseconds, so it is done once per p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -74,11 +76,14 @@ def evaluation_of(run: Run, task: Task, labelled: bool = True) -> Evaluate:
     generate = task.generate if isinstance(task, Generates) else None
     sums = task.sums if labelled and isinstance(task, Sums) else None
     in_step = run.capabilities.shards_parameters and run.world.size > 1
+    compiled = run.compiled is not None and run.config.compile != "off"
 
     def evaluate(batch: Batch, rows: int) -> Evaluated:
         found = checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
         if generate:
-            made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
+            # Not compiled: what grows with each token would be compiled again and again.
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
             if twice := sorted(found.keys() & made.keys()):
                 raise TaskError(
                     f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose another name"

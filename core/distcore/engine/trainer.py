@@ -16,23 +16,29 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
+from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.devices import deterministic, peak_memory
 from distcore.engine import task_calls
+from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
+from distcore.engine.compiling import compile_model
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
+from distcore.engine.micro_batches import description, most_micro_batches
 from distcore.engine.model_source import model_source
-from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_warmup
+from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.predictions import prediction_lines
 from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
 from distcore.files import strict_json
 from distcore.launchers.environment import export, join
+from distcore.launchers.network import prepare_network, spans_machines
 from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
@@ -78,10 +84,16 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     check_world(run, hooks, rank_info)
     # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
     run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
-    check_agreed(run, hooks, config=run.config.model_dump(mode="json"), rows=len(data.train), steps=run.total_steps)
+    base = run.base.digest if run.base else None
+    agreed = {"config": run.config.model_dump(mode="json"), "rows": len(data.train), "steps": run.total_steps}
+    check_agreed(run, hooks, **agreed, base=base)
     run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
     rows = fingerprint(data.train)
+    if spans_machines(rank_info):
+        check_shared(run, hooks)
     progress, best = resume_or_start(run, hooks, task, data, rows)
+    if world.is_main:
+        log.info("%s", description(run.config))
     rehearse(run, hooks, task, data)
     meter = Meter(progress)
     progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
@@ -91,6 +103,7 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
 def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:
     """Register the strategy and the extensions of a resolved config, and join the other ranks."""
     if rank_info.size > 1:
+        prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
     hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
     return hooks, hooks.setup(config, rank_info)
@@ -107,21 +120,28 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         if not hasattr(module, "gradient_checkpointing_enable"):
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
         module.gradient_checkpointing_enable()  # type: ignore[operator]
+    base = base_of(config, task, module)
     freeze(config, module)
+    if base and training and world.is_main:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+        log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
+    compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
-    config = with_warmup(config, total_steps)
-    micro_batches = config.global_batch_size // (int(config.micro_batch_size) * world.shards)
+    config = with_warmup(with_options(config) if training else config, total_steps)
     run = Run(
         config=config,
         world=world,
         capabilities=hooks.capabilities,
         module=module,
         model=module,
+        compiled=compiled,
         total_steps=total_steps,
         steps_per_epoch=-(-len(data.train) // config.global_batch_size),
         rows=len(data.train),
-        accumulation=max(1, micro_batches),
+        accumulation=most_micro_batches(config, world.shards),
         scaler=scaler_for(config, hooks.capabilities, world),
+        base=base,
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
     if not training:
@@ -132,7 +152,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     if "schedule" not in hooks.capabilities.owns:
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:
@@ -246,6 +267,8 @@ def finish(
         "world_size": run.world.size,
         "device": run.world.device.type,
         "precision": run.config.precision,
+        "weights": "raw" if run.ema is None else "ema",
+        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,
@@ -265,6 +288,9 @@ def finish(
                 file.writelines(prediction_lines(task, tested.outputs, data))
 
     on_main(run, hooks, write)
+    if run.compiled and run.config.compile != "off":
+        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
+        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
     hooks.on_run_end(run, report)
     return report
 

@@ -66,7 +66,8 @@ class ProgressLine:
     @hookimpl
     def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
         """Print the metrics of an evaluation."""
-        self._say(describe_evaluation(f"evaluation at step {progress.step}", evaluation.summary()))
+        of = "" if run.ema is None else " of the EMA"
+        self._say(describe_evaluation(f"evaluation{of} at step {progress.step}", evaluation.summary()))
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:

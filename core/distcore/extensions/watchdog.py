@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 
 from distcore.engine.evaluation import forward_all
 from distcore.engine.loop import train_step
+from distcore.launchers.network import where
 from distcore.plugin.contract import MicroBatch, Progress, RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.hookspecs import hookimpl
@@ -18,6 +19,7 @@ from distcore.plugin.hookspecs import hookimpl
 log = logging.getLogger("distcore")
 CHECKS_PER_LIMIT = 8
 """How often the watchdog looks at the rank in ``limit`` seconds: an alarm is late by at most ``limit / 8`` seconds."""
+_LIKELY = "; likely another rank, its machine or the link to it does not answer: the run ends after config key timeout"
 ROWS_SHOWN = 8
 """Row numbers in a message."""
 
@@ -30,14 +32,17 @@ class Watchdog:
     """Seconds that a hook, or the forward and backward passes of one step, may take; 0: off."""
 
     def __post_init__(self) -> None:
+        self._likely = ""
         self._over = threading.Event()
         self._step = 0
-        self._rank = 0
+        self._rank = "0"
 
     @hookimpl(wrapper=True, tryfirst=True)
     def setup(self, rank_info: RankInfo) -> Generator[None, World, World]:
         """Start the watching thread."""
-        self._rank = rank_info.rank
+        machine = where(rank_info)
+        self._rank = f"{rank_info.rank} on {machine}" if machine else str(rank_info.rank)
+        self._likely = _LIKELY if machine else ""
         if self.limit > 0:
             watched = threading.get_ident()
             threading.Thread(target=self._watch, args=(watched,), name="distcore-watchdog", daemon=True).start()
@@ -74,8 +79,9 @@ class Watchdog:
         what = f"hook {name}()" if frame.f_code in _HOOKS else f"{name}()"
         rows = _rows(frame)
         shown = ", ".join(map(str, rows[:ROWS_SHOWN])) + (", …" if len(rows) > ROWS_SHOWN else "")
-        where = f" on rows {shown}" if rows else ""
-        return f"watchdog: rank {self._rank} has been in {what} for {self.limit:g} s, in step {self._step + 1}{where}"
+        of_rows = f" on rows {shown}" if rows else ""
+        since = f"for {self.limit:g} s, in step {self._step + 1}"
+        return f"watchdog: rank {self._rank} has been in {what} {since}{of_rows}{self._likely}"
 
 
 _HOOKS = {method.__code__ for name, method in vars(Hooks).items() if callable(method) and not name.startswith("_")}

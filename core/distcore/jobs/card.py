@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from distcore.checkpoint.provenance import provenance, without_folder
 from distcore.config import RunConfig, dump_config
@@ -23,27 +25,45 @@ KINDS = {
     "ForConditionalGeneration": "text2text-generation",
 }
 """How the name of a transformers class ends, to the pipeline of transformers that takes it."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file of peft's settings in the folder of an adapter."""
+AUTO_CLASSES = {
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+}
+"""What peft calls a task, to the class of peft that loads an adapter and its base."""
 
 
-def write_card(to: Path, model: str, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
-    """Write ``FILE`` into the model folder ``to``.
+def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
+    """Write ``FILE`` into the model folder ``to``, which may be that of an adapter.
 
-    ``model`` is the name of the model's class; ``config`` and ``job_state`` are those of the checkpoint, and ``run`` is
-    the run folder that it lies in, whose metrics and report are used if they are there.
+    ``module`` is the model, whole or the base; ``config`` and ``job_state``, with ``weights`` beside, are those of the
+    checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
     """
     from huggingface_hub import ModelCardData  # comes with transformers
 
+    model = type(module).__name__
     kind = next((kind for end, kind in KINDS.items() if model.endswith(end)), None)
-    head = ModelCardData(library_name="transformers", pipeline_tag=kind, tags=["distcore"])
-    lines = ["---", head.to_yaml(), "---", "", *_body(to.name, model, config, job_state, run)]
+    is_adapter = (to / ADAPTER_CONFIG).is_file()
+    library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
+    head = ModelCardData(library_name=library, pipeline_tag=kind, tags=tags)
+    use = _how_to_use(to, module, config) if is_adapter else ()
+    lines = ["---", head.to_yaml(), "---", "", *_body(to.name, model, config, job_state, run, use)]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _body(name: str, model: str, config: RunConfig, job_state: dict[str, Any], run: Path) -> Iterator[str]:
+def _body(
+    name: str, model: str, config: RunConfig, job_state: dict[str, Any], run: Path, use: Iterable[str]
+) -> Iterator[str]:
     known = provenance(model, job_state, config, run)
     yield f"# {name}"
     yield ""
     yield f"A {model} of the task {known.task}, trained with distcore for {known.steps} optimizer steps."
+    if job_state["weights"] == "ema":
+        yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
+    yield from use
     if found := _evaluation(run, known.steps):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
         yield from (f"| {metric} | {value:.4g} |" for metric, value in found.items())
@@ -62,6 +82,21 @@ def _body(name: str, model: str, config: RunConfig, job_state: dict[str, Any], r
     )
     yield _shareable(config).strip()
     yield "```"
+
+
+def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
+    """Yield what loads an adapter; a classifier's base may have a head for other classes."""
+    settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
+    base = settings["base_model_name_or_path"]
+    labels = f", num_labels={module.config.num_labels}, ignore_mismatched_sizes=True"
+    arguments = "" if module.get_output_embeddings() is not None else labels
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    yield from ("", f"It is a LoRA adapter, of rank {rank} and alpha {alpha:g}; `{without_folder(base)}` is its base:")
+    yield from ("", "```python", f"from peft import {auto}", "")
+    yield from (f'model = {auto}.from_pretrained("{to.name}"{arguments})', "```", "")
+    yield "Where the base is elsewhere, load it by itself, and put the adapter into it:"
+    yield f"`PeftModel.from_pretrained(base, {to.name!r})`."
 
 
 def _evaluation(run: Path, step: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.devices import available_cores
+from distcore.engine.micro_batches import description
 from distcore.engine.optim import with_warmup
 from distcore.engine.trainer import total_steps_of
 from distcore.launchers import join
@@ -35,6 +36,7 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     yield f"rows: {sizes}"
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
+    yield description(config)
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"

@@ -23,6 +23,7 @@ from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, show_evaluation
 from distcore.launchers import join, launch, run_as_rank
 from distcore.plugin.contract import RankInfo, World
+from distcore.plugin.cutting import SIZELESS
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.task import Task
 
@@ -88,10 +89,11 @@ def _evaluate_in(
     data = prepare(task, config)
     run = build_run(config, hooks, world, task, data, training=False)
     check_world(run, hooks, rank_info)
-    checkpoint.load_weights(run, hooks, path)
+    weights = checkpoint.load_weights(run, hooks, path)
     evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),
+        "weights": weights,
         "strategy": hooks.name,
         "world_size": world.size,
         "evaluation": evaluation.summary(),
@@ -108,4 +110,5 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
     if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}
     config = load_config(None, trained | elsewhere | changes)
-    return config.model_copy(update={"global_batch_size": int(config.micro_batch_size) * nproc})
+    rows = SIZELESS if config.micro_batch_size == "auto" else config.micro_batch_size
+    return config.model_copy(update={"global_batch_size": rows * nproc})

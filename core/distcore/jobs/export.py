@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from distcore.checkpoint.job_state import saved_config
+from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.reader import Checkpoint
+from distcore.checkpoint.weights import Evaluated, weights_of
+from distcore.config import RunConfig
 from distcore.engine import task_calls
+from distcore.engine.base import base_of
 from distcore.engine.model_source import model_source
 from distcore.engine.resolve import load_task
 from distcore.errors import CheckpointError
+from distcore.jobs.adapter import take_out, write_adapter
 from distcore.jobs.card import write_card
+from distcore.plugin.task import Task
 
 SHARD = "5GB"
 """Most bytes of a file of weights."""
 
 
-def export(path: Path, to: Path, task_name: str | None = None) -> None:
+def export(path: Path, to: Path, task_name: str | None = None, merged: bool = False) -> None:
     """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
     Tied weights stay tied. The training data is not needed: the run folder holds what the task has saved about it.
-    ``task_name`` replaces the task that the checkpoint names. Raises DistcoreError.
+    ``task_name`` replaces the task that the checkpoint names. Of a run with LoRA the folder is one of peft, or, if
+    ``merged``, one of the whole model. Raises DistcoreError.
     """
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
@@ -36,29 +42,51 @@ def export(path: Path, to: Path, task_name: str | None = None) -> None:
         raise CheckpointError(f"--to {to}: already exists and is not empty")
     checkpoint = Checkpoint(path)
     checkpoint.verify()
-    config = saved_config(checkpoint.job_state(), path)
+    job_state = checkpoint.job_state()
+    config = saved_config(job_state, path)
+    has_adapter = config.lora.rank is not None
+    if merged and not has_adapter:
+        raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
     task = load_task(config.model_copy(update={"task": task_name or config.task}))
     data = task_calls.data_of(task, path, config)
-    module = model_source(config, task, data).build()
+    module: Any = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
+    check_base(base_of(config, task, module), job_state, path)
     fill(module, checkpoint)
-    save: Callable[..., object] = module.save_pretrained  # type: ignore[assignment]  # of transformers
+    base = _base(config, task) if has_adapter and not merged else None
     try:
         # transformers imports libraries that print to stdout, and shows a bar on stderr.
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            save(to, max_shard_size=SHARD)
+            if has_adapter and not merged:
+                write_adapter(to, module, base)
+            else:
+                whole = take_out(module, merge=True) if has_adapter else module
+                whole.save_pretrained(to, max_shard_size=SHARD)
         task_calls.save(task, to, config, data)
-        write_card(to, type(module).__name__, config, checkpoint.job_state(), path.absolute().parent.parent)
+        job_state |= {"weights": weights_of(checkpoint)}
+        write_card(to, module, config, job_state, path.absolute().parent.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(to, ignore_errors=True)  # it had nothing in it before
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise CheckpointError(f"--to {to}: cannot be written: {reason}") from error
 
 
+def _base(config: RunConfig, task: Task) -> str | None:
+    """Return what peft is to load as the base: a name of the hub, or a folder; ``None`` if there is neither."""
+    folder = task_calls.weights_folder(task, config)
+    if folder is None:
+        return None
+    model = str(config.task_options.get("model", folder))
+    return str(folder.absolute()) if Path(model).expanduser().exists() else model
+
+
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy the checkpoint's weights and buffers into ``module``; raises CheckpointError for one that does not fit."""
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    """Copy the checkpoint's weights, or their average, and buffers into ``module``.
+
+    Raises CheckpointError for one that does not fit.
+    """
+    tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
     with torch.no_grad():
         for name in checkpoint:
             kind, _, rest = name.partition("/")
@@ -66,4 +94,4 @@ def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
                 continue
             if rest not in tensors or list(tensors[rest].shape) != checkpoint.entry(name).shape:
                 raise CheckpointError(f"{checkpoint.path}: {rest!r} does not fit the model that its config describes")
-            tensors[rest].copy_(checkpoint[name])
+            tensors[rest].copy_(evaluated[name])

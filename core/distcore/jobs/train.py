@@ -16,6 +16,9 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import join, launch, run_as_rank
+from distcore.launchers.binding import bind_cores
+from distcore.launchers.log_files import log_to_file, pid_file
+from distcore.launchers.network import where
 from distcore.plugin.contract import RankInfo
 from distcore.plugin.report import Report
 from distcore.plugin.task import Datasets, Task
@@ -34,7 +37,15 @@ def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
         _start(read_config(), dry_run)
         return
     errors = errors_of_job()
-    run_as_rank(partial(_join, read_config, dry_run, rank_info), errors, rank_info.rank, rank_info.size)
+    bind_cores(rank_info.local_rank, rank_info.local_size)
+    run_as_rank(
+        partial(_join, read_config, dry_run, rank_info),
+        errors,
+        rank_info.rank,
+        rank_info.size,
+        where(rank_info),
+        partial(errors_of_run, read_config),
+    )
     with contextlib.suppress(OSError):  # fails but for the last rank of this machine, which finds it empty
         errors.rmdir()
 
@@ -74,7 +85,8 @@ def train_rank(config: RunConfig, task: Task | None = None) -> Report:
 
 def show(report: Report) -> None:
     """Print the metrics of the final test, its classification report, and the run folder."""
-    show_evaluation(f"test at step {report['steps']}", report["evaluation"])
+    of = " of the EMA" if report["weights"] == "ema" else ""
+    show_evaluation(f"test{of} at step {report['steps']}", report["evaluation"])
     print(f"run folder: {report['out']}", flush=True)
 
 
@@ -110,13 +122,15 @@ def _start(config: RunConfig, dry_run: bool) -> None:
     if dry_run:
         print(_plan(config, data))
         return
-    if config.nproc == 1 and not config.max_restarts:
-        keep_to_cores()
-        show(train_rank(config))
-        return
-    preload(config, data)
-    del data  # ranks open it from the cache
-    show(launch_and_restart(config))
+    with pid_file():
+        if config.nproc == 1 and not config.max_restarts:
+            keep_to_cores()
+            log_to_file(rank=0)
+            show(train_rank(config))
+            return
+        preload(config, data)
+        del data  # ranks open it from the cache
+        show(launch_and_restart(config))
 
 
 def preload(config: RunConfig, data: Datasets, task: Task | None = None) -> None:
@@ -173,6 +187,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
+    from distcore.engine.model_source import check_model
     from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
     from distcore.engine.task_calls import prepare
     from distcore.plugin.extensions import load_extensions
@@ -185,7 +200,10 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    return config, prepare(task or load_task(config), config)
+    task = task or load_task(config)
+    data = prepare(task, config)
+    check_model(config, task, data)
+    return config, data
 
 
 def errors_of_job() -> Path:
@@ -195,3 +213,9 @@ def errors_of_job() -> Path:
     """
     user = os.getuid() if hasattr(os, "getuid") else "user"  # on Windows everybody has a temporary folder of their own
     return Path(tempfile.gettempdir(), f"distcore-joined-{user}-{os.getppid()}")
+
+
+def errors_of_run(read_config: Callable[[], RunConfig]) -> Path | None:
+    """Return the folder for errors in the run folder; ``None`` unless a run has begun there."""
+    out = read_config().out
+    return Path(out, "errors") if out and Path(out, "config.yaml").is_file() else None

@@ -33,6 +33,8 @@ MPI_RANKS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Hydra: MPICH, Intel MPI
 )
+PET = ("PET_NNODES", "PET_NPROC_PER_NODE")
+"""Defaults of torchrun's flags, as Kubernetes operators set them."""
 MPI_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 """Variables that identify an MPI job, the same on all its ranks."""
 
@@ -74,8 +76,10 @@ def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int
 def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
     """Read RANK, WORLD_SIZE and MASTER_*, as torchrun, distcore and most Kubernetes operators set them.
 
-    Without LOCAL_RANK there is one rank per machine or pod. Raises ConfigError for several ranks without MASTER_ADDR.
+    Without LOCAL_RANK there is one rank per machine or pod. Raises ConfigError for several ranks without MASTER_ADDR,
+    and for variables that an operator has set for torchrun where torchrun has not started this process.
     """
+    _refuse_without_torchrun(environ)
     if not _has_rank(environ):
         return None
     size = _number(environ, "WORLD_SIZE")
@@ -91,6 +95,17 @@ def torchrun(environ: Mapping[str, str]) -> RankInfo | None:
         master_addr=environ.get("MASTER_ADDR"),
         master_port=_number(environ, "MASTER_PORT", 0) or None,
     )
+
+
+def _refuse_without_torchrun(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where each pod would train the whole job alone, or take the pod's number for a rank."""
+    several = [name for name in PET if environ.get(name, "1") != "1"]
+    if several and "LOCAL_RANK" not in environ:
+        name = several[0]
+        raise ConfigError(
+            f"{name}={environ[name]} is for torchrun, which has not started this process: make the container's command "
+            "torchrun --no-python distcore train …"
+        )
 
 
 def slurm(environ: Mapping[str, str]) -> RankInfo | None:
@@ -133,8 +148,8 @@ def mpi(environ: Mapping[str, str]) -> RankInfo | None:
             "address of rank 0's machine to all ranks (mpirun -x MASTER_ADDR=HOST, or -genv MASTER_ADDR HOST)"
         )
     # Hydra sets no job identifier, but one process per machine starts all its ranks there.
-    job = next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), f"parent {os.getppid()}")
-    port = _port_of(job if size == local_size else "several machines")
+    alone = f"parent {os.getppid()}" if size == local_size else "several machines"
+    port = _port_of(next((environ[name] for name in MPI_JOB_IDS if environ.get(name)), alone))
     return RankInfo(
         rank=rank,
         size=size,

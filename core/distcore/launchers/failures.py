@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import re
+import shutil
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, TextIO, TypeVar
 
 from distcore.errors import DistcoreError, RankError, StoppedError
+from distcore.launchers.log_files import log_to_file
 
 T = TypeVar("T")
 
@@ -46,12 +48,17 @@ class Failure:
     raised: str | None = None
     """Class name of the DistcoreError that the rank raised; ``None`` for anything else."""
 
-    def line(self, size: int, file: Path) -> str:
-        """Return one line for the screen; an error that the user can correct does not name the rank."""
+    def line(self, size: int, file: Path, where: str = "") -> str:
+        """Return one line for the screen; an error that the user can correct does not name the rank.
+
+        ``where``: the rank's machine and address, if the ranks are on several.
+        """
         if self.raised:
             return self.cause
         what = "details" if self.kind == "signal" else "traceback"
-        return f"rank {self.rank} of {size} failed: {self.cause}; {what} in {file}"
+        on = f" on {where}" if where else ""
+        likely = "; likely another rank, its machine or the link to it is gone" if where and self.kind == "lost" else ""
+        return f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in {file}"
 
     def error(self, size: int, file: Path) -> DistcoreError:
         """Return the exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
@@ -82,20 +89,33 @@ def run_recorded(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | 
             return _describe(error, rank)
 
 
-def run_as_rank(fn: Callable[[], T], errors: Path, rank: int, size: int) -> T:
+def run_as_rank(
+    fn: Callable[[], T],
+    errors: Path,
+    rank: int,
+    size: int,
+    where: str = "",
+    home: Callable[[], Path | None] = lambda: None,
+) -> T:
     """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
 
-    The traceback goes to ``errors/rank-N.txt``. One rank prints a line to stderr: the first that fails by itself or,
-    if a peer died without a message, one that lost the connection. The exit status is that of the DistcoreError, 130
-    for Ctrl-C, else 3.
+    The traceback goes to ``errors/rank-N.txt`` and, once the rank has failed, to the folder that ``home`` returns;
+    ``where`` names machine and address in the message, if there are several. One rank prints a line to stderr: the
+    first that fails by itself or, if a peer died without a message, one that lost the connection. The exit status is
+    that of the DistcoreError, 130 for Ctrl-C, else 3.
     """
     errors.mkdir(parents=True, exist_ok=True)
+    screen = log_to_file(rank)
     outcome = run_recorded(fn, rank, errors)
     if isinstance(outcome, Failure):
+        file = traceback_file(errors, rank)
+        if not outcome.raised:
+            file = _brought(file, home)
         if _is_first_to_report(outcome, errors):
-            line = outcome.line(size, traceback_file(errors, rank))
+            line = outcome.line(size, file, where)
             text = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
-            print(text, file=sys.stderr)
+            for stream in {id(stream): stream for stream in (screen, sys.stderr)}.values():
+                print(text, file=stream)
         exit_now(outcome.exit_code)
     return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
 
@@ -136,6 +156,19 @@ def one_line(text: str, limit: int = 400) -> str:
     """Return ``text`` on one line, cut after ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _brought(file: Path, home: Callable[[], Path | None]) -> Path:
+    """Move a traceback to the folder that ``home`` returns; return where it lies, where it was if that fails."""
+    try:
+        folder = home()
+        if folder is None:
+            return file
+        folder.mkdir(exist_ok=True)
+        shutil.move(file, folder / file.name)
+    except (OSError, DistcoreError):
+        return file
+    return folder / file.name
 
 
 @contextmanager

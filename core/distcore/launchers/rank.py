@@ -16,7 +16,9 @@ from typing import TypeVar
 import torch
 
 from distcore.files import write_atomically
+from distcore.launchers.binding import bind_cores
 from distcore.launchers.failures import Failure, exit_now, run_recorded
+from distcore.launchers.log_files import log_to_file
 
 T = TypeVar("T")
 
@@ -32,6 +34,8 @@ def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> 
     """
     _prepare_process(parent)
     rank = int(os.environ["RANK"])
+    bind_cores(rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+    log_to_file(rank)
     outcome = run_recorded(fn, rank, errors)
     if isinstance(outcome, Failure):
         write_atomically(records / f"failed-{rank}.json", json.dumps(asdict(outcome)))

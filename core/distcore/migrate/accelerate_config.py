@@ -86,7 +86,7 @@ def _nested(key: str) -> Rule:
 
 LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
 TPU = idle("only matters on a TPU")
-COMPILED = _nested("compile the model in a task of your own")
+COMPILED = _nested("use --compile on or --compile regions")
 ROWS: dict[str, Rule] = {
     "compute_environment": _environment,
     "distributed_type": _kind,
@@ -176,7 +176,7 @@ def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
     kind = draft.facts["kind"].value if "kind" in draft.facts else None
     for section, wanted in (("deepspeed_config", "deepspeed"), ("fsdp_config", "fsdp")):
         inner = tree.get(section)
-        if inner in OFF:
+        if inner is None or inner in OFF:
             draft.note("off", section) if section in tree else None
         elif kind != wanted:
             draft.note("idle", section, f"for distributed_type {wanted.upper()}, which this is not")

@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "adamw_torch_npu_fused": "adamw",
 }
 """``optim`` to ``optimizer.name``."""
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
 """``report_to`` to the extension that does it."""
 LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
 
@@ -167,10 +167,10 @@ ROWS: dict[str, Rule] = {
     "gradient_checkpointing_kwargs": idle("torch's non-reentrant form is used"),
     "activation_checkpointing": _on("gradient_checkpointing", True),
     "activation_checkpointing_kwargs": idle("torch's non-reentrant form is used"),
-    "torch_compile": none("compile the model in a task of your own"),
-    "torch_compile_backend": none("compile the model in a task of your own"),
-    "torch_compile_mode": none("compile the model in a task of your own"),
-    "torchdynamo": none("compile the model in a task of your own"),
+    "torch_compile": _on("compile", "on"),
+    "torch_compile_backend": none("compile compiles with inductor, in its default mode"),
+    "torch_compile_mode": none("compile compiles with inductor, in its default mode"),
+    "torchdynamo": none("use --compile on or --compile regions"),
     "use_liger_kernel": none("a task of your own may build its model so"),
     "liger_kernel_config": none("a task of your own may build its model so"),
     "use_cache": idle("only generation keeps keys and values"),

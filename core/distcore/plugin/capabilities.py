@@ -29,7 +29,13 @@ class Capabilities:
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
-    """Values of ``optimizer.name`` that it accepts."""
+    """Values of ``optimizer.name`` that it accepts, whatever they need.
+
+    One that is no entry point of ``distcore.optimizers`` is the strategy's own, with the options of adamw: its
+    ``wrap_model`` takes the groups of the optimizer that it gets a factory for.
+    """
+    other_optimizers: Literal["none", "elementwise", "all"] = "none"
+    """Which it accepts beside these: those that declare to step each element by itself, or all."""
     launchers: frozenset[str] | None = None
     """Names of the launchers that can start its processes; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
@@ -38,11 +44,30 @@ class Capabilities:
     """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
+    forward_cost: float = 1.0
+    """What one more micro-batch in a step costs beside its tokens, as a multiple of what it costs in one process.
+
+    More than 1 if ranks communicate in every micro-batch, not only in a step's last: the core then cuts a step into
+    fewer of them.
+    """
     owns: frozenset[str] = frozenset()
     """What the strategy does itself, so that the core does not: ``precision``, ``schedule``.
 
     ``optimizer``: it steps the one that its ``wrap_model`` returned; an extension that replaces that one is refused.
     """
+    ema: bool = False
+    """True if the core can keep a moving average of the weights by ``save_checkpoint`` and ``load_checkpoint``.
+
+    The first then returns the same tensors in every step, quickly, and a rank holds all that the second asks it for.
+    """
+    compiles: frozenset[str] = frozenset()
+    """Values of ``--compile`` that it takes: ``on`` for the whole model, ``regions`` for each of its repeated blocks.
+
+    Without ``on`` a run that asks for it compiles the blocks. The core compiles the ``forward`` of modules before
+    ``wrap_model``; what a strategy hooks onto a module itself stays outside.
+    """
+    why_not_compiled: str = ""
+    """Why ``compiles`` is empty, for the one line that refuses a run: ``replicates modules over devices``."""
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
     deterministic: bool = True
@@ -55,6 +80,11 @@ class Capabilities:
     ``distcore check`` skips them and shows the reason. If they depend on the strategy's options, make
     ``capabilities`` a property.
     """
+
+    def takes_optimizer(self, name: str, elementwise: bool) -> bool:
+        """Return True if it accepts the optimizer ``name``; ``elementwise`` is what that one declares."""
+        others = {"none": False, "elementwise": elementwise, "all": True}[self.other_optimizers]
+        return name in self.optimizers or others
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
     from distcore.plugin.abilities import Outputs
     from distcore.plugin.capabilities import Capabilities
+    from distcore.plugin.state import State
     from distcore.plugin.task import Batch
 
 LOOPBACK = "127.0.0.1"
@@ -183,7 +184,44 @@ class ModelSource:
     Raises SkeletonError if the task's ``build_model`` cannot, say because it reads weights itself: call ``build`` then.
     """
     folder: Path | None = None
-    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none."""
+    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none.
+
+    ``None``, too, where an adapter changes the names of the weights: then ``base`` has it.
+    """
+    base: ModelSource | None = None
+    """How to build the model without its adapter; ``None`` if the run trains none."""
+    adapt: Callable[[nn.Module], dict[str, str]] | None = None
+    """Puts the adapter into a whole model or a skeleton of ``base``, in place.
+
+    Returns the name of each parameter whose value comes from the base, to the name that it had there: two names where a
+    copy is trained. The other parameters are the adapter's, with their values on the CPU, in a skeleton, too.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """The model beneath an adapter, which is neither trained nor saved."""
+
+    digest: str
+    """A SHA-256, in hexadecimal, of the weights: of their files, of their values, or of how they are made."""
+    what: str
+    """What error messages call it."""
+    folder: Path | None = None
+    """The local folder with its weights; ``None`` for random ones, and for what the task reads by itself."""
+    parameters: frozenset[str]
+    """The names of its parameters in ``Run.module``; checkpoints leave them out."""
+
+
+@dataclass
+class Compilations:
+    """What ``torch.compile`` has done in a run, on this rank; the numbers grow while it runs."""
+
+    compilations: int = 0
+    """Times that code of the model was compiled."""
+    recompilations: int = 0
+    """Those of them of code that had been compiled before: for an evaluation, or for a size of 1."""
+    seconds: float = 0.0
+    """What they took, backward passes included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +229,7 @@ class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
-    """The resolved config: no 'auto' is left."""
+    """The resolved config: no 'auto' is left but that of ``micro_batch_size``, where tokens bound a micro-batch."""
     world: World
     """The ranks, and this rank's device."""
     capabilities: Capabilities
@@ -208,6 +246,10 @@ class Run:
     """The loss scaler of an fp16 run; ``None`` if the strategy owns ``precision``."""
     loss_scale: LossScale | None = None
     """The loss scale that checkpoints save: ``scaler``, or the strategy's own."""
+    ema: State | None = None
+    """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
+    compiled: Compilations | None = None
+    """What was compiled of the model; ``None`` if the run only evaluates, which it does without compiling."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
@@ -215,7 +257,9 @@ class Run:
     rows: int = 0
     """Rows of the training data."""
     accumulation: int = 1
-    """Micro-batches that a rank runs in an optimizer step with a full global batch."""
+    """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
+    base: Base | None = None
+    """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
 
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""

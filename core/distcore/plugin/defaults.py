@@ -137,9 +137,10 @@ def save_checkpoint(run: Run) -> State:
 def model_state(run: Run) -> dict[str, Tensor]:
     """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight by its first name.
 
-    The tensors are the model's own, not copies.
+    Without the parameters of ``run.base``, which checkpoints leave out. The tensors are the model's own, not copies.
     """
-    parameters = dict(run.module.named_parameters())
+    left_out = run.base.parameters if run.base else frozenset()
+    parameters = {name: value for name, value in run.module.named_parameters() if name not in left_out}
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in run.module.state_dict().items() if name not in every}
     return {f"model/{name}": value for name, value in (parameters | buffers).items()}

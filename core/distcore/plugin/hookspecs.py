@@ -145,7 +145,7 @@ class Operations:
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
 
-        Called once per micro-batch: ``run.accumulation`` times in a full step. Serves laws 2 and 9.
+        Called once per micro-batch: ``run.accumulation`` times in a step at most. Serves laws 2 and 9.
 
         Example::
 
@@ -225,7 +225,8 @@ class Operations:
         ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32 master weights where they
         exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
         by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
-        gathered. Serves laws 5 and 6.
+        gathered. With ``ema`` it is also called after each step, for the weights alone: ``run.optimizer`` is ``None``.
+        Serves laws 5 and 6.
 
         Example::
 
@@ -244,7 +245,8 @@ class Operations:
         """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
 
         A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
-        the model is meant. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
+        the model is meant, and ``run.optimizer`` is ``None``: an evaluation, or the moving average of the weights while
+        it is evaluated. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
         ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
 
         Example::

@@ -1,9 +1,9 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
-Plugins are entry points in the groups ``distcore.strategies``, ``distcore.tasks``, ``distcore.launchers`` and
-``distcore.extensions``; the name of an entry point is what the user types. ``DISTCORE_LOAD_PLUGINS=a,b`` allows only
-those names or distributions beside distcore's own (empty: no others). ``-p no:NAME`` blocks a name or a distribution.
-Both act before anything is imported.
+Plugins are entry points in the groups ``distcore.strategies``, ``distcore.tasks``, ``distcore.launchers``,
+``distcore.extensions``, ``distcore.optimizers`` and ``distcore.fronts``; the name of an entry point is what the user
+types. ``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions beside distcore's own (empty: no others).
+``-p no:NAME`` blocks a name or a distribution. Both act before anything is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from typing import Any
 
 from distcore.errors import StrategyError, nearest
 
-KINDS = {"strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension"}
+KINDS = {
+    "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
+    "optimizers": "optimizer", "fronts": "front",
+}  # fmt: skip
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
 """Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
 

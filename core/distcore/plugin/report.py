@@ -27,6 +27,10 @@ class Report(TypedDict):
     """Kind of their devices, by torch's name: ``cpu`` or an accelerator."""
     precision: str
     """Of the forward pass: ``fp32``, ``bf16`` or ``fp16``."""
+    weights: str
+    """Which weights were evaluated: ``raw``, or ``ema``, the moving average of them."""
+    compile: dict[str, Any]
+    """``mode`` of ``--compile``, ``compilations``, those that were ``recompilations``, and ``seconds``; of rank 0."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int

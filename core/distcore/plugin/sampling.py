@@ -13,13 +13,16 @@ from typing import Literal
 import numpy as np
 
 from distcore.config import RunConfig
-from distcore.plugin.columns import Column, is_windowed, read, whole
+from distcore.plugin.columns import Column, common_value, is_windowed, read, whole
 from distcore.plugin.contract import MicroBatch, Run, Sampler
+from distcore.plugin.cutting import TokenCut, equal_bounds
 from distcore.plugin.permutation import computed_rows, order_kind
-from distcore.plugin.task import Dataset
+from distcore.plugin.task import Dataset, Packs
 
 GROUP = 64
 """Most data shards whose rows are sorted by length together, so that a rank need not sort those of all others."""
+EVALUATED = 128
+"""Rows of a data shard that an evaluation sorts and cuts together, where it cuts by tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +34,7 @@ class BatchPlan:
     global_batch: int
     """Rows per optimizer step, over all ranks."""
     micro_batch: int
-    """Most rows per forward pass on one rank."""
+    """Most rows per forward pass on one rank; with ``by_tokens``, that decides."""
     seed: int
     """Seed of the row order; the same rows come in another order in each epoch."""
     order: Literal["shuffled", "window", "longest-first", "sequential"] = "shuffled"
@@ -41,6 +44,8 @@ class BatchPlan:
     """
     window: int = 50
     """Size of a window in global batches; only for ``order="window"``."""
+    by_tokens: TokenCut | None = None
+    """How to cut a global batch by tokens; ``None``: into slices of equally many rows."""
 
     @property
     def steps(self) -> int:
@@ -62,27 +67,61 @@ class BatchPlan:
         A data shard is a rank, or a group of model-parallel ranks that see the same rows. Every shard gets the same
         number of micro-batches, and every row is in exactly one.
 
-        Rows are sorted by length and cut into equal slices. A micro-batch is one slice, so it needs little padding;
-        in each turn the shards take adjacent slices, so they finish at nearly the same time. More than ``GROUP``
-        shards form groups, and each group does so with its own part of the global batch.
+        Rows are sorted by length and cut into slices: of equally many rows, or ``by_tokens``. A micro-batch is one
+        slice, so it needs little padding; in each turn the shards take slices of like cost, so they finish at nearly
+        the same time. More than ``GROUP`` shards form groups, and each group does so with its own part of the global
+        batch.
         """
-        start, size = step * self.global_batch, self.size(step)
-        turns = -(-size // (self.micro_batch * shards))
-        group = _group_of(shard, shards)
-        rows = _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
-        count = turns * len(group)
-        if count == 1:
+        start, group = step * self.global_batch, _group_of(shard, shards)
+        turns = self._turns(epoch, step, shards)
+        rows = self._part(epoch, step, group, shards)
+        if turns and turns * len(group) == 1:
             return [MicroBatch(rows)]
-        rows = rows[np.argsort(read(self.lengths, rows), kind="stable")]  # stable: ties have the same order everywhere
-        micros = []
-        for turn in range(turns):
-            position = turn * len(group) + _turn_position(turn, shard - group.start, len(group))
-            mine = rows[position * len(rows) // count : (position + 1) * len(rows) // count]
+        lengths = read(self.lengths, rows)
+        order = np.argsort(lengths, kind="stable")  # stable: ties have the same order everywhere
+        rows, micros = rows[order], list[MicroBatch]()
+        slices = self._slices(lengths[order], turns, shard - group.start, len(group))
+        for first, stop in slices:
+            mine = rows[first:stop]
             is_padding = not len(mine)  # where a step has fewer rows than slices: one row pads it
             if is_padding:
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
-            micros.append(MicroBatch(mine, is_padding=is_padding, last=turn == turns - 1))
+            micros.append(MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1))
         return micros
+
+    def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
+        """Return the rows of a step that a group of ``shards`` shares, int64, shape ``(n,)``."""
+        start, size = step * self.global_batch, self.size(step)
+        return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
+
+    def _turns(self, epoch: int, step: int, shards: int) -> int | None:
+        """Return how many micro-batches each shard has in a step; ``None`` if the lengths of its own rows say that."""
+        size, cut = self.size(step), self.by_tokens
+        if cut is None:
+            return -(-size // (self.micro_batch * shards))
+        if self._common_length is not None:
+            return -(-size // (cut.fit(self._common_length) * shards))
+        if shards <= GROUP:
+            return None
+        # All groups must have as many, and none knows the others' rows: so all go by those of the first.
+        first = _group_of(0, shards)
+        lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
+        return max(cut.turns(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
+
+    def _slices(self, lengths: np.ndarray, turns: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
+        """Return where the micro-batches of a shard begin and end in the rows of its group, sorted by length."""
+        if self.by_tokens is not None and self._common_length is None:
+            slices = [(int(first), int(stop)) for first, stop in self.by_tokens.deal(lengths, shards, turns)[:, shard]]
+            evaluates = self.order in ("longest-first", "sequential")  # what may not fit into memory comes first
+            return slices[::-1] if evaluates else slices
+        assert turns is not None  # lengths that are known in advance
+        bounds = equal_bounds(len(lengths), turns * shards)
+        positions = [turn * shards + _turn_position(turn, shard, shards) for turn in range(turns)]
+        return [(bounds[position], bounds[position + 1]) for position in positions]
+
+    @cached_property
+    def _common_length(self) -> int | None:
+        return common_value(self.lengths)
 
     @cached_property
     def _longest_first(self) -> np.ndarray:
@@ -99,10 +138,11 @@ def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
     return BatchPlan(
         lengths=dataset.lengths,
         global_batch=config.global_batch_size,
-        micro_batch=_resolved(config.micro_batch_size),
+        micro_batch=_rows(config, config.global_batch_size),
         seed=config.seed,
         order="window" if config.loader.length_grouping == "window" else "shuffled",
         window=config.loader.window,
+        by_tokens=_token_cut(config, dataset),
     )
 
 
@@ -112,14 +152,32 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     So a micro-batch that does not fit into memory fails at the start. Where the lengths cannot be read as a whole, rows
     come in the order of the dataset.
     """
-    micro_batch = _resolved(run.config.micro_batch_size)
+    by_tokens = _token_cut(run.config, dataset)
+    together = (EVALUATED if by_tokens else _rows(run.config, EVALUATED)) * run.world.shards
     return BatchPlan(
         lengths=dataset.lengths,
-        global_batch=micro_batch * run.world.shards,
-        micro_batch=micro_batch,
+        global_batch=together,
+        micro_batch=_rows(run.config, together),
         seed=0,
         order="sequential" if is_windowed(dataset.lengths) else "longest-first",
+        by_tokens=by_tokens,
     )
+
+
+def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
+    """Return how a resolved config cuts the steps of a data set by tokens; ``None`` if it cuts them by rows."""
+    if config.micro_batch_tokens is None:
+        return None
+    forward = config.loader.forward_tokens
+    assert isinstance(forward, int)  # 'auto' was resolved before any rank started
+    rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
+    packed = isinstance(dataset, Packs) and dataset.packed
+    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, packed=packed)
+
+
+def _rows(config: RunConfig, unbounded: int) -> int:
+    """Return the most rows of a micro-batch; ``unbounded`` where tokens alone bound it."""
+    return unbounded if config.micro_batch_size == "auto" else config.micro_batch_size
 
 
 def _group_of(shard: int, shards: int) -> range:
@@ -193,8 +251,3 @@ def _drawn(plan: BatchPlan, epoch: int, number: int, count: int) -> np.ndarray:
         return _stored(plan, epoch)[1][number]
     seed = np.random.SeedSequence([plan.seed, epoch], spawn_key=(number,))
     return np.random.Generator(np.random.PCG64(seed)).permutation(count)
-
-
-def _resolved(size: int | str) -> int:
-    assert isinstance(size, int)  # 'auto' was resolved before any rank started
-    return size

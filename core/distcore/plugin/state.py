@@ -24,6 +24,8 @@ class Piece:
     """Index of the first element in the flattened tensor."""
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
+    replica: bool = False
+    """True where another rank returns the same elements, too, and a checkpoint takes them from that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Box:
 
 State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
 """The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
+The keys of the optimizer are those of its own state.
 
 A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
 """
@@ -58,6 +61,10 @@ class SavedState(Protocol):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the whole tensor, on the CPU. Raises CheckpointError if there is none of that name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor; reads none. Raises CheckpointError if there is none of that name."""
         ...
 
     def piece(self, name: str, start: int, count: int) -> Tensor:

@@ -87,6 +87,16 @@ class Varying(Protocol):
         ...
 
 
+@runtime_checkable
+class Packs(Protocol):
+    """A data set whose ``batch`` may put short rows into one sequence instead of padding each."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether it does: then a micro-batch takes the time of its tokens alone, and none is cut to save padding."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Datasets:
     """What a task prepared."""

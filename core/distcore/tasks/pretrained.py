@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distcore.engine.quiet import quiet
 from distcore.errors import ConfigError, ModelError, nearest
 
 if TYPE_CHECKING:
@@ -246,23 +247,6 @@ def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any)
     except ModelError:
         return None
     return folder
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings, which the user cannot act on."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if bar:
-            library.enable_progress_bar()
 
 
 @contextmanager

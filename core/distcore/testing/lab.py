@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 HUGE = 1e9
 """A clipping norm that no gradient reaches: the step reports the norm of the gradient and clips nothing."""
+BY_TOKENS: dict[str, Any] = {
+    "micro_batch_size": "auto",
+    "micro_batch_tokens": 30,
+    "loader": {"forward_tokens": 3},
+}
+"""Changes to ``Lab.config`` with which steps have unlike numbers of micro-batches, of unlike numbers of rows."""
 PATIENCE = 30.0
 """Seconds that a rank waits in ``Lab.share`` for the others."""
 
@@ -157,6 +163,7 @@ class Lab:
         settings: dict[str, Any] = {
             "global_batch_size": self.global_batch,
             "micro_batch_size": max(1, self.global_batch // self.world.size // 2),
+            "micro_batch_tokens": None,
             "lr": 0.01,
             "max_steps": 10,
             "optimizer": {"eps": 1e-2, "weight_decay": 0.1},
@@ -191,6 +198,7 @@ class Lab:
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         config: dict[str, Any] = {
             "micro_batch_size": self.global_batch,
+            "micro_batch_tokens": None,
             "strategy": "single",
             "strategy_options": {},
             "nproc": 1,

@@ -100,11 +100,8 @@ def _adamw(module: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     plain = [p for name, p in trained.items() if name.endswith("bias") or ".norm." in name]
     decayed = [p for name, p in trained.items() if not (name.endswith("bias") or ".norm." in name)]
-    settings = config.optimizer
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, foreach=False
-    )
+    return torch.optim.AdamW(groups, lr=config.lr, foreach=False, **config.optimizer.options)
 
 
 def _clip(module: nn.Module, config: RunConfig) -> float:

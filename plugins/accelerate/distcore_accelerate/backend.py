@@ -14,6 +14,7 @@ from distcore import (
     Clip,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     Run,
     RunConfig,
     SavedState,
@@ -81,8 +82,8 @@ class Backend(ABC):
         """Return what this rank holds of model and optimizer, by neutral names."""
         return defaults.save_checkpoint(run)
 
-    def load(self, run: Run, state: SavedState) -> bool:
-        """Load a checkpoint of any strategy into model and optimizer; always true."""
+    def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
+        """Load a checkpoint of any strategy, saved at ``progress``, into model and optimizer; always true."""
         return defaults.load_checkpoint(run, state)
 
     def teardown(self) -> None:  # noqa: B027  # most keep nothing

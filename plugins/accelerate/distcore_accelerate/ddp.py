@@ -39,6 +39,9 @@ class Replicated(Backend):
         return Capabilities(
             spec_version=2,
             devices=frozenset({"cpu", "cuda"}),
+            other_optimizers="all",
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if find_unused else 2,
             exempt={} if find_unused else {"unused-parameters": "needs strategy_options.find_unused=true"},
         )

@@ -15,6 +15,7 @@ from distcore import (
     ConfigError,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     Run,
     RunConfig,
     SavedState,
@@ -81,7 +82,12 @@ class Sharded(Backend):
             spec_version=2,
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
+            optimizers=frozenset({"adamw", "muon"}),
+            other_optimizers="elementwise",
             shards_parameters=True,
+            ema=True,
+            compiles=frozenset({"regions"}),
+            forward_cost=3.5,  # as the strategy fsdp declares: parameters are gathered in every pass
             owns=frozenset({"precision"}),
             limits=("fsdp2: GPUs only, on a CPU Accelerate gives DDP",),
         )
@@ -128,7 +134,7 @@ class Sharded(Backend):
         _reshard(run.module)
         return dtensors.save(run)
 
-    def load(self, run: Run, state: SavedState) -> bool:
+    def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Read this rank's part of every tensor, whatever strategy saved it; always true."""
         _reshard(run.module)
         return dtensors.load(run, state)

@@ -39,8 +39,8 @@ LAUNCHING = frozenset(
 )
 """Keys that only matter to the launcher."""
 UNSUPPORTED = {
-    "dynamo_config": "compile the model in the task",
-    "dynamo_backend": "compile the model in the task",
+    "dynamo_config": "use --compile on or --compile regions",
+    "dynamo_backend": "use --compile on or --compile regions",
     "fp8_config": "use --precision bf16",
     "megatron_lm_config": "there is no Megatron-LM here",
     "parallelism_config": "ranks are data parallel here",

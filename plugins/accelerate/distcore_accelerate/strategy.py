@@ -17,6 +17,7 @@ from distcore import (
     ConfigError,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     RankInfo,
     Run,
     RunConfig,
@@ -133,9 +134,9 @@ class AccelerateStrategy(AccelerateOptions):
         return self.active_backend.save(run)
 
     @hookimpl
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load the state as the backend holds it."""
-        return self.active_backend.load(run, state)
+        return self.active_backend.load(run, state, progress)
 
     @hookimpl
     def teardown(self, world: World) -> bool:

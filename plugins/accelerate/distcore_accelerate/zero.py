@@ -17,6 +17,7 @@ from distcore import (
     Clip,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     Run,
     RunConfig,
     SavedState,
@@ -33,6 +34,7 @@ from distcore_deepspeed import UserConfig, check_evaluation, check_training, eng
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
 FP32_ONLY = "deepspeed: stage 0 in fp32 only"
+GATHERS = "gathers weights inside of every layer at DeepSpeed's stage 3"
 FP16 = "deepspeed: fp16 needs a GPU or a CPU that multiplies in it"
 
 
@@ -49,7 +51,12 @@ class ZeRO(Backend):
         return Capabilities(
             spec_version=2,
             devices=frozenset({"cpu", "cuda"}),
+            other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,
+            ema=self.user.keeps_masters,
+            compiles=self.user.compiles,
+            why_not_compiled=GATHERS,
+            forward_cost=self.user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if self.user.scheduler else ())}),
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
@@ -101,9 +108,9 @@ class ZeRO(Backend):
         """Return master weights and optimizer state of this rank's partitions."""
         return partitions.save(run)
 
-    def load(self, run: Run, state: SavedState) -> bool:
+    def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights and optimizer state of this rank's partitions; always true."""
-        return partitions.load(run, state)
+        return partitions.load(run, state, progress)
 
     def teardown(self) -> None:
         """Forget DeepSpeed's process groups."""
@@ -125,8 +132,8 @@ def _optimizer(tree: Tree, run: Run, optimizer: torch.optim.Optimizer) -> Any:
     """What Accelerate expects: its dummy where DeepSpeed's config has an optimizer, else ``optimizer``."""
     if "optimizer" not in tree:
         return optimizer
-    groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
-    return DummyOptim(groups, lr=run.config.lr, weight_decay=run.config.optimizer.weight_decay)
+    groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
+    return DummyOptim(groups, lr=run.config.lr)
 
 
 def _initialize(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> Any:

@@ -60,6 +60,9 @@ class DDPStrategy:
         """A step all-reduces gradients and broadcasts buffers with state; ``find_unused`` all-reduces what was used."""
         return Capabilities(
             spec_version=2,
+            other_optimizers="all",
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             collectives_per_step=3 if self.find_unused else 2,
             limits=("compression other than none rounds gradients to half precision on the wire",),
             exempt=self._exempt(),

@@ -16,6 +16,9 @@ class DataParallelStrategy:
         spec_version=2,
         processes="one",
         devices=frozenset({"cpu", "cuda"}),
+        other_optimizers="all",
+        ema=True,
+        why_not_compiled="copies modules to other devices, and compiled code stays with the first",
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )

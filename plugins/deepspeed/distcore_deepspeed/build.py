@@ -38,10 +38,11 @@ def build(
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:
     """The arguments of ``initialize`` that give it distcore's optimizer, or DeepSpeed's with the same groups."""
     if optimizer_type(run.config, user) is not None:
-        groups = [{key: group[key] for key in ("params", "weight_decay")} for group in optimizer.param_groups]
+        groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
         return {"model_parameters": groups}
     if user.offload("offload_optimizer") != "none" and run.world.is_main:
-        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is torch's AdamW")
+        kind = type(optimizer).__name__
+        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is %s", kind)
     return {"optimizer": optimizer}
 
 

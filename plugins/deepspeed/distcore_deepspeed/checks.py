@@ -8,7 +8,14 @@ from distcore import ConfigError, RunConfig
 from distcore_deepspeed import library, ops
 from distcore_deepspeed.derived import BY_HIDDEN_SIZE, derived_settings
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig, fill
-from distcore_deepspeed.optimizers import LATER, check_optimizer, check_scheduler, optimizer_type, scheduler_settings
+from distcore_deepspeed.optimizers import (
+    LATER,
+    check_optimizer,
+    check_rates,
+    check_scheduler,
+    optimizer_type,
+    scheduler_settings,
+)
 from distcore_deepspeed.sections import unknown_keys, wrong_values
 
 
@@ -19,10 +26,10 @@ def check_training(user: UserConfig, config: RunConfig) -> None:
             f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is one step ahead there "
             "and the result is wrong; use stage=1, which is as fast"
         )
-    kind = optimizer_type(config, user)
-    check_optimizer(kind, config.device)
-    _check_adam(user, kind)
+    check_optimizer(config, user)
+    _check_adam(user, optimizer_type(config, user))
     check_scheduler(user)
+    check_rates(user, config)
     _check_json(user, config)
 
 

@@ -45,11 +45,15 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
     """What follows from distcore's config and the user's options alone, before there is a model."""
-    micro, norm = int(config.micro_batch_size), config.clip.norm
-    source = "global_batch_size / (micro_batch_size * ranks)"
+    if config.micro_batch_size == "auto":
+        # Cut by tokens, steps have unlike numbers of micro-batches: DeepSpeed is told of a single one.
+        micro, rows = max(1, config.global_batch_size // ranks), "micro_batch_size (auto: global_batch_size / ranks)"
+    else:
+        micro, rows = config.micro_batch_size, "micro_batch_size"
+    norm, source = config.clip.norm, "global_batch_size / (micro_batch_size * ranks)"
     return [
         Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
-        Setting("train_micro_batch_size_per_gpu", micro, "micro_batch_size"),
+        Setting("train_micro_batch_size_per_gpu", micro, rows),
         Setting("gradient_accumulation_steps", max(1, config.global_batch_size // (micro * ranks)), source),
         Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always: DeepSpeed clips at 1.0 if nothing is said
         *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),
@@ -63,6 +67,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),
         *_memory_settings(user, config),
+        *_own_optimizer(config, user),
         *optimizer_settings(config, user),
     ]
 
@@ -71,10 +76,20 @@ def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
     settings = []
     if user.stage == 3:  # DeepSpeed's own default leaves the whole of a small model on every rank
         settings.append(Setting(PERSISTENCE, AUTO, "the hidden size", "default"))
-    if user.offload("offload_optimizer") != "none" and optimizer_type(config, user) is None:
-        settings.append(Setting("zero_force_ds_cpu_optimizer", False, "optimizer.name (torch's AdamW)"))
     if config.precision == "bf16":
         settings.append(Setting("data_types.grad_accum_dtype", "fp32", "precision", "default"))
+    return settings
+
+
+def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
+    """What has DeepSpeed step the optimizer that distcore builds, whatever it is and wherever its state lies."""
+    if optimizer_type(config, user) is not None:
+        return []
+    source = "optimizer.name (built by distcore)"
+    tested = config.optimizer.name in ("adam", "adamw")
+    settings = [] if tested else [Setting("zero_allow_untested_optimizer", True, source)]
+    if user.offload("offload_optimizer") != "none":
+        settings.append(Setting("zero_force_ds_cpu_optimizer", False, source))
     return settings
 
 

@@ -17,7 +17,7 @@ OPTIMIZERS = {
     "deepspeed-lamb": "Lamb",
     "deepspeed-onebitadam": "OneBitAdam",
 }
-"""``optimizer.name`` to the type in DeepSpeed's config; ``adamw`` is torch's, built by distcore."""
+"""``optimizer.name`` to the type in DeepSpeed's config; all others are built by distcore."""
 ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 """Types that DeepSpeed had, and that configs still ask for."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
@@ -35,9 +35,7 @@ def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
     if optimizer_type(config, user) is None:
         return []
     settings = [Setting("optimizer.params.lr", config.lr, "lr")]
-    for name in ("betas", "eps", "weight_decay"):
-        value = getattr(config.optimizer, name)
-        value = list(value) if name == "betas" else value
+    for name, value in config.optimizer.options.items():  # those of adamw
         settings.append(Setting(f"optimizer.params.{name}", value, f"optimizer.{name}"))
     if config.optimizer.name in OPTIMIZERS:
         settings.append(Setting("optimizer.type", OPTIMIZERS[config.optimizer.name], "optimizer.name"))
@@ -69,11 +67,16 @@ def _parameter(name: str, value: Any, source: str, kind: Any) -> Setting:
     return Setting(f"scheduler.params.{name}", value, source, kind)
 
 
-def check_optimizer(kind: str | None, device: str) -> None:
+def check_optimizer(config: RunConfig, user: UserConfig) -> None:
     """Raise ConfigError, one line that says what is missing, unless DeepSpeed's optimizer can work here."""
-    known = list(OPTIMIZERS.values())
+    known, kind, device = list(OPTIMIZERS.values()), optimizer_type(config, user), config.device
     if kind is None:
         return
+    if config.optimizer.name not in ("adamw", *OPTIMIZERS):
+        raise ConfigError(
+            f"optimizer.name = {config.optimizer.name!r}, but DeepSpeed's config asks for its own {kind}; leave the "
+            "section optimizer out of it, or the name"
+        )
     if kind in ONE_BIT:
         gone = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(f"optimizer {kind}: {gone}; use deepspeed-adamw or adamw")
@@ -94,6 +97,17 @@ def check_scheduler(user: UserConfig) -> None:
     if kind is not None and kind not in SCHEDULERS:
         known = ", ".join(SCHEDULERS)
         raise ConfigError(f"DeepSpeed scheduler {kind!r}: not supported{nearest(kind, SCHEDULERS)} ({known})")
+
+
+def check_rates(user: UserConfig, config: RunConfig) -> None:
+    """Raise ConfigError, one line, for rates of their own that DeepSpeed's scheduler would replace."""
+    given = "optimizer.layer_decay" if config.optimizer.layer_decay is not None else None
+    for index, group in enumerate(config.optimizer.groups):
+        given = f"optimizer.groups.{index}" if group.lr or group.lr_scale else given
+    if user.scheduler is not None and given:
+        raise ConfigError(
+            f"{given}: DeepSpeed's scheduler {user.scheduler} gives all parameters one rate; use schedule.name instead"
+        )
 
 
 def check_schedule(user: UserConfig, config: RunConfig) -> None:

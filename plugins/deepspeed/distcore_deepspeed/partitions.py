@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Piece, Run, SavedState, State, defaults, flat
+from distcore import Piece, Progress, Run, SavedState, State, defaults, flat
 
 Locate = Callable[[nn.Parameter], tuple[int, int, int]]
 """Of this rank's fragment of a parameter: offset in the master buffer, start in the flattened parameter, elements."""
@@ -25,13 +25,14 @@ def save(run: Run) -> State:
 
 
 @torch.no_grad()
-def load(run: Run, saved: SavedState) -> bool:
+def load(run: Run, saved: SavedState, progress: Progress) -> bool:
     """Load the model, its master weights, the optimizer's state and the place in DeepSpeed's schedule; always true."""
     for name, tensor in defaults.model_state(run).items():
         _write(tensor, name, saved)
-    flat.load(parts(run), run.optimizer, saved)
+    its_own = type(run.optimizer).__module__.startswith("deepspeed.")
+    flat.load(parts(run), run.optimizer, saved, int if its_own else None)
     scheduler = getattr(run.model, "lr_scheduler", None)
-    if scheduler is not None and (steps := _steps_taken(saved)):
+    if scheduler is not None and (steps := _steps_taken(saved, progress)):
         scheduler.step(steps - 1)  # it counts from -1
     return True
 
@@ -47,9 +48,10 @@ def parts(run: Run) -> Iterator[flat.Part]:
                 yield flat.Part(names[parameter], master, offset, start, count, shape, whole=master is parameter)
 
 
-def _steps_taken(saved: SavedState) -> int:
-    """Optimizer steps that a checkpoint's optimizer has taken."""
-    return int(max((float(saved[name]) for name in saved if name.endswith(f"/{flat.STEP}")), default=0))
+def _steps_taken(saved: SavedState, progress: Progress) -> int:
+    """Optimizer steps that a checkpoint's optimizer has taken; those of the run if it does not count them."""
+    counts = (float(saved[name]) for name in saved if name.endswith(f"/{flat.STEP}"))
+    return int(max(counts, default=progress.step))
 
 
 def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], list[list[nn.Parameter]], Locate]]:

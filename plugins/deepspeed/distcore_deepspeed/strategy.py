@@ -16,6 +16,7 @@ from distcore import (
     Clip,
     OptimizerFactory,
     PreparedModel,
+    Progress,
     RankInfo,
     Run,
     RunConfig,
@@ -36,6 +37,7 @@ from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 
 UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
+GATHERS = "gathers weights inside of every layer at stage 3"
 FP32_ONLY = "stage 0 is for fp32; stage 1 does the same in bf16"
 
 
@@ -54,7 +56,12 @@ class DeepSpeedStrategy(DeepSpeedOptions):
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),
+            other_optimizers="elementwise",
             shards_parameters=user.stage == 3,
+            ema=user.keeps_masters,
+            compiles=user.compiles,
+            why_not_compiled=GATHERS,
+            forward_cost=user.forward_cost,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             limits=(
                 FP32_ONLY,
@@ -117,9 +124,9 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         return partitions.save(run)
 
     @hookimpl
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights, optimizer state and the place in DeepSpeed's schedule."""
-        return partitions.load(run, state)
+        return partitions.load(run, state, progress)
 
     @hookimpl
     def teardown(self, world: World) -> bool:

@@ -195,6 +195,31 @@ CONFIGS_REFUSED = {
     "Lamb on a CPU": ({}, {"optimizer.name": "deepspeed-lamb"}, "there is no GPU"),
     "OneBitAdam": ({}, {"optimizer.name": "deepspeed-onebitadam"}, "DeepSpeed dropped its 1-bit optimizers in 0.19.7"),
     "not a name of ours": ({}, {"optimizer.name": "deepspeed-adamm"}, "did you mean 'deepspeed-adam"),
+    "whole matrices": (
+        {"stage": 0},
+        {"optimizer.name": "muon"},
+        "'muon': strategy 'deepspeed' takes adam, adamw, ",
+    ),
+    "two optimizers": (
+        {"config": {"optimizer": {"type": "AdamW"}}},
+        {"optimizer.name": "sgd"},
+        "optimizer.name = 'sgd', but DeepSpeed's config asks for its own AdamW; leave",
+    ),
+    "an untested one": (
+        {"config": {"zero_allow_untested_optimizer": False}},
+        {"optimizer.name": "lion"},
+        r"zero_allow_untested_optimizer = False .* but optimizer.name \(built by distcore\) = True",
+    ),
+    "rates by depth": (
+        {"scheduler": "WarmupLR"},
+        {"optimizer.layer_decay": 0.9},
+        "optimizer.layer_decay: DeepSpeed's scheduler WarmupLR gives all parameters one rate; use schedule.name",
+    ),
+    "rates by pattern": (
+        {"scheduler": "WarmupLR"},
+        {"optimizer.groups": [{"match": "a", "weight_decay": 0}, {"match": "b", "lr_scale": 2}]},
+        "optimizer.groups.1: DeepSpeed's scheduler",
+    ),
 }
 
 
@@ -225,6 +250,11 @@ def test_options_are_read_without_torch() -> None:
     code = "import sys, distcore_deepspeed.options; print({'torch', 'deepspeed'} & sys.modules.keys())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
+
+
+def test_an_optimizer_of_ours_that_deepspeed_does_not_know_is_said_to_be_meant() -> None:
+    assert tree({"stage": 2}, **{"optimizer.name": "sgd"})["zero_allow_untested_optimizer"] is True
+    assert "zero_allow_untested_optimizer" not in tree({"stage": 2})
 
 
 def test_offload_with_our_optimizer_tells_deepspeed_that_it_is_meant() -> None:

@@ -56,10 +56,11 @@ def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, An
     assert column(found, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-5)
 
 
-def test_deepspeeds_optimizer_at_a_constant_rate(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
-    changes = {"optimizer.name": "deepspeed-adamw", "schedule.name": "constant"}
-    found = lines(tmp_path / "run", {"stage": 3}, **changes)
-    assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
+    changes = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
+    expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
+    found = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
+    assert column(found, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
 
 
 OTHER_OPTIMIZER = """
@@ -109,11 +110,13 @@ def test_the_other_schedulers_change_the_rate(tmp_path: Path, name: str) -> None
     assert len(set(rates)) > 3
 
 
-def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path) -> None:
-    options = {"stage": 1, "scheduler": "WarmupDecayLR"}
-    whole = lines(tmp_path / "whole", options, save_every=3)
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])  # Lion counts no steps
+def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimizer: str) -> None:
+    options, named = {"stage": 1, "scheduler": "WarmupDecayLR"}, {"optimizer.name": optimizer}
+    whole = lines(tmp_path / "whole", options, save_every=3, **named)
     (tmp_path / "half").mkdir()
-    found = lines(tmp_path / "half", options, resume=str(tmp_path / "whole" / "checkpoints" / "step-00000003"))
+    half = str(tmp_path / "whole" / "checkpoints" / "step-00000003")
+    found = lines(tmp_path / "half", options, resume=half, **named)
     assert column(found, "lr") == column(whole, "lr")[3:]
     assert column(found, "loss") == column(whole, "loss")[3:]
 

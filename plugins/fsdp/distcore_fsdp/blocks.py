@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from distcore import StrategyError
+from distcore import StrategyError, repeated_classes
 
 Wrap = int | str | tuple[str, ...]
 """``auto``, a class name, several, or the least number of parameters of a unit."""
@@ -24,7 +24,7 @@ def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:
-        chosen = set(_by_class(model, _repeated(model) if wrap == "auto" else _names(model, wrap)))
+        chosen = set(_by_class(model, repeated_classes(model) if wrap == "auto" else _names(model, wrap)))
     found = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
     # fully_shard() must see children before their parents.
     return {name: found[name] for name in reversed(found) if not _shares(model, found[name])}
@@ -37,23 +37,6 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no module by itself"
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
-
-
-def _repeated(model: nn.Module) -> frozenset[str]:
-    """Return the classes to wrap by default: the model's ``_no_split_modules``, else its largest repeated class.
-
-    Among repeated classes, one with child modules comes first: the embeddings of a small model can be larger than its
-    blocks.
-    """
-    stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    present = frozenset(stated & _classes(model))
-    if present:
-        return present
-    modules = [module for module in model.modules() if _size(module) and not isinstance(module, CONTAINERS)]
-    counts = Counter(type(module) for module in modules)
-    repeated = [module for module in modules if counts[type(module)] > 1]
-    largest = max(repeated, key=lambda module: (any(module.children()), _size(module)), default=None)
-    return frozenset() if largest is None else frozenset({type(largest).__name__})
 
 
 def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:
@@ -95,7 +78,3 @@ def _shares(model: nn.Module, unit: nn.Module) -> bool:
 
 def _classes(model: nn.Module) -> set[str]:
     return {type(module).__name__ for module in model.modules()}
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -74,6 +74,19 @@ def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
     initialised = _initialise(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     skeleton.float()
     return Weights(files=found, initialised=initialised)
+
+
+def with_adapter(weights: Weights, model: nn.Module, names: Mapping[str, str]) -> Weights:
+    """Return where the tensors of ``model`` come from now that an adapter was put into what ``weights`` is of.
+
+    ``names``: the name of each parameter of the base, to its name before. The adapter's own have their values.
+    """
+    own = {name: value.detach().clone() for name, value in model.named_parameters() if name not in names}
+    initialised = {name: weights.initialised[old] for name, old in names.items() if old in weights.initialised}
+    buffers = {name: weights.initialised[name] for name, _ in model.named_buffers() if name in weights.initialised}
+    files = {name: weights.files[old] for name, old in names.items() if old in weights.files}
+    files |= {name: weights.files[name] for name, _ in model.named_buffers() if name in weights.files}
+    return Weights(files=files, initialised=own | initialised | buffers)
 
 
 def materialise(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
+from distcore.engine.lora import adapt
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
@@ -59,6 +60,21 @@ def source(folder, auto, labels):
     return ModelSource(build=build, skeleton=skeleton, folder=Path(folder))
 
 
+def with_lora(base):
+    """The same model with an adapter; what its files lack is trained whole."""
+    config = RunConfig(seed=SEED, lora={"rank": 3, "alpha": 6})
+
+    def put_in(model):
+        return adapt(config, model, base.folder)
+
+    def build():
+        model = base.build()
+        put_in(model)
+        return model
+
+    return ModelSource(build=build, skeleton=build, base=base, adapt=put_in)
+
+
 def sharded(strategy, config, world, origin):
     """The model as ``strategy`` shards it, and whether it was ever whole."""
     model = strategy.build_model(config, world, origin)
@@ -72,11 +88,12 @@ def differences(folder, cases):
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
     world = strategy.setup(config, rank_info)
-    found = {}
+    found: dict[Any, Any] = {}
     for name, (_, auto, labels) in cases.items():
         origin = source(folder / name, auto, labels)
-        model, whole = sharded(strategy, config, world, origin)
-        found[name] = whole, differing(model, origin.build())
+        for kind, one in {"whole": origin, "adapter": with_lora(origin)}.items():
+            model, whole = sharded(strategy, config, world, one)
+            found[name, kind] = whole, differing(model, one.build())
     strategy.teardown(world)
     found["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
     return found
@@ -159,10 +176,11 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("name", CASES)
-def test_shards_read_from_files_equal_a_whole_load(name, found):
+def test_shards_read_from_files_equal_a_whole_load(name, kind, found):
     ranks, _ = found
-    assert [rank[name] for rank in ranks] == [(False, []), (False, [])]
+    assert [rank[name, kind] for rank in ranks] == [(False, []), (False, [])]
 
 
 @pytest.mark.ranks

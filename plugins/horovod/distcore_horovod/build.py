@@ -60,7 +60,8 @@ def is_installed() -> bool:
         return False
     url = json.loads(origin)["url"] if origin else ""
     if "/horovod/torch-" in url:  # from our cache, whose folder names say what a wheel was built for
-        return f"/{recipe.key()}/" in url.replace("%2B", "+")
+        # Whatever was built in: MPI that was installed since is no reason to take away what works.
+        return any(f"/{key}/" in url.replace("%2B", "+") for key in recipe.all_keys())
     return _run((sys.executable, "-c", "import horovod.torch")).returncode == 0
 
 
@@ -73,6 +74,8 @@ def cached_wheel() -> Path:
 def build_wheel(folder: Path) -> None:
     """Download the release, patch this copy, and compile it into a wheel in ``folder``; raises StrategyError."""
     check_compiler()
+    if shutil.which("mpicxx") and not recipe.features().mpi:
+        print("building without MPI: mpicxx is here, but its header mpi.h is not", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="distcore-horovod-") as scratch:
         source = unpack(download(Path(scratch)))
         for patch in recipe.PATCHES:

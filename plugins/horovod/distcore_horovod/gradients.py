@@ -21,6 +21,8 @@ def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compr
 
     ``compression``: ``none`` or ``fp16``. ``groups``: number of gradient groups; 0 leaves grouping to Horovod.
     """
+    if op != "adasum":
+        optimizer.__class__ = _taken_over(optimizer)
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
@@ -30,6 +32,20 @@ def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, op: Op, compr
     if groups and op != "adasum" and hvd.size() > 1:
         group_gradients(distributed, groups)
     return distributed
+
+
+def _taken_over(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """Return the class of ``optimizer`` with a constructor that takes over all of it.
+
+    Horovod makes another optimizer of the same class from the parameter groups alone, and so would lose what an
+    optimizer keeps elsewhere, and fail where the class needs more arguments.
+    """
+
+    def take_over(new: torch.optim.Optimizer, groups: object) -> None:
+        vars(new).update(vars(optimizer))
+
+    kind = type(optimizer)
+    return type(kind.__name__, (kind,), {"__init__": take_over, "__module__": kind.__module__})
 
 
 class ParameterGroup(tuple[nn.Parameter, ...]):

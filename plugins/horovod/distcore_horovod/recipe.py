@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import astuple, dataclass
 from importlib.metadata import version
@@ -63,16 +64,22 @@ class Features:
     """What is built in besides PyTorch and gloo, because this machine has it."""
 
     mpi: bool
-    """MPI's C++ compiler was found."""
+    """MPI's C++ compiler was found, and its headers."""
     nccl: bool
     """NCCL, nvcc and a CUDA build of torch were found."""
 
 
 def features() -> Features:
-    """Look for MPI's compiler, and for NCCL if torch is a CUDA build."""
+    """Look for MPI's compiler and headers, and for NCCL if torch is a CUDA build."""
     folders = (os.environ.get("HOROVOD_NCCL_HOME", "/usr"), "/usr/local", "/usr/local/cuda")
     nccl = any(Path(folder, "include", "nccl.h").exists() for folder in folders) and shutil.which("nvcc") is not None
-    return Features(mpi=shutil.which("mpicxx") is not None, nccl=nccl and torch_has_cuda())
+    return Features(mpi=shutil.which("mpicxx") is not None and has_mpi_headers(), nccl=nccl and torch_has_cuda())
+
+
+def has_mpi_headers() -> bool:
+    """Return True if ``mpicxx`` finds mpi.h: distributions pack the compiler and the headers apart."""
+    command = ("mpicxx", "-E", "-x", "c++", "-")
+    return subprocess.run(command, input="#include <mpi.h>\n", capture_output=True, text=True).returncode == 0
 
 
 def torch_has_cuda() -> bool:
@@ -109,10 +116,19 @@ def jobs() -> int:
     return max(1, min(available_cores(), psutil.virtual_memory().available >> 31))
 
 
-def key() -> str:
-    """Return the name of a build, from everything that decides its result: torch, Python, system, features, recipe."""
-    recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(features())))
+def key(built_in: Features | None = None) -> str:
+    """Return the name of a build, from everything that decides its result: torch, Python, system, features, recipe.
+
+    ``built_in``: the features; ``None``: what this machine has.
+    """
+    have = built_in or features()
+    recipe = repr((RELEASE, SHA256, TOOLCHAIN, [astuple(patch) for patch in PATCHES], astuple(have)))
     flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "")
     digest = hashlib.sha256(f"{recipe}{flags}".encode()).hexdigest()[:12]
     python = sys.implementation.cache_tag
     return f"torch-{version('torch')}-{python}-{platform.system().lower()}-{platform.machine()}-{digest}"
+
+
+def all_keys() -> set[str]:
+    """Return the names of the builds of this recipe for this torch, with whatever features."""
+    return {key(Features(mpi=mpi, nccl=nccl)) for mpi in (False, True) for nccl in (False, True)}

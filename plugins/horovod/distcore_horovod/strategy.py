@@ -63,7 +63,10 @@ class HorovodStrategy:
             spec_version=2,
             devices=frozenset({"cpu", "cuda"}),
             gradients="sum" if self.op == "sum" else "mean",
+            other_optimizers="none" if self.op == "adasum" else "all",
             owns=frozenset({"optimizer"}),
+            ema=True,
+            compiles=frozenset({"on", "regions"}),
             launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
             deterministic=bool(self.groups),
             limits=(

@@ -106,5 +106,23 @@ def test_what_is_installed_for_this_torch_is_left_alone() -> None:
 
 def test_a_build_for_another_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
-    monkeypatch.setattr(recipe, "key", lambda: "torch-0.0.0-elsewhere")
+    monkeypatch.setattr(recipe, "key", lambda *built_in: "torch-0.0.0-elsewhere")
     assert not build.is_installed()
+
+
+@pytest.mark.parametrize(("preprocessor", "mpi"), [("exit 1", False), ("grep -q mpi.h", True)])
+def test_mpi_is_built_in_only_where_its_headers_are(
+    preprocessor: str, mpi: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "mpicxx"
+    compiler.write_text(f"#!/bin/sh\n{preprocessor}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert recipe.features().mpi is mpi
+    assert ("HOROVOD_WITH_MPI" in recipe.environment(tmp_path)) is mpi
+
+
+def test_a_build_that_works_stays_when_the_machine_gets_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
+    monkeypatch.setattr(recipe, "features", lambda: recipe.Features(mpi=True, nccl=False))
+    assert build.is_installed()

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", dest="every", action="store_true", help="diff: each tensor that differs (default: those that do most)"
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="export: the Hugging Face folder to make")
+    parser.add_argument(
+        "--merged", action="store_true", help="export: a whole model (default of a run with --lora: a folder of peft)"
+    )
     add_choice(parser, "export: ")
     parser.add_argument(
         "--task", metavar="NAME", help="export: name or file.py:Class of a task that train() got as an object"
@@ -28,4 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.cli import inspection
 
     given = arguments
-    return inspection.run(given.action, given.paths, given.to, given.task, given.step, given.best, given.every)
+    return inspection.run(
+        given.action, given.paths, given.to, given.task, given.step, given.best, given.every, given.merged
+    )

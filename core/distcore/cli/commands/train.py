@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.cli import waiting
+from distcore.cli import front_flags, waiting
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
 from distcore.cli.parser import help_width
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.more_help = _options_of_task  # type: ignore[attr-defined]
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     other = add_job_flags(parser)
+    front_flags.add_front_flags(parser)
     other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
         help="print where the time of a step goes, and write traces",
@@ -103,12 +104,16 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     if joined:
         reset["nproc"] = "auto"  # the launcher has chosen
     if joined or changes.keys() & {"strategy", "nproc"}:
-        reset["micro_batch_size"] = "auto"
+        reset |= {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}
+    if "micro_batch_size" in changes:
+        reset["micro_batch_tokens"] = None
     return reset
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
+    if front_flags.is_front_asked(arguments):
+        return front_flags.start(arguments, partial(config_of, arguments))
     waiting.sleep_if_busy()
     if arguments.sweep:
         from distcore.compare import sweep

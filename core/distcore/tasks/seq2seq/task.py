@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore.config import RunConfig
+from distcore.engine.quiet import quiet
 from distcore.plugin.task import Dataset, Datasets, FileRows
 from distcore.tasks.flat import IGNORED
-from distcore.tasks.pretrained import check_length, quiet, set_length
+from distcore.tasks.pretrained import check_length, set_length
 from distcore.tasks.seq2seq.embedded import EMBEDDED
 from distcore.tasks.seq2seq.models import build_model
 from distcore.tasks.seq2seq.options import Seq2SeqOptions

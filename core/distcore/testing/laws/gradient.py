@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from distcore.testing.cases import BF16, EXACT, FORWARD, FP32, Measured, Skip, law
-from distcore.testing.lab import Lab, Trained
+from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, solve, untrained
 
@@ -17,7 +17,7 @@ STEPS = 10
 
 @law("gradient")
 def partitions(lab: Lab) -> Measured:
-    """Training equals plain PyTorch for every micro-batch size that divides a rank's share of the global batch.
+    """Training equals plain PyTorch for every micro-batch size that divides a rank's share, and cut by tokens.
 
     The ten steps are two epochs, each with an incomplete last batch.
     """
@@ -25,8 +25,9 @@ def partitions(lab: Lab) -> Measured:
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     rows = 4 * lab.global_batch + 2
     found = [compared(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
+    found.append(compared(lab, Problem(rows=rows), **BY_TOKENS))
     worst = max(found, key=lambda measured: (measured.error != measured.error, measured.error))
-    return Measured(error=worst.error, bound=FP32, note=f"{worst.note}; micro-batches {sizes}")
+    return Measured(error=worst.error, bound=FP32, note=f"{worst.note}; micro-batches {sizes} and by tokens")
 
 
 @law("gradient")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distcore.plugin.contract import MicroBatch
 from distcore.plugin.sampling import training_plan
 from distcore.testing.cases import EXACT, Measured, law
-from distcore.testing.lab import Job, Lab
+from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem
 
 PROBLEM = Problem(rows=50)
@@ -14,10 +14,11 @@ EPOCHS = 2
 
 @law("order")
 def rows_of_a_step(lab: Lab) -> Measured:
-    """All ranks together get each row that is planned for a step once, for every micro-batch size."""
+    """All ranks together get each row that is planned for a step once, for every micro-batch size, and by tokens."""
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
-    return _misassigned(lab, [lab.job(PROBLEM, micro_batch_size=size) for size in sizes])
+    by_rows = [lab.job(PROBLEM, micro_batch_size=size) for size in sizes]
+    return _misassigned(lab, [*by_rows, lab.job(PROBLEM, **BY_TOKENS)])
 
 
 @law("order")
@@ -35,12 +36,14 @@ def rows_by_length(lab: Lab) -> Measured:
 @law("order")
 def micro_batches_agree(lab: Lab) -> Measured:
     """Every rank runs the same number of micro-batches in a step, and only the last one is marked as last."""
-    job = lab.job(Problem(rows=2 * lab.global_batch + 1), micro_batch_size=1)
-    counts = [len(job.rows(0, step)) for step in range(3)]
-    marked = [[micro.last for micro in job.rows(0, step)] for step in range(3)]
+    problem = Problem(rows=2 * lab.global_batch + 1)
+    jobs = [lab.job(problem, micro_batch_size=1), lab.job(problem, **BY_TOKENS)]
+    steps = [job.rows(0, step) for job in jobs for step in range(3)]
+    counts = [len(micros) for micros in steps]
+    marked = [[micro.last for micro in micros] for micros in steps]
     wrong = sum(marks != [False] * (len(marks) - 1) + [True] for marks in marked)
     differing = sum(other != counts for other in lab.share(counts))
-    return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps: {counts}")
+    return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps, twice: {counts}")
 
 
 def _misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:

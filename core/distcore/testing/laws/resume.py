@@ -13,12 +13,16 @@ from distcore import checkpoint
 from distcore.plugin.sampling import training_plan
 from distcore.plugin.task import Datasets
 from distcore.testing.cases import EXACT, FP32, Measured, law
-from distcore.testing.lab import Job, Lab, Trained
+from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.reference import apart
 
 PROBLEM = Problem(dropout=0.2)
-CHANGES: dict[str, Any] = {"schedule": {"name": "linear", "warmup_steps": 2}, "max_steps": 8, "clip": {"norm": 0.5}}
+CHANGES: dict[str, Any] = BY_TOKENS | {
+    "schedule": {"name": "linear", "warmup_steps": 2},
+    "max_steps": 8,
+    "clip": {"norm": 0.5},
+}
 
 
 @law("resume")

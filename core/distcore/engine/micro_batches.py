@@ -1,0 +1,51 @@
+"""How a run cuts its steps into micro-batches where the user leaves that open, and what it says of it."""
+
+from __future__ import annotations
+
+from distcore.config import RunConfig
+from distcore.config.schema import Loader
+from distcore.plugin.capabilities import Capabilities
+
+TOKENS = {"cpu": 4096, "accelerator": 8192}
+"""Most padded tokens of a micro-batch, by device: enough to keep it busy, few enough to fit into memory."""
+FORWARD = {"cpu": 96, "accelerator": 4096}
+"""What a micro-batch costs beside its tokens, in tokens, by device.
+
+Of a CPU as measured: what a forward and a backward pass took beside their tokens took as long as 71 tokens of
+bert-small, 95 of bert-mini, 142 of bert-tiny. Of a GPU an estimate, not measured.
+"""
+
+
+def micro_batch_tokens(config: RunConfig) -> int | None:
+    """Return the most tokens of a micro-batch; ``None`` if the user gave its rows alone."""
+    if config.micro_batch_tokens is not None or config.micro_batch_size != "auto":
+        return config.micro_batch_tokens
+    return TOKENS[_sort(config)]
+
+
+def with_forward_tokens(config: RunConfig, declared: Capabilities) -> Loader:
+    """Return ``loader`` with the cost of a forward pass filled in."""
+    if config.loader.forward_tokens != "auto":
+        return config.loader
+    return config.loader.model_copy(update={"forward_tokens": round(FORWARD[_sort(config)] * declared.forward_cost)})
+
+
+def most_micro_batches(config: RunConfig, shards: int) -> int:
+    """Return how many micro-batches a rank runs in a step at most; of a resolved config."""
+    rows = 1 if config.micro_batch_tokens is not None else int(config.micro_batch_size)
+    return max(1, config.global_batch_size // (rows * shards))
+
+
+def description(config: RunConfig) -> str:
+    """Return one line that says how a resolved config cuts its steps."""
+    size = config.micro_batch_size
+    rows = [] if size == "auto" else [f"{size} rows"]
+    if config.micro_batch_tokens is None:
+        return f"micro-batches: at most {size} rows, equally many in each"
+    bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
+    cost = config.loader.forward_tokens
+    return f"micro-batches: at most {bounds}, padding included; cut by length, as if one more cost {cost} tokens"
+
+
+def _sort(config: RunConfig) -> str:
+    return "cpu" if config.device == "cpu" else "accelerator"

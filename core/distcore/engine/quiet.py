@@ -1,0 +1,24 @@
+"""Silence of transformers while it loads or builds a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and warnings, which the user cannot act on."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    level, bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if bar:
+            library.enable_progress_bar()

@@ -1,0 +1,52 @@
+"""Whether all ranks have the same run folder, found out before they train."""
+
+from __future__ import annotations
+
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
+from distcore.errors import CheckpointError
+from distcore.plugin.contract import Run
+from distcore.plugin.hooks import Hooks
+
+PATIENCE = 10.0
+"""Seconds for a new file to be seen on the other machines: network file systems remember what was not there."""
+
+
+def check_shared(run: Run, hooks: Hooks) -> None:
+    """Raise CheckpointError on every rank unless all see a file that the main rank writes to the run folder.
+
+    Every rank calls. Without it, ranks without a shared folder would fail at their first checkpoint.
+    """
+    out = Path(str(run.config.out))
+    file = out / broadcast_from_main(run, hooks, f".seen-by-all-{uuid4().hex}")
+    is_new = run.world.is_main and not out.exists()
+    on_all_ranks(run, hooks, f"run folder {out} cannot be written", partial(_write, file, run.world.is_main))
+    try:
+        on_all_ranks(run, hooks, f"run folder {out}", partial(_look, file, run.world.rank))
+    finally:
+        if run.world.is_main:
+            file.unlink(missing_ok=True)
+            if is_new and not any(out.iterdir()):
+                out.rmdir()  # a run that is refused leaves nothing behind
+
+
+def _write(file: Path, is_main: bool) -> None:
+    if is_main:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def _look(file: Path, rank: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"out = {str(file.parent)!r}: rank {rank} on {socket.gethostname()} does not see there what rank 0 "
+                "writes: --out must be one folder for all machines, on a disk that they share"
+            )
+        time.sleep(0.1)

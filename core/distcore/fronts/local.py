@@ -1,0 +1,34 @@
+"""``--launcher local``: distcore's own supervisor, on this machine; the default."""
+
+from __future__ import annotations
+
+from distcore.errors import ConfigError
+from distcore.fronts.contract import Command, Host, Plan, Spec
+from distcore.fronts.planning import gpus_of, refuse, variables
+from distcore.fronts.running import run_command
+
+
+class LocalFront:
+    """Starts ranks on this machine."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the command without the flags of starting, and the variables that stand for them."""
+        refuse("local", {"value": spec.value}, "leave out what follows the colon")
+        refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
+        host = only_host("local", spec)
+        nproc = host.slots if host and host.chosen is not None else spec.nproc
+        ranks = ("--nproc", str(nproc)) if nproc is not None else ()
+        words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
+        return Plan(commands=(Command(words=words, environment={**variables(spec), **gpus_of(host)}),))
+
+    def run(self, plan: Plan) -> int:
+        """Become the supervisor."""
+        return run_command(plan)
+
+
+def only_host(name: str, spec: Spec) -> Host | None:
+    """Return the machine of a front that starts ranks here; raises ConfigError for several."""
+    if spec.hosts and len(spec.hosts) > 1:
+        names = ", ".join(host.name for host in spec.hosts)
+        raise ConfigError(f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there")
+    return spec.hosts[0] if spec.hosts else None

@@ -1,0 +1,65 @@
+"""``--launcher mpi[:openmpi|mpich]``: mpirun starts the ranks, which then talk over gloo or nccl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from distcore.errors import ConfigError, nearest
+from distcore.fronts.contract import Command, Host, Plan, Spec
+from distcore.fronts.hosts import limited
+from distcore.fronts.planning import (
+    fixed_nodes,
+    need_nproc,
+    port_of,
+    refuse,
+    refuse_slots,
+    train_command,
+    variables_elsewhere,
+)
+from distcore.fronts.running import run_command
+from distcore.plugin.contract import LOOPBACK
+
+KINDS = ("openmpi", "mpich")
+
+
+class MpiFront:
+    """Starts ranks by mpirun; they meet at an address and a port of the job's own."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the command line of Open MPI or of MPICH, Hydra's; raises ConfigError for machines without names."""
+        kind = spec.value or KINDS[0]
+        if kind not in KINDS:
+            known = " or ".join(KINDS)
+            raise ConfigError(f"--launcher mpi:{kind}: expected {known}{nearest(kind, KINDS)}")
+        refuse("mpi", {"--max-restarts": spec.max_restarts}, "start it again with --resume auto")
+        refuse_slots("mpi", spec)
+        if (fixed_nodes("mpi", spec) or 1) > 1 and spec.hosts is None:
+            raise ConfigError(f"--launcher mpi --nodes {spec.nodes[1]}: name the machines: --hostfile FILE")  # type: ignore[index]
+        hosts = None if spec.hosts is None else limited(spec.hosts, spec.nproc, spec.nodes)
+        address = hosts[0].name if hosts else LOOPBACK
+        given = {**variables_elsewhere(spec), "MASTER_ADDR": address, "MASTER_PORT": str(port_of(spec))}
+        ranks = sum(host.slots for host in hosts) if hosts else need_nproc("mpi", spec)
+        line = _open_mpi if kind == "openmpi" else _hydra
+        words = (*line(hosts or (), ranks, given), *train_command(spec))
+        return Plan(commands=(Command(words=words),), patience=spec.timeout)
+
+    def run(self, plan: Plan) -> int:
+        """Become mpirun."""
+        return run_command(plan)
+
+
+def _open_mpi(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+    # Open MPI would bind each rank to one core, and torch computes with several threads.
+    yield from ("mpirun", "-np", str(ranks), "--bind-to", "none")
+    if hosts:
+        yield from ("--host", ",".join(f"{host.name}:{host.slots}" for host in hosts))
+    for name, value in given.items():
+        yield from ("-x", f"{name}={value}")
+
+
+def _hydra(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+    yield from ("mpiexec", "-n", str(ranks), "-bind-to", "none")
+    if hosts:
+        yield from ("-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts))
+    for name, value in given.items():
+        yield from ("-genv", name, value)

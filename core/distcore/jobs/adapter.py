@@ -1,0 +1,68 @@
+"""An adapter as the folder that peft reads, or merged into the weights of its base."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from distcore.engine.lora import ADAPTER, trained_whole_in
+from distcore.engine.quiet import quiet
+
+WEIGHTS = "adapter_model.safetensors"
+"""The file of the adapter's weights, as peft calls it."""
+BASE = "base"
+"""Folder, beside the adapter, of a base that is in no other."""
+PREFIX = "base_model.model."
+"""Begins the name of each weight in ``WEIGHTS``."""
+
+
+def write_adapter(to: Path, module: Any, base: str | None) -> None:
+    """Write the adapter in ``module``, and what is trained beside it, to the folder ``to``, which ``peft`` reads.
+
+    ``base`` is the name or folder of the model beneath it; without one its weights are written, too, into ``BASE``, and
+    the adapter is taken out of ``module``.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    to.mkdir(parents=True, exist_ok=True)
+    settings = module.peft_config[ADAPTER]
+    settings.inference_mode = True
+    settings.base_model_name_or_path = base or str((to / BASE).absolute())
+    if not isinstance(settings.target_modules, str):
+        settings.target_modules = sorted(settings.target_modules)  # a set, whose order would differ each time
+    if settings.task_type is None:  # peft then asks for the class
+        kind = type(module)
+        settings.auto_mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
+    settings.save_pretrained(to)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = get_peft_model_state_dict(module, adapter_name=ADAPTER, save_embedding_layers=False)
+    contiguous = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, to / WEIGHTS, metadata={"format": "pt"})
+    if base is None:
+        with quiet():
+            take_out(module, merge=False).save_pretrained(to / BASE)
+
+
+def take_out(module: Any, merge: bool) -> Any:
+    """Return ``module`` without its adapter, in place: as it was before, or with what was trained in its weights."""
+    from peft.tuners.lora import LoraLayer
+
+    for path, copy, original in list(trained_whole_in(module)):
+        _replace(module, path, copy if merge else original)
+    for path, layer in list(module.named_modules()):
+        if isinstance(layer, LoraLayer):
+            if merge:
+                layer.merge()
+            _replace(module, path, layer.get_base_layer())
+    del module.peft_config
+    return module
+
+
+def _replace(module: nn.Module, path: str, child: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, child)

@@ -1,0 +1,60 @@
+"""Cores of its own for each rank, by the system's own account of them: memory nodes, and threads of one core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+BIND_VARIABLE = "DISTCORE_BIND_CORES"
+"""Environment variable that ``--bind-cores`` sets."""
+SYSTEM = Path("/sys/devices/system")
+
+
+def bind_cores(local_rank: int, local_size: int) -> None:
+    """Keep this process to its share of the cores, if ``--bind-cores`` was given and the system can.
+
+    Of fewer cores than ranks nobody can have one of its own: then nothing changes.
+    """
+    if not os.environ.get(BIND_VARIABLE) or not hasattr(os, "sched_setaffinity"):
+        return
+    if own := share(in_order(os.sched_getaffinity(0)), local_rank, local_size):
+        os.sched_setaffinity(0, own)
+
+
+def share(cpus: Sequence[int], local_rank: int, local_size: int) -> tuple[int, ...]:
+    """Return the part of ``cpus`` that one rank of ``local_size`` gets: all parts are equally long."""
+    each = len(cpus) // local_size
+    return tuple(cpus[local_rank * each : (local_rank + 1) * each])
+
+
+def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
+    """Return ``cpus`` such that neighbours belong together: by memory node, socket and core, then by number.
+
+    ``system`` stands for the folder in which Linux describes them. What it does not say counts as one.
+    """
+    nodes: dict[int, int] = {}
+    for folder in system.glob("node/node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            listed = parse_cpus((folder / "cpulist").read_text())
+            nodes |= dict.fromkeys(listed, int(folder.name.removeprefix("node")))
+    return sorted(cpus, key=lambda cpu: (nodes.get(cpu, 0), *_place(cpu, system), cpu))
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Return the numbers of Linux's list of CPUs: ``0-2,8`` for 0, 1, 2 and 8. Raises ValueError."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _place(cpu: int, system: Path) -> tuple[int, int]:
+    """Return socket and core of a CPU; threads of one core have the same."""
+    folder = system / f"cpu/cpu{cpu}/topology"
+    try:
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, cpu

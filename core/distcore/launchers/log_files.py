@@ -1,0 +1,71 @@
+"""A log file per rank, and the file with the starter's process id, in the folder of ``--log-dir``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from distcore.errors import ConfigError
+
+LOG_DIR_VARIABLE = "DISTCORE_LOG_DIR"
+"""Environment variable with the absolute folder; unset: no files."""
+
+
+def log_to_file(rank: int) -> TextIO:
+    """Have this process print to ``rank-N.log``, rank 0 to the screen as well; return a stream to the screen.
+
+    Appends, so that a run which goes on keeps what it said. Without ``--log-dir`` nothing changes. Raises ConfigError
+    if the file cannot be written.
+    """
+    folder = os.environ.get(LOG_DIR_VARIABLE)
+    if not folder:
+        return sys.stderr
+    file = Path(folder, f"rank-{rank}.log")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {folder}: {error.strerror}") from None
+    screen = os.fdopen(os.dup(2), "w", buffering=1) if rank else sys.stderr
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        if rank:
+            os.dup2(descriptor, number)
+        else:
+            _to_both(file, number)
+    os.close(descriptor)
+    return screen
+
+
+def _to_both(file: Path, number: int) -> None:
+    """Put a ``tee`` behind descriptor ``number``, which writes to it and to the file, and outlives this process."""
+    tee = subprocess.Popen(["tee", "-ai", str(file)], stdin=subprocess.PIPE, stdout=number, start_new_session=True)
+    assert tee.stdin is not None  # it is a pipe
+    os.dup2(tee.stdin.fileno(), number)
+    tee.stdin.close()
+
+
+@contextmanager
+def pid_file() -> Iterator[None]:
+    """Keep this process's id in ``pid`` in the folder of the logs, while a run lasts."""
+    folder = os.environ.get(LOG_DIR_VARIABLE)
+    if not folder:
+        yield
+        return
+    file = Path(folder, "pid")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{os.getpid()}\n")
+    except OSError as error:
+        raise ConfigError(f"--log-dir {folder}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()

@@ -1,0 +1,55 @@
+"""``adamw`` and ``adam``: torch's, fused where the device has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from distcore.distributed.devices import FUSED
+from distcore.plugin.optimizer import ParameterGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """torch's AdamW, fused where it can be. Weight decay is apart from the gradient: lr times weight_decay a step."""
+
+    elementwise: ClassVar = True
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Part of a weight, per unit of learning rate, that each step takes away."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator of the step, against division by zero."""
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return torch's AdamW."""
+        return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the step scales it too."""
+
+    elementwise: ClassVar = True
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """What is added to the gradient, per unit of the weight: an L2 penalty."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator of the step, against division by zero."""
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return torch's Adam."""
+        return torch.optim.Adam(groups, betas=self.betas, eps=self.eps, fused=can_fuse(module))
+
+
+def can_fuse(module: nn.Module) -> bool:
+    """Return True if torch's fused Adam takes the parameters: all floating-point, and on one type of device."""
+    kinds = {(p.device.type, p.is_floating_point()) for p in module.parameters()}
+    return len(kinds) == 1 and kinds <= {(kind, True) for kind in FUSED}

@@ -1,0 +1,62 @@
+"""``lion``: Symbolic Discovery of Optimization Algorithms (Chen et al., 2023, https://arxiv.org/abs/2302.06675)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from distcore.plugin.optimizer import ParameterGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion:
+    """Lion: every element moves by the learning rate, in the direction of the sign of a running mean of gradients.
+
+    Weight decay is apart from the gradient. The paper takes a learning rate 3 to 10 times smaller than AdamW's, and a
+    weight decay as many times larger.
+    """
+
+    elementwise: ClassVar = True
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Part of a weight, per unit of learning rate, that each step takes away."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    """Parts of the running mean that are kept: in the direction of a step, and for the steps after it."""
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return SignDescent([{"betas": self.betas, **group} for group in groups])
+
+
+class SignDescent(torch.optim.Optimizer):
+    """The update of the paper's algorithm 2, on plain tensors and on DTensors; each group has lr, betas, weight_decay.
+
+    The state of a parameter is ``exp_avg``, of its shape and dtype.
+    """
+
+    def __init__(self, params: list[ParameterGroup]) -> None:
+        """Take groups that have all their settings."""
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take a step on the gradients that are there; ``closure`` is called first, as torch's optimizers do."""
+        loss = closure and torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            kept, kept_for_later = group["betas"]
+            for parameter in group["params"]:
+                gradient, state = parameter.grad, self.state[parameter]
+                if gradient is None:
+                    continue
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+                mean = state["exp_avg"]
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(mean.lerp(gradient, 1 - kept).sign_(), alpha=-group["lr"])
+                mean.lerp_(gradient, 1 - kept_for_later)
+        return loss

@@ -1,0 +1,82 @@
+"""An extension that adds annealed Gaussian noise to gradients (Neelakantan et al., 2015, arXiv:1511.06807).
+
+At step t the noise has the variance ``scale / (1 + t) ** decay``. It is a function of the run's seed, the step, the
+parameter's name and the element, so it is the same on every rank, however the parameters are sharded, and in a run that
+was resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distcore import ConfigError, PreparedModel, Progress, Run, dtensors, hookimpl
+
+BLOCK = 2**16
+"""Elements whose noise is drawn at once: a rank draws only the blocks that its shard of a parameter touches."""
+
+
+@dataclass
+class GradientNoise:
+    """Add the noise to the gradient of the whole step, once it is averaged over ranks and clipped."""
+
+    scale: float = 0.01
+    """Variance of the noise at the first step."""
+    decay: float = 0.55
+    """How fast it falls."""
+
+    def __post_init__(self) -> None:
+        self._step, self._added = 0, -1
+
+    @hookimpl(wrapper=True)
+    def wrap_model(self, run: Run) -> Generator[None, PreparedModel, PreparedModel]:
+        """Have the optimizer that the strategy returns call ``_add`` at the start of each step."""
+        prepared = yield
+        if prepared.optimizer is not None:
+            names = {parameter: name for name, parameter in run.module.named_parameters()}
+            if any(p not in names for group in prepared.optimizer.param_groups for p in group["params"]):
+                raise ConfigError(
+                    f"extension gradientnoise: strategy {run.config.strategy!r} steps flat buffers, not the model's "
+                    "parameters; use another one, or DeepSpeed's stage 0"
+                )
+            prepared.optimizer.register_step_pre_hook(lambda *_: self._add(run, names))
+        return prepared
+
+    @hookimpl
+    def on_run_start(self, progress: Progress) -> None:
+        """Begin with the step that the run begins with, which may have been resumed."""
+        self._step = progress.step
+
+    @hookimpl
+    def on_step_end(self, progress: Progress) -> None:
+        """Go on to the next step."""
+        self._step = progress.step
+
+    @torch.no_grad()
+    def _add(self, run: Run, names: dict[Tensor, str]) -> None:
+        if self._added == self._step:  # Horovod's optimizer is a subclass of torch's: each calls the hook
+            return
+        self._added = self._step
+        deviation = (self.scale / (1 + self._step) ** self.decay) ** 0.5
+        for parameter, name in names.items():
+            if parameter.grad is None:
+                continue
+            noise = torch.zeros_like(parameter.grad)
+            seed = f"{run.config.seed}/{self._step}/{name}"
+            dtensors.fill(noise, lambda start, count, seed=seed: gaussian(seed, start, count))  # this rank's elements
+            parameter.grad.add_(noise, alpha=deviation)
+
+
+def gaussian(seed: str, start: int, count: int) -> Tensor:
+    """Return elements ``start`` to ``start + count`` of an endless row of normal numbers, shape ``(count,)``."""
+    first, last = start // BLOCK, (start + count - 1) // BLOCK
+    blocks = []
+    for number in range(first, last + 1):
+        digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        blocks.append(torch.randn(BLOCK, generator=generator))
+    return torch.cat(blocks)[start - first * BLOCK :][:count]

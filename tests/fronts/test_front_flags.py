@@ -1,0 +1,94 @@
+"""``distcore train`` with a front: what the dry run prints, what is refused, and a front from elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from distcore.cli.front_flags import FLAGS
+from distcore.cli.main import command_parser, main
+from distcore.fronts import Command, Plan, Spec, run_command, train_command
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2 --dry-run"
+    assert main(["train", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"A=b DISTCORE_LOG_DIR={Path.cwd()}/logs {sys.executable} -m distcore.fronts.agent ")
+    assert printed.endswith("--module distcore train --lr 0.1 --set clip.norm=2 --set nproc=auto\n")
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--include", "localhost:1,0", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"CUDA_VISIBLE_DEVICES=1,0 {sys.executable} -m distcore train --nproc 2\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--launcher torchrn", "no front named 'torchrn' (installed: "),
+        ("--launcher torchrn", "(did you mean 'torchrun'?)"),
+        ("--launcher ssh --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
+        ("--launcher ssh --hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
+        ("--nodes 2", "--launcher local takes no --nodes: it starts ranks here; --launcher ssh"),
+        ("--launcher torchrun --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
+        ("--env A", "--env: 'A': expected NAME=VALUE"),
+        ("--launcher ssh --lr fast", "lr = 'fast'"),
+        ("--launcher ssh --sweep lr=1,2", "--sweep starts its runs on this machine"),
+        ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_before_anything_starts(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("hosts").write_text("host0 slots=1\n")
+    assert main(["train", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--launcher", "ssh"]) == 2
+    assert "--launcher ssh: torchrun started this process as a rank" in capsys.readouterr().err
+
+
+class Elsewhere:
+    """A front that a stranger wrote."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """One command."""
+        return Plan(commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),))
+
+    def run(self, plan: Plan) -> int:
+        """As its program ends."""
+        return run_command(plan)
+
+
+def test_a_front_of_another_package_is_one_class(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint(name="elsewhere", value=f"{__name__}:Elsewhere", group="distcore.fronts")
+    monkeypatch.setattr("distcore.plugin.registry.entry_points", lambda group: [entry] if group == entry.group else [])
+    assert main(["train", "--launcher", "elsewhere:there", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
+
+
+def test_every_flag_of_starting_is_in_the_help_and_only_train_has_it() -> None:
+    known = command_parser("train")._option_string_actions
+    assert not [name for name in (*FLAGS, "--bind-cores") if not known[name].help]
+    assert "--hostfile" not in command_parser("compare")._option_string_actions
