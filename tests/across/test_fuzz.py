@@ -1,14 +1,12 @@
-"""More than 10,000 made-up files: each is read, or refused in one line; nothing else is raised, nothing hangs."""
+"""10,000 made-up files: each is read, or refused in one line; nothing else is raised, nothing hangs."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -223,23 +221,6 @@ def test_json_of_checkpoints(trained: Path, capsys: pytest.CaptureFixture[str]) 
         sealed.put(*file)
         seen.update(outcome(action) is None for action in sealed.everything())
         capsys.readouterr()
-
-    check()
-    assert seen == {True, False}
-
-
-def test_resumes(trained: Path, tmp_path: Path) -> None:
-    (path,) = (trained / "checkpoints").iterdir()
-    sealed, seen, number = Sealed(path), set[bool](), count()
-
-    @settings(fuzz, max_examples=300)
-    @given(changed(sealed.state).map(as_json))
-    def check(state: bytes) -> None:
-        sealed.put(STATE, state)
-        out = tmp_path / str(next(number))
-        config = RunConfig(out=str(out), resume=str(path), **JOB)
-        seen.add(outcome(lambda: train(config, Problem())) is None)
-        shutil.rmtree(out, ignore_errors=True)
 
     check()
     assert seen == {True, False}

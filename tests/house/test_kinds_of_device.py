@@ -10,12 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ROOT / "core/distcore/distributed/devices.py"
-ROOM_OF_OTHERS = ROOT / "core/distcore/migrate"
-"""It reads the arguments of other trainers, whose names have such words in them."""
+ROOMS_OF_OTHERS = {ROOT / "core/distcore/migrate", ROOT / "core/distcore/fronts"}
+"""They speak the languages of other trainers and of clusters, which have such words in them."""
 CORE = sorted(
     file
     for file in (ROOT / "core").rglob("*.*")
-    if file.suffix in (".py", ".txt") and file != DEVICES and ROOM_OF_OTHERS not in file.parents
+    if file.suffix in (".py", ".txt") and file != DEVICES and ROOMS_OF_OTHERS.isdisjoint(file.parents)
 )
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py") if file.parent.name != "tests")
 KINDS = re.compile(

@@ -124,11 +124,10 @@ def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
     name = given.get("launcher", DEFAULT).partition(":")[0]
     if not (include or exclude) or name not in ("local", "torchrun"):
         return None
-    from distcore.distributed.devices import accelerator, count_devices
+    from distcore.distributed.devices import count_accelerators
 
     chosen = [int(number) for number in re.findall(r"\d+", f"{include}{exclude}".partition(":")[2])]
-    kind = accelerator()
-    slots = count_devices(kind) if kind else nproc or max(chosen, default=0) + 1
+    slots = count_accelerators() or nproc or max(chosen, default=0) + 1
     names = ["localhost", socket.gethostname()]
     word = f"{include}{exclude}".partition(":")[0]
     return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)

@@ -42,10 +42,10 @@ def resolve_device(config: RunConfig) -> str:
     """
     asked = config.device
     if asked == "auto":
-        return accelerator() or "cpu"
+        return _seen() or "cpu"
     if asked == "cpu":
         return asked
-    here, otherwise = " or ".join(filter(None, ("cpu", accelerator()))), "use --device cpu, or leave it out"
+    here, otherwise = " or ".join(filter(None, ("cpu", _seen()))), "use --device cpu, or leave it out"
     try:
         known = torch.device(asked)
     except RuntimeError:
@@ -57,7 +57,7 @@ def resolve_device(config: RunConfig) -> str:
     return asked
 
 
-def accelerator() -> str | None:
+def _seen() -> str | None:
     """Return the kind of the accelerator that torch sees here."""
     found = torch.accelerator.current_accelerator()
     return found.type if found is not None and count_devices(found.type) else None
@@ -73,6 +73,12 @@ def count_devices(kind: str) -> int:
     if not hasattr(module, "device_count") or not getattr(module, "is_available", lambda: True)():
         return 0
     return int(module.device_count())
+
+
+def count_accelerators() -> int:
+    """Return how many devices there are of the accelerator that torch sees here; 0: there is none."""
+    kind = _seen()
+    return count_devices(kind) if kind else 0
 
 
 def device_of(config: RunConfig, rank_info: RankInfo) -> torch.device:
