@@ -22,6 +22,7 @@ OTHERS: dict[str, Any] = {
     "optimizer.name": "another", "lr": 0.1, "optimizer": {"eps": 0.1}, "schedule": {"name": "cosine"},
     "clip": {"norm": 3.0}, "precision": "bf16", "gradient_checkpointing": True, "total_steps": 16, "freeze": "head",
     "lora.rank": 8, "lora.targets": ["query"], "lora.alpha": 1.0, "lora.dropout": 0.5, "ema": {"decay": 0.9},
+    "deterministic": True,
 }  # fmt: skip
 """Another value for each key that a resumed run must share with the one that was interrupted."""
 

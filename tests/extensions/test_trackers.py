@@ -192,6 +192,11 @@ def test_other_ranks_write_nothing(name: str, tmp_path: Path) -> None:
 UNREACHABLE = "http://127.0.0.1:9"
 
 
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What distcore logged; where its logger does not propagate, pytest may listen to it and to the root."""
+    return [record.getMessage() for record in dict.fromkeys(caplog.records) if record.name == "distcore"]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
@@ -215,7 +220,7 @@ def test_a_tracker_that_fails_is_one_line(
     run = made_up_run(tmp_path / "run")
     (tmp_path / "run/occupied").write_text("a file\n")
     tell(tracker(name, **options), run)
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "distcore"]
+    (line,) = messages(caplog)
     assert line.startswith(f"tracker {name}: ")
     assert line.endswith("; the run goes on without it")
     assert re.search(said, line)
@@ -236,7 +241,7 @@ def test_a_full_disk_is_one_line(
     for step in range(500):
         found.on_log(run, {"step": step} | {f"value {number}": 0.5 for number in range(10)})
     found._end(finished=False)
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "distcore"]
+    (line,) = messages(caplog)
     assert "No space left on device" in line
     assert capfd.readouterr() == ("", "")
 

@@ -21,9 +21,11 @@ class Note:
     """What is said about one key, or about the whole."""
 
     kind: Kind
+    """What is to be said."""
     about: str
     """The key with its value, or what else the note is about."""
     text: str = ""
+    """Why, or what to do; empty where the key says it all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Fact:
     """A value that is no key of the config by itself, such as the rows of a device."""
 
     value: Any
+    """What was read."""
     origin: str
     """The key that it was read from."""
 
@@ -40,9 +43,13 @@ class Draft:
     """Keys of the config by their dotted name, each with its origin, and notes."""
 
     values: Tree = field(default_factory=dict)
+    """Keys of the config by their dotted name."""
     origins: dict[str, str] = field(default_factory=dict)
+    """The same names, to the keys that the values were read from."""
     facts: dict[str, Fact] = field(default_factory=dict)
+    """What was read and is no key of the config by itself, by name."""
     notes: list[Note] = field(default_factory=list)
+    """What is said, in the order in which it came up."""
     said: set[str] = field(default_factory=set)
     """Facts that a key or a note was made of."""
     opaque: set[str] = field(default_factory=set)

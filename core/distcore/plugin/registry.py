@@ -49,7 +49,7 @@ def offers(group: str) -> dict[str, list[EntryPoint]]:
         if not _blocked(entry):
             # Keyed by distribution, because one that is on sys.path twice is listed twice.
             found.setdefault(entry.name, {}).setdefault(distribution(entry), entry)
-    return {name: list(offered.values()) for name, offered in sorted(found.items())}
+    return {name: [entry for _, entry in sorted(offered.items())] for name, offered in sorted(found.items())}
 
 
 def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
