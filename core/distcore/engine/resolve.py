@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import check_deterministic, count_devices, has_fast_bf16, resolve_device
-from distcore.engine.compiling import with_compile
+from distcore.engine.declared import check_average, check_declared, compiled, strategies_that, with_optimizer
 from distcore.engine.lora import resolve_lora
 from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
-from distcore.engine.optim import (
-    check_freeze,
-    check_schedule,
-    is_installed,
-    load_optimizer,
-    optimizer_class,
-    with_options,
-)
-from distcore.errors import ConfigError, DistcoreError, StrategyError, nearest
-from distcore.optimizers.own import check as check_own
+from distcore.engine.optim import check_freeze, check_schedule
+from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.plugin import registry
 from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.hooks import capabilities_of
@@ -32,7 +21,6 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
 
-log = logging.getLogger("distcore")
 MOST_RANKS = 2**16
 """Most ranks that a message proposes."""
 
@@ -61,14 +49,14 @@ def resolve(
     world_size = _world_size(config, declared, device, nproc)
     config = config.model_copy(update={"nproc": world_size, "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
-    _check_declared(config, declared, launcher)
+    check_declared(config, declared, launcher)
     check_deterministic(config)
     if training:
-        config = _with_optimizer(config, declared)
-        _check_average(config, declared)
+        config = with_optimizer(config, declared)
+        check_average(config, declared)
         check_schedule(config)
         check_freeze(config)
-        config = _compiled(config, declared)
+        config = compiled(config, declared)
     check_micro_batch_size(config, data_shards(config, declared, world_size))
     config = config.model_copy(
         update={
@@ -85,15 +73,6 @@ def resolve(
     elif isinstance(strategy, ChecksConfig):
         strategy.check_config(config)
     return config
-
-
-def _compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
-    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
-    possible = with_compile(config, declared)
-    if possible.compile != config.compile:
-        said = f"strategy {config.strategy!r} compiles each block by itself"
-        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
-    return possible
 
 
 def _filled(config: RunConfig, strategy: object, started: int | None) -> RunConfig:
@@ -235,95 +214,6 @@ def _world_size(config: RunConfig, declared: Capabilities, device: str, started:
         here = f"torch sees {count_devices(device)} of kind {device!r} here"
         raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")
     return size
-
-
-def _check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
-    """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
-    wanted: list[tuple[str, Any, frozenset[str], Any]] = [
-        (
-            "device",
-            config.device,
-            declared.devices or frozenset({config.device}),
-            lambda o: config.device in (o.devices or {config.device}),
-        ),
-        ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
-        (
-            "launcher",
-            launcher,
-            declared.launchers or frozenset({launcher}),
-            lambda o: launcher in (o.launchers or {launcher}),
-        ),
-    ]
-    for key, value, possible, can in wanted:
-        if value not in possible:
-            raise ConfigError(
-                f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
-                f"{nearest(str(value), possible)}; {strategies_that(can)} could"
-            )
-
-    if config.deterministic and not declared.deterministic:
-        others = strategies_that(lambda other: other.deterministic)
-        raise ConfigError(
-            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
-            f"{others} could, with their default options"
-        )
-
-
-def _check_average(config: RunConfig, declared: Capabilities) -> None:
-    if config.ema.decay is not None and not declared.ema:
-        lacks = f"strategy {config.strategy!r} keeps no average of weights"
-        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
-
-
-def _with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
-    """Return ``config`` with all options of its optimizer.
-
-    Raises DistcoreError for an optimizer that there is not or that the strategy does not take, or a wrong option.
-    """
-    name = config.optimizer.name
-    installed = is_installed(name)
-    elementwise = installed and optimizer_class(name).elementwise
-
-    def takes(other: Capabilities) -> bool:
-        return name in other.optimizers or (installed and other.takes_optimizer(name, elementwise))
-
-    if not takes(declared):
-        possible = optimizers_of(declared)
-        parts = installed and declared.other_optimizers == "elementwise"
-        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
-        raise ConfigError(
-            f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
-            f"{nearest(name, possible)}{why}; {strategies_that(takes)} could"
-        )
-    optimizer = load_optimizer(config)
-    if not type(optimizer).__module__.startswith("distcore."):
-        check_own(name, optimizer)
-    return with_options(config)
-
-
-def optimizers_of(declared: Capabilities) -> list[str]:
-    """Return the names of the optimizers that a strategy takes, of all that are installed; imports those."""
-    found = set(declared.optimizers)
-    for name in registry.offers("optimizers"):
-        with contextlib.suppress(DistcoreError):
-            found |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
-    return sorted(found)
-
-
-def strategies_that(can: Any) -> str:
-    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message.
-
-    Imports all strategies, which is too slow for anything else.
-    """
-    names = []
-    for name in registry.offers("strategies"):
-        try:
-            declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
-        except DistcoreError:
-            continue
-        if can(declared):
-            names.append(name)
-    return ", ".join(names) or "no installed strategy"
 
 
 def _precision(config: RunConfig, declared: Capabilities) -> str:
