@@ -44,7 +44,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
     of_its_own = backend != "gloo"
     backends = f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend
     if dist.is_initialized():
-        if dist.group.WORLD not in _OWN:
+        if id(dist.group.WORLD) not in _OWN:
             return _world_of_program(rank_info, device, backends)
         dist.destroy_process_group()  # a failed run in this process left its group behind
     dist.init_process_group(
@@ -55,12 +55,16 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         timeout=timedelta(seconds=config.timeout),
         device_id=device if of_its_own else None,
     )
-    _OWN[:] = [dist.group.WORLD]
+    _OWN[:] = [id(dist.group.WORLD)]
     return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=rank_info.local_rank, device=device)
 
 
-_OWN: list[object] = []
-"""The default process group, if distcore has made it; one that the program made is not destroyed."""
+_OWN: list[int] = []
+"""The identity of the default process group, if distcore has made it; one that the program made is not destroyed.
+
+Not the group itself: a forked rank that inherits the last reference to one waits for ever for threads that it does not
+have.
+"""
 
 
 def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) -> World:
@@ -202,7 +206,7 @@ def leave_process_group(world: World) -> bool:
     # group while it holds the interpreter's lock, and wait for a thread that needs the lock: a deadlock.
     gc.collect()
     dist.barrier()
-    if dist.group.WORLD in _OWN:
+    if id(dist.group.WORLD) in _OWN:
         _OWN.clear()
         dist.destroy_process_group()
     return True
