@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 import pytest
+import yaml
 
 from distcore.config import flatten
 from distcore.migrate import migrate
@@ -271,3 +272,19 @@ def test_a_command_may_begin_with_variables_and_read_its_arguments_from_a_file(t
     found = migrate([], ["CUDA_VISIBLE_DEVICES=0,1", "python", "run_glue.py", str(tmp_path / "args.json")])
     assert (found.config.lr, found.config.precision) == (1e-5, "bf16")
     assert "# - CUDA_VISIBLE_DEVICES = 0,1: set it again" in found.text
+
+
+@pytest.mark.parametrize(
+    ("optim", "expected"),
+    [
+        ("sgd", {"name": "sgd", "weight_decay": 0.1}),
+        ("adafactor", {"name": "adafactor", "weight_decay": 0.1}),
+        ("lion_32bit", {"name": "lion", "weight_decay": 0.1, "betas": [0.8, 0.999]}),
+    ],
+)
+def test_settings_of_adam_stay_away_from_other_optimizers(optim: str, expected: dict[str, Any]) -> None:
+    words = f"python run_glue.py --task_name mrpc --do_train --optim {optim} --adam_beta1 0.8 --adam_epsilon 1e-7"
+    found = migrate([], shlex.split(f"{words} --weight_decay 0.1"))
+    assert yaml.safe_load(found.text)["optimizer"] == expected
+    assert "adam_epsilon" in found.text
+    assert ("optim = adafactor" in found.differs) == (optim == "adafactor")

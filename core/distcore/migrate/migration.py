@@ -158,6 +158,7 @@ def _complete(draft: Draft, arguments: Tree, script: Script | None, nproc: int |
     total = steps.length(draft)
     steps.schedule(draft, total)
     steps.betas(draft)
+    steps.optimizer_options(draft)
     if script is not None and not script.trainer:
         finish_no_trainer(draft)
     elif with_arguments:

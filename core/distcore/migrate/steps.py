@@ -23,6 +23,8 @@ NEAREST = {
     "greedy": "constant",
 }
 """What is written for those that have no equal."""
+LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",)}
+"""By optimizer: settings of Adam, which the Trainer has for all, that mean nothing to it, or something else."""
 
 
 def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
@@ -132,6 +134,15 @@ def betas(draft: Draft) -> None:
         found = [draft.use("beta1", 0.9), draft.use("beta2", 0.999)]
         draft.set("optimizer.betas", found, draft.origin("beta1", "beta2"))
         draft.opaque.add("optimizer.betas")
+
+
+def optimizer_options(draft: Draft) -> None:
+    """Leave out the settings of Adam that the optimizer does not have."""
+    name = draft.values.get("optimizer.name")
+    for key in LACKS.get(str(name), ()):
+        if f"optimizer.{key}" in draft.values:
+            del draft.values[f"optimizer.{key}"]
+            draft.note("idle", draft.origins.pop(f"optimizer.{key}"), f"{name} has no {key}")
 
 
 def evaluation(draft: Draft, total: int | None) -> None:

@@ -27,6 +27,10 @@ OPTIMIZERS = {
     "adamw_apex_fused": "adamw",
     "adamw_torch_xla": "adamw",
     "adamw_torch_npu_fused": "adamw",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion_32bit": "lion",
+    "paged_lion_32bit": "lion",
 }
 """``optim`` to ``optimizer.name``."""
 TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
@@ -39,7 +43,10 @@ def _optimizer(draft: Draft, name: str, value: Any) -> None:
         draft.set("optimizer.name", OPTIMIZERS[value], name)
     else:
         known = ", ".join(sorted(set(OPTIMIZERS.values())))
-        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here is {known}")
+        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here are {known}")
+    if value == "adafactor":
+        draft.note("differs", written(name, value), "torch's, whose steps are relative to the size of the weights; "
+                   "those of the Trainer's are not: try a larger lr")  # fmt: skip
 
 
 def _trackers(draft: Draft, name: str, value: Any) -> None:
@@ -148,7 +155,7 @@ ROWS: dict[str, Rule] = {
     "adam_beta1": fact("beta1", float),
     "adam_beta2": fact("beta2", float),
     "adam_epsilon": to("optimizer.eps", float),
-    "adafactor": none("written as adamw"),
+    "adafactor": none("written as adamw; optim = adafactor says it"),
     "max_grad_norm": to("clip.norm", lambda norm: float(norm) or None),
     "label_smoothing_factor": fact("label_smoothing", float),
     "neftune_noise_alpha": none(OWN_TASK),
