@@ -59,7 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_losses_and_checkpoints_are_those_without_compiling(way: str, folder: Path) -> None:
+def test_losses_and_checkpoints_are_those_without_compiling_and_a_resumed_run_has_them_too(
+    way: str, folder: Path
+) -> None:
     name, mode, *_ = way.split()
     if not strategy_chain.is_offered(name):
         pytest.skip(f"{name} is not installed")
@@ -72,6 +74,9 @@ def test_losses_and_checkpoints_are_those_without_compiling(way: str, folder: Pa
     assert losses(folder / mode) == pytest.approx(losses(folder / "off"), rel=1e-5)
     ours, theirs = (read_tensors(folder / run / f"checkpoints/step-{STEPS:08d}") for run in (mode, "off"))
     assert ours.keys() == theirs.keys()
+    half = {"resume": str(folder / mode / "checkpoints/step-00000002"), "out": str(folder / "resumed"), "compile": mode}
+    launch(partial(solve, config(folder, **keys, **half), "aot_eager"), nproc=2)
+    assert losses(folder / "resumed") == losses(folder / mode)[2:]
 
 
 def test_a_run_that_is_compiled_in_earnest_has_the_losses_of_one_that_is_not(folder: Path) -> None:
