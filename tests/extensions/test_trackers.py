@@ -192,9 +192,15 @@ def test_other_ranks_write_nothing(name: str, tmp_path: Path) -> None:
 UNREACHABLE = "http://127.0.0.1:9"
 
 
+def heard_by_pytest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the logger print nothing, though a run of an earlier test has set it up for the screen."""
+    monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("distcore"), "handlers", [])
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What distcore logged; where its logger does not propagate, pytest may listen to it and to the root."""
-    return [record.getMessage() for record in dict.fromkeys(caplog.records) if record.name == "distcore"]
+    """What distcore logged."""
+    return [record.getMessage() for record in caplog.records if record.name == "distcore"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +222,7 @@ def test_a_tracker_that_fails_is_one_line(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()  # what an earlier test has set up knows another address
     monkeypatch.setattr("distcore.extensions.wandb.PATIENCE", 2)
-    monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
+    heard_by_pytest_alone(monkeypatch)
     run = made_up_run(tmp_path / "run")
     (tmp_path / "run/occupied").write_text("a file\n")
     tell(tracker(name, **options), run)
@@ -233,7 +239,7 @@ def test_a_full_disk_is_one_line(
     name: str, options: dict[str, Any], small_disk: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(logging.getLogger("distcore"), "propagate", True)
+    heard_by_pytest_alone(monkeypatch)
     (small_disk / "ballast").write_bytes(bytes(2**21 - 2**14))
     run = made_up_run(tmp_path)
     found = tracker(name, **options)

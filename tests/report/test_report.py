@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,10 @@ def test_ctrl_c_ends_following_in_one_line(runs: Path) -> None:
     held = hold(runs / "runs/stopped/config.yaml")
     command = [sys.executable, "-m", "distcore", "report", "runs/stopped", "--follow"]
     environment = os.environ | {"TTY_COMPATIBLE": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
+    ) as child:  # fmt: skip
         assert child.stdout
         assert "curve" in "".join(child.stdout.readline() for _ in range(2))
         child.send_signal(signal.SIGINT)
