@@ -63,6 +63,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(2 * DEADLINE)
 def test_sigterm_to_the_ssh_front_stops_all_machines_with_a_checkpoint(

@@ -58,7 +58,7 @@ def folder(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     return tmp_path
 
 
-@pytest.mark.programs
+@pytest.mark.slow
 def test_distcore_train_takes_what_is_printed(models: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {}
     for name, command in JOBS.items():
