@@ -80,7 +80,7 @@ def test_progress_is_one_line_that_is_overwritten(example: tuple[Kernel, Any]) -
     text = written(example[1][2].outputs, "stderr")
     shown = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
     assert text.count("\rstep ") >= 40
-    assert len(shown) <= 4, shown
+    assert len(shown) <= 6, shown  # two of them may be a warning of tqdm, which misses its widgets
     assert any(line.startswith("evaluation at step ") for line in shown), shown
 
 
