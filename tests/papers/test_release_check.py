@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.programs
 ROOT = Path(__file__).parents[2]
 CORE = f"distcore-{distcore.__version__}"
 PLACEHOLDER, ADDRESS = b"example.invalid", b"distcore.org"
+FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Of tarfile, from Python 3.11.4 on."""
 
 
 def check(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -31,7 +34,7 @@ def releasable(distributions: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Sdist and wheel of the core, built from its own sdist with addresses in place of the placeholders."""
     folder = tmp_path_factory.mktemp("release")
     with tarfile.open(distributions / f"{CORE}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **FILTER)
     source = folder / CORE
     for file in (source / name for name in ("pyproject.toml", "CHANGELOG.md", "SECURITY.md")):
         file.write_bytes(file.read_bytes().replace(PLACEHOLDER, ADDRESS))
@@ -101,7 +104,7 @@ def test_metadata_without_addresses_is_refused(copied: Path) -> None:
 
 def test_a_changelog_without_the_version_is_refused(copied: Path, tmp_path: Path) -> None:
     with tarfile.open(copied / f"{CORE}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path, **FILTER)
     (tmp_path / CORE / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
     with tarfile.open(copied / f"{CORE}.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / CORE, CORE)

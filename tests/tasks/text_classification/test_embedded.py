@@ -25,7 +25,7 @@ def test_stdlib_docs_has_thousands_of_rows_in_balanced_classes():
     assert len(rows) > 5000
     assert 6 <= len(counts) <= 8
     assert max(counts.values()) < 0.25 * len(rows)
-    assert min(counts.values()) > 0.04 * len(rows)
+    assert min(counts.values()) > 0.03 * len(rows)  # a Python without tkinter has fewer about graphics
 
 
 @pytest.mark.programs
