@@ -24,7 +24,7 @@ JOB = {
     "strategy": "deepspeed", "device": "cpu", "nproc": 2, "global_batch_size": 8, "micro_batch_size": 2, "lr": 0.01,
     "max_steps": 6, "log_every": 1, "schedule.warmup_steps": 2, "extensions": {"progress": False, "metrics": True},
 }  # fmt: skip
-CONSTANT: dict[str, Any] = {"schedule.name": "constant"}
+CONSTANT: dict[str, Any] = {"schedule.name": "constant", "schedule.warmup_steps": 0}
 
 
 def config(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
@@ -57,7 +57,7 @@ def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, An
 
 
 def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}], "schedule.name": "constant"}
+    changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}]} | CONSTANT
     expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
     found = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
     assert column(found, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
