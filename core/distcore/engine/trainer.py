@@ -92,7 +92,7 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     if spans_machines(rank_info):
         check_shared(run, hooks)
     progress, best = resume_or_start(run, hooks, task, data, rows)
-    if world.is_main:
+    if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
     rehearse(run, hooks, task, data)
     meter = Meter(progress)

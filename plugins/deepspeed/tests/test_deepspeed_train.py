@@ -125,7 +125,7 @@ def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimize
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_bf16_trains_and_resumes_bit_for_bit(tmp_path: Path, stage: int, alone: list[dict[str, Any]]) -> None:
     options = {"stage": stage}
-    changes = {"precision": "bf16", "schedule.name": "constant"}
+    changes = {"precision": "bf16"} | CONSTANT
     whole = lines(tmp_path / "whole", options, save_every=3, **changes)
     assert column(whole, "loss") == pytest.approx(column(alone, "loss"), rel=2e-2)
     again = lines(tmp_path / "half", options, resume=str(tmp_path / "whole/checkpoints/step-00000003"), **changes)
