@@ -49,10 +49,10 @@ def attend(
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     parts = []
     for group in packed_rows.groups:
-        inputs = [_rows(states, group) for states in (query, key, value)]
+        q, k, v = (_rows(states, group) for states in (query, key, value))
         bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
         mask = None if is_causal else group.mask  # padding comes behind all that may look back
-        made = sdpa(module, *inputs, mask, position_bias=bias, **options)[0].flatten(0, 1)
+        made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
         parts.append(made if group.real is None else made.index_select(0, group.real))
     return torch.cat(parts)[None], None
 
@@ -60,8 +60,6 @@ def attend(
 def _rows(states: Tensor, group: Group) -> Tensor:
     """Return the rows of a group, ``(rows, heads, longest, size)``, from ``(1, heads, tokens, size)``."""
     tokens = states[0].transpose(0, 1)
-    if group.places is None:
-        found = tokens[group.start : group.stop]
-    else:
-        found = tokens.index_select(0, group.places)
+    whole = group.places is None
+    found = tokens[group.start : group.stop] if whole else tokens.index_select(0, group.places)
     return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from torch import Tensor, nn
 
 from distcore.tasks.packing.attention import NAME, register
 from distcore.tasks.packing.groups import Groups, groups_of
-
-SINCE = (5, 0)
-"""The first transformers whose models hand on to attention what this needs."""
-ENCODERS = ("bert", "distilbert", "electra", "roberta", "xlm-roberta", "camembert")
-"""Model types whose rows see all of themselves."""
-DECODERS = ("gpt2", "llama", "qwen2", "qwen3")
-"""Model types whose tokens see what comes before them."""
-RELATIVE = ("t5",)
-"""Model types whose encoder adds to attention how far tokens are apart."""
-FROM_PAD = ("roberta", "xlm-roberta", "camembert")
-"""Model types that number places from the padding token on."""
-
-
-def why_not(kind: str, known: tuple[str, ...]) -> str | None:
-    """Return why a model of the type ``kind`` is not run without padding; ``None`` if it is one of the ``known``."""
-    if kind not in known:
-        return f"{kind} is none of {', '.join(known)}"
-    if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
-        return f"transformers {version('transformers')} is older than {SINCE[0]}.{SINCE[1]}"
-    return None
+from distcore.tasks.packing.kinds import DECODERS, FROM_PAD, RELATIVE
 
 
 def unpad(model: nn.Module, *, flat: bool = False) -> Callable[[], None]:
