@@ -127,10 +127,11 @@ def _cost(config: RunConfig, dataset: Dataset, shards: int) -> int:
         return 0
     plan, cost = training_plan(config, dataset), 0
     forward = config.loader.forward_tokens
+    is_packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
-            tokens = lengths.sum() if config.packing == "on" else len(lengths) * lengths.max()
+            tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
             cost += int(tokens) + (forward if isinstance(forward, int) else 0)
     return cost
 
