@@ -74,7 +74,7 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
     config, why = choose(run.config, run.capabilities, task, data)
     run = replace(run, config=config, packing=Packing(packed=config.packing == "on"))
     if config.packing == "off":
-        if why and run.world.is_main:
+        if why and run.world.is_main and isinstance(task, Unpads):
             log.info("packing: off: %s", why)
         return run, data
     padded = _padded(data)
