@@ -19,10 +19,12 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 
 from distcore.config import RunConfig
+from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
 from distcore.launchers import launch
 from distcore.launchers.failures import one_line
 from distcore.plugin import registry
+from distcore.plugin.hooks import capabilities_of
 
 LIMIT = 60.0
 """Seconds that one step may take, the start of its process included."""
@@ -30,7 +32,7 @@ LIMIT = 60.0
 
 def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
     """For each config, the modules of other strategies that a step imports, or the line that says why it failed."""
-    text = "".join(f"{config.model_dump_json()}\n" for config in configs)
+    text = "".join(f"{_with_fewest_ranks(config).model_dump_json()}\n" for config in configs)
     command = [sys.executable, "-m", "distcore.testing.fresh"]
     seconds = LIMIT * (1 + len(configs))
     try:
@@ -56,10 +58,15 @@ def foreign(strategy: str) -> set[str]:
     return {entry.module for entry in entries.values()} - {own.module} | required
 
 
+def _with_fewest_ranks(config: RunConfig) -> RunConfig:
+    declared = capabilities_of(config.strategy, build_strategy(config))
+    return config.model_copy(update={"nproc": declared.ranks_per_shard})
+
+
 def _answer(config: RunConfig) -> list[str] | str:
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
-            modules = launch(_after_a_step, config, Path(folder), nproc=1, timeout=LIMIT)[0]
+            modules = launch(_after_a_step, config, Path(folder), nproc=int(config.nproc), timeout=LIMIT)[0]
         except DistcoreError as error:
             return one_line(str(error))
     return sorted(set(modules) & foreign(config.strategy))
@@ -99,5 +106,4 @@ def _normal(name: str) -> str:
 if __name__ == "__main__":
     import_module("torch._dynamo")  # a step needs it: once here, not in every process that is forked
     for line in sys.stdin:
-        config = RunConfig.model_validate_json(line).model_copy(update={"nproc": 1})
-        print(json.dumps(_answer(config)), flush=True)
+        print(json.dumps(_answer(RunConfig.model_validate_json(line))), flush=True)
