@@ -137,7 +137,7 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
 
 
 def _split(strategies: str) -> list[str]:
-    """Split at commas, but not between the options of one strategy: ``ddp,mesh:tp=2,shard=1`` are two rows."""
+    """Split at commas, but not between the options of one strategy: ``one,other:size=2,depth=1`` are two rows."""
     return re.split(r",(?![^,:]*=)", strategies)
 
 

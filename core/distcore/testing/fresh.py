@@ -19,20 +19,21 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 
 from distcore.config import RunConfig
-from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
 from distcore.launchers import launch
 from distcore.launchers.failures import one_line
 from distcore.plugin import registry
-from distcore.plugin.hooks import capabilities_of
 
 LIMIT = 60.0
 """Seconds that one step may take, the start of its process included."""
 
 
 def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
-    """For each config, the modules of other strategies that a step imports, or the line that says why it failed."""
-    text = "".join(f"{_with_fewest_ranks(config).model_dump_json()}\n" for config in configs)
+    """For each config, the modules of other strategies that a step imports, or the line that says why it failed.
+
+    A step runs on ``nproc`` ranks, of which the first is asked.
+    """
+    text = "".join(f"{config.model_dump_json()}\n" for config in configs)
     command = [sys.executable, "-m", "distcore.testing.fresh"]
     seconds = LIMIT * (1 + len(configs))
     try:
@@ -56,11 +57,6 @@ def foreign(strategy: str) -> set[str]:
     theirs -= _needs(["distcore", *_requirements(own.dist, extras=True)])
     required = {module for module, owners in packages_distributions().items() if theirs & set(map(_normal, owners))}
     return {entry.module for entry in entries.values()} - {own.module} | required
-
-
-def _with_fewest_ranks(config: RunConfig) -> RunConfig:
-    declared = capabilities_of(config.strategy, build_strategy(config))
-    return config.model_copy(update={"nproc": declared.ranks_per_shard})
 
 
 def _answer(config: RunConfig) -> list[str] | str:

@@ -41,18 +41,17 @@ from distcore_mesh.splits import Layout
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
-Size = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshStrategy:
     """Split layers over groups of ranks; shard the parts over some of the groups, replicate them over others."""
 
-    tp: Size = 1
+    tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
-    replicate: Size | None = None
+    replicate: Annotated[int, Field(ge=1)] | None = None
     """Groups of ranks that hold the same parameters; default: what ``tp`` and ``shard`` leave, or 1."""
-    shard: Size | None = None
+    shard: Annotated[int, Field(ge=1)] | None = None
     """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all that are left."""
     plan: str | None = None
     """A file that says which layers are split, and how: ``NAME: STYLE`` on each line. Default: the plan for the type of
