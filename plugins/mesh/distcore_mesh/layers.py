@@ -253,8 +253,8 @@ def _dimension(module: nn.Module, style: str) -> int:
 def _change(model: nn.Module, name: str, style: str, group: Group) -> None:
     if style == "divided":
         path, _, attribute = name.rpartition(".")
-        module = model.get_submodule(path)
-        setattr(module, attribute, getattr(module, attribute) // group.size)
+        owner = model.get_submodule(path)
+        setattr(owner, attribute, getattr(owner, attribute) // group.size)
         return
     module: Any = model.get_submodule(name)
     if style in ("colwise", "qkv_colwise", "colwise_gather_output"):

@@ -105,6 +105,7 @@ def plan_for(model: nn.Module, file: str | None) -> Plan:
     Raises StrategyError, one line, if there is none, if it names what the model has not, or for an unknown style.
     """
     kind = _model_type(model)
+    entries: Mapping[str, str]
     ours = next((plan for kinds, plan in FAMILIES.items() if kind in kinds), None)
     if file is not None:
         entries, source = read_plan(file), f"strategy_options.plan = {file!r}"
