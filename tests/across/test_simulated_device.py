@@ -137,7 +137,7 @@ def test_tensors_on_different_devices_end_in_one_line(kind: str, found: dict[str
     assert {
         "task": "jobs.py",
         "evaluation": "jobs.py",
-        "strategy": "strategy 'single': left 1 of the model's parameters, 'head.bias', on cpu",
+        "strategy": "strategy 'single': left 1 of the model's parameters and buffers, 'head.bias' first, on cpu",
     }[kind] in line
 
 
