@@ -121,7 +121,7 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
     Raises ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
-    names = [[name.strip()] for name in strategies.split(",")] if strategies else []
+    names = [[name.strip()] for name in _split(strategies)] if strategies else []
     for words in (*names, *(_words(text) for text in more)):
         name = " ".join(words)
         if not words or not words[0]:
@@ -134,6 +134,11 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
             "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
         )
     return found
+
+
+def _split(strategies: str) -> list[str]:
+    """Split at commas, but not between the options of one strategy: ``one,other:size=2,depth=1`` are two rows."""
+    return re.split(r",(?![^,:]*=)", strategies)
 
 
 def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:

@@ -15,6 +15,7 @@ from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
+from distcore.engine.mixed_devices import one_line_for_mixed_devices
 from distcore.engine.packing import packed_as_trained
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
@@ -91,7 +92,8 @@ def _evaluate_in(
     run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
-    evaluation = evaluate(run, hooks, task, data.test, data)
+    with one_line_for_mixed_devices(run, hooks):
+        evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),
         "weights": weights,

@@ -55,7 +55,8 @@ class Dataset(Protocol):
         """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
 
         Tensors are on the CPU; the core moves them to the device. The same rows give the same values each time, on
-        every rank and in every loader process; what is random belongs into ``at``, of ``Varying``.
+        every rank and in every loader process; what is random belongs into ``at``, of ``Varying``. On an accelerator it
+        is called in a thread of its own, for the step after the present one, while the loss of this one is computed.
         """
         ...
 
