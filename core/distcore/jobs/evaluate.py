@@ -16,6 +16,7 @@ from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.packing import packed_as_trained
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
 from distcore.engine.trainer import build_run, set_up
@@ -88,7 +89,7 @@ def _evaluate_in(
 ) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     data = prepare(task, config)
-    run = build_run(config, hooks, world, task, data, training=False)
+    run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
     with one_line_for_mixed_devices(run, hooks):
