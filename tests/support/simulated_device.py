@@ -25,9 +25,8 @@ TOOLS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.execut
 
 def missing() -> str | None:
     """Say what this machine lacks to build it."""
-    return next(
-        (f"there is no {tool} here" for tool in ("c++", "ninja") if shutil.which(tool, path=TOOLS) is None), None
-    )
+    lacking = [tool for tool in ("c++", "ninja") if shutil.which(tool, path=TOOLS) is None]
+    return f"there is no {' and no '.join(lacking)} here" if lacking else None
 
 
 def make() -> None:
