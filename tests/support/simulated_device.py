@@ -19,11 +19,14 @@ KIND = "sim"
 SOURCE = Path(__file__).parent / "simulated/device.cpp"
 PATHS = os.pathsep.join(map(str, (SOURCE.parents[1], SOURCE.parent)))
 """The folders of this module, and of the entry point ``torch.backends``."""
+TOOLS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+"""Where to look for a compiler, and for ninja, which may be installed beside Python."""
 
 
 def missing() -> str | None:
     """Say what this machine lacks to build it."""
-    return next((f"there is no {tool} here" for tool in ("c++", "ninja") if shutil.which(tool) is None), None)
+    lacking = [tool for tool in ("c++", "ninja") if shutil.which(tool, path=TOOLS) is None]
+    return f"there is no {' and no '.join(lacking)} here" if lacking else None
 
 
 def make() -> None:
@@ -49,6 +52,7 @@ def build() -> Any:
     digest = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:12]
     folder = Path(get_default_build_root(), f"distcore_sim_{digest}")
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ["PATH"] = TOOLS
     with FileLock(folder / "build.lock"):
         (folder / "lock").unlink(missing_ok=True)  # torch's own, which outlives a build that was killed
         return load(folder.name, [str(SOURCE)], extra_cflags=["-O0", "-g0"], build_directory=str(folder))

@@ -87,7 +87,7 @@ class _Fetcher:
     def __init__(self, device: torch.device) -> None:
         self.fetched: _Fetched | None = None
         """What was fetched and not handed over yet."""
-        self._device = device
+        self._device, self._aside = device, torch.Stream(device)
         self._begun = False
         self._streams: SimpleQueue[Stream | None] = SimpleQueue()
         self._answers: SimpleQueue[_Fetched] = SimpleQueue()
@@ -122,15 +122,15 @@ class _Fetcher:
         self._thread.join(PATIENCE)
 
     def _serve(self) -> None:
-        torch.accelerator.set_device_index(self._device)
-        torch.accelerator.set_stream(torch.Stream(self._device))
         while (stream := self._streams.get()) is not None:
             self._answers.put(self._fetch(stream))
 
     def _fetch(self, stream: Stream) -> _Fetched:
         try:
+            torch.accelerator.set_device_index(self._device)  # of this thread, as is its stream
+            torch.accelerator.set_stream(self._aside)
             micros = [(micro, to_device(each_tensor(batch, pinned), self._device)) for micro, batch in one_step(stream)]
-            copied = torch.accelerator.current_stream(self._device).record_event()
+            copied = self._aside.record_event()
         except BaseException as error:  # raised again where the step is taken
             return _Fetched([], error=error)
         return _Fetched(micros, copied)
