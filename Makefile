@@ -16,14 +16,14 @@ demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 
 quick: install
-	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not ranks and not programs"
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not ranks and not programs and not machines"
 
 # Those that start ranks or programs of their own take all cores already.
 test: quick
-	$(BIN)/python -m pytest -m "not slow and (ranks or programs)"
+	$(BIN)/python -m pytest -m "not slow and not machines and (ranks or programs)"
 
 slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not machines"
 
 check: install
 	$(BIN)/ruff check .
