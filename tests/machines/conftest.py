@@ -12,14 +12,10 @@ import machine_job as job
 import pytest
 from machines import Machine, machines, why_not
 
-MINUTES = 5
+MINUTES = 10
 HERE = Path(__file__).parent
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": PROGRAMS}
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -45,12 +45,12 @@ def test_sigterm_stops_both_machines_with_a_checkpoint_and_the_run_goes_on_from_
     front = slow(nodes[0], tmp_path)
     assert [len(node.ranks()) for node in nodes] == [1, 1]
     front.send_signal(signal.SIGTERM)
-    said = front.communicate(timeout=60)[0]
+    said = front.communicate(timeout=200)[0]
     assert front.returncode == 143, said
     assert f"stopped after step {newest(tmp_path)}" in said
     assert is_quiet(nodes)
     again = start(nodes[0], tmp_path)
-    said = again.communicate(timeout=100)[0]
+    said = again.communicate(timeout=200)[0]
     assert again.returncode == 0, said
     job.is_same(tmp_path / "run", single, STEPS)
 
@@ -68,7 +68,7 @@ def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, 
     front = slow(nodes[0], tmp_path)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=60)[0]
+    said = front.communicate(timeout=200)[0]
     assert front.returncode == 3, said
     assert "error: rank 1 on node1 was killed by SIGKILL" in said
     assert "Traceback" not in said
@@ -79,6 +79,6 @@ def test_a_machine_that_cannot_be_reached_is_one_line(nodes: tuple[Machine, ...]
     (tmp_path / "hosts").write_text("node0 slots=1\nnode7 slots=1\n")
     words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
     front = nodes[0].start(*words.split(), folder=tmp_path)
-    said = front.communicate(timeout=60)[0]
+    said = front.communicate(timeout=200)[0]
     assert front.returncode == 3, said
     assert "error: node7: ssh cannot reach it, or lost the connection; try: ssh node7 true" in said

@@ -49,6 +49,6 @@ def test_a_machine_comes_and_another_dies_and_the_run_goes_on(
     try:
         said = first.communicate(timeout=200)[0]
     finally:
-        nodes[1].heal()
+        nodes[1].turn_on()
     assert first.returncode == 0, said
     job.is_same(tmp_path / "run", single, 120)

@@ -24,6 +24,10 @@ ENTER = (
 """What a process does in its namespaces before it becomes the command; its arguments: name, folder, command."""
 
 
+PODS = ("distcore-{}.distcore", "distcore-node-0-{}.distcore")
+"""Names that the machines have as pods of a plain Job, and of a JobSet."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """One of the machines; a process belongs to it if it is in its network namespace."""
@@ -61,9 +65,13 @@ class Machine:
     def run(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
         """Run ``command`` to its end; return what it prints. Fails with that if its status is not 0."""
         process = self.start(*command, folder=folder, environment=environment)
-        said = process.communicate(timeout=100)[0]
+        said = process.communicate(timeout=200)[0]
         assert process.returncode == 0, said
         return said
+
+    def output(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+        """Run ``command`` to its end; return what it prints, whatever its status is."""
+        return self.start(*command, folder=folder, environment=environment).communicate(timeout=200)[0]
 
     def pids(self) -> list[int]:
         """Return the numbers of all processes of this machine."""
@@ -96,9 +104,20 @@ class Machine:
         """Undo ``cut``."""
         _ip("link", "set", f"v{self.namespace}", "master", self.bridge)
 
+    def turn_on(self) -> None:
+        """Undo ``kill``, and start what every machine has: the link, and the server of ssh."""
+        self.heal()
+        if has_ssh():
+            server = ("/usr/sbin/sshd", "-D", "-f", f"{SSH}/sshd_config")
+            self.start(*server, folder=self.files, stdout=subprocess.DEVNULL)
+
     def kill(self) -> None:
         """Turn the machine off: no link, no processes."""
         self.cut()
+        self.end()
+
+    def end(self) -> None:
+        """Kill all processes of the machine, at once."""
         while pids := self.pids():
             for pid in pids:
                 with suppress(ProcessLookupError):
@@ -135,14 +154,13 @@ def machines(folder: Path, number: int = 2) -> Iterator[tuple[Machine, ...]]:
         for machine in made:
             _connect(machine, stack)
             others = [f"{other.address} {other.name}\n" for other in made if other is not machine]
-            text = f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n{''.join(others)}"
+            pods = [f"{other.address} {' '.join(pod.format(n) for pod in PODS)}\n" for n, other in enumerate(made)]
+            text = f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n{''.join([*others, *pods])}"
             (folder / f"hosts-{machine.name}").write_text(text)
         if has_ssh():
             _write_ssh(folder / "ssh")
-            for machine in made:
-                machine.start(
-                    "/usr/sbin/sshd", "-D", "-f", f"{SSH}/sshd_config", folder=folder, stdout=subprocess.DEVNULL
-                )
+        for machine in made:
+            machine.turn_on()
         yield made
 
 
@@ -151,14 +169,16 @@ def has_ssh() -> bool:
     return shutil.which("ssh") is not None and Path("/usr/sbin/sshd").exists()
 
 
-def wait_for(condition: Callable[[], object], *processes: subprocess.Popen[str], seconds: float = 90) -> None:
+def wait_for(
+    condition: Callable[[], object], *processes: subprocess.Popen[str], seconds: float = 200, pause: float = 0.05
+) -> None:
     """Wait until ``condition`` holds; fails when one of ``processes`` ends before that, or after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         for process in processes:
             assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"not within {seconds} seconds"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def _connect(machine: Machine, stack: ExitStack) -> None:
