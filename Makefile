@@ -1,6 +1,7 @@
 # make demo: set up, and train a BERT text classifier on two processes.
 # make quick: the tests that start no ranks and no long programs.   make test: all but the slow ones.   make slow: those that take minutes.
 # make check: lint, format and types.   make docs: the site, in build/docs.
+# make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -24,6 +25,16 @@ test: quick
 
 slow: install
 	$(BIN)/python -m pytest -m "slow and not machines"
+
+machines: $(VENV)/.machines
+	$(BIN)/python -m pytest -m machines tests/machines
+
+# In an environment of its own: Ray and the models of Kubeflow would bring versions of what the others need.
+$(VENV)/.machines: $(VENV)/.installed
+	test -x build/machines/bin/python || $(BIN)/python -m venv build/machines
+	build/machines/bin/python -m pip install --quiet --upgrade pip
+	build/machines/bin/python -m pip install --quiet --group machines
+	touch $@
 
 check: install
 	$(BIN)/ruff check .

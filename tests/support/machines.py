@@ -24,6 +24,8 @@ ENTER = (
 """What a process does in its namespaces before it becomes the command; its arguments: name, folder, command."""
 
 
+RANK_VARIABLES = ("RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=")
+"""By which torchrun and those like it, Open MPI, MPICH and SLURM tell a process its rank."""
 PODS = ("distcore-{}.distcore", "distcore-node-0-{}.distcore")
 """Names that the machines have as pods of a plain Job, and of a JobSet."""
 
@@ -87,13 +89,14 @@ class Machine:
         return found
 
     def ranks(self) -> list[int]:
-        """Return the numbers of the processes of this machine that are ranks."""
+        """Return the numbers of the processes of this machine that are ranks, whatever started them."""
         found = []
         for pid in self.find("distcore train"):
             with suppress(OSError):
-                environ = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                names = {setting.partition("=")[0] for setting in environ}
-                found += [pid] if {"RANK", "WORLD_SIZE"} <= names else []
+                settings = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+                told = any(setting.startswith(RANK_VARIABLES) for setting in settings)
+                found += [pid] if told and program.startswith("python") else []
         return found
 
     def cut(self) -> None:
