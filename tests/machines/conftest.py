@@ -50,5 +50,7 @@ def single(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Path:
     """The run folder of the job in one process, undisturbed."""
     folder = tmp_path_factory.mktemp("single")
     words = [sys.executable, "-m", "distcore", "train", *job.FLAGS.split(), "--max-steps", str(job.STEPS)]
-    subprocess.run([*words, "--out", "run"], cwd=folder, check=True, timeout=200, capture_output=True)
+    subprocess.run(
+        [*words, "--save-every", "0", "--out", "run"], cwd=folder, check=True, timeout=500, capture_output=True
+    )
     return folder / "run"
