@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distcore import Capabilities, RankInfo, Run, RunConfig, World, hookimpl, launch, load_config
-from distcore.engine.resolve import data_shards
+from distcore.engine.sizes import data_shards
 from distcore.errors import AgreementError, ConfigError
 from distcore.testing.cases import JOB_CASES, all_cases
 from distcore.testing.problem import Problem

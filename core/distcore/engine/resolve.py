@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
-from datetime import datetime
-from pathlib import Path
-
 from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
-from distcore.distributed.devices import check_deterministic, count_devices, has_fast_bf16, resolve_device
-from distcore.engine.declared import check_average, check_declared, compiled, strategies_that, with_optimizer
+from distcore.distributed.devices import check_deterministic, has_fast_bf16, resolve_device
+from distcore.engine.declared import check_average, check_declared, compiled, with_optimizer
 from distcore.engine.lora import resolve_lora
 from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
 from distcore.engine.optim import check_freeze, check_schedule
+from distcore.engine.run_folder import new_run_folder
+from distcore.engine.sizes import check_micro_batch_size, data_shards, world_size
 from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.plugin import registry
 from distcore.plugin.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
@@ -20,9 +17,6 @@ from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.options import build, values_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import Suggests, Task, declared_metrics
-
-MOST_RANKS = 2**16
-"""Most ranks that a message proposes."""
 
 
 def resolve(
@@ -46,8 +40,7 @@ def resolve(
     config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)
     device = resolve_device(config)
-    world_size = _world_size(config, declared, device, nproc)
-    config = config.model_copy(update={"nproc": world_size, "device": device})
+    config = config.model_copy(update={"nproc": world_size(config, declared, device, nproc), "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
     check_declared(config, declared, launcher)
     check_deterministic(config)
@@ -57,7 +50,7 @@ def resolve(
         check_schedule(config)
         check_freeze(config)
         config = compiled(config, declared)
-    check_micro_batch_size(config, data_shards(config, declared, world_size))
+    check_micro_batch_size(config, data_shards(config, declared, int(config.nproc)))
     config = config.model_copy(
         update={
             "micro_batch_tokens": micro_batch_tokens(config),
@@ -65,7 +58,7 @@ def resolve(
             "lr": _learning_rate(config, task),
             "lora": resolve_lora(config),
             "checkpoints": config.checkpoints.model_copy(update={"best": _best_metric(config, task)}),
-            "out": config.out or _new_run_folder(config),
+            "out": config.out or new_run_folder(config),
         }
     )
     if not training and isinstance(strategy, ChecksEvaluation):
@@ -139,83 +132,6 @@ def _as_given(task: Task) -> str:
     return f"{GIVEN}{type(task).__qualname__}"
 
 
-def data_shards(config: RunConfig, declared: Capabilities, world_size: int) -> int:
-    """Return how many data shards ``world_size`` ranks make; raises ConfigError where some ranks would be left over."""
-    shards, left_over = divmod(world_size, declared.ranks_per_shard)
-    if left_over:
-        unit = declared.ranks_per_shard
-        raise ConfigError(
-            f"nproc = {world_size}: under strategy {config.strategy!r} {unit} ranks train on the same rows, so their "
-            f"number must be a multiple of {unit}; nearest possible: {_nearest_multiples(world_size, unit)}"
-        )
-    return shards
-
-
-def check_micro_batch_size(config: RunConfig, shards: int) -> None:
-    """Raise ConfigError unless the global batch is a multiple of micro-batch times data shards."""
-    whole, micro = config.global_batch_size, config.micro_batch_size
-    if micro != "auto" and micro < 1:
-        raise ConfigError(f"micro_batch_size = {micro}: must be at least 1")
-    unit = shards * (1 if micro == "auto" else micro)
-    if whole % unit:
-        raise ConfigError(
-            f"global_batch_size = {whole}: must be a multiple of micro_batch_size * ranks = {micro} * {shards} = "
-            f"{unit}; nearest possible: {_nearest_multiples(whole, unit)}{_ranks_that_go(config, shards)}"
-        )
-
-
-def check_out(config: RunConfig) -> None:
-    """Raise ConfigError if the run folder cannot be created, or has a run that this one does not resume.
-
-    Creates nothing: a run that is refused for another reason must not leave a folder behind.
-    """
-    folder = Path(str(config.out))
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
-    resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
-    if (folder / "config.yaml").exists() and not resumed:
-        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise ConfigError(f"out = {str(folder)!r}: cannot be created: {above} is not a folder that you may write to")
-
-
-def _nearest_multiples(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return ", ".join(str(size) for size in (below, below + unit) if size)
-
-
-def _ranks_that_go(config: RunConfig, shards: int) -> str:
-    """Return a hint with the numbers of ranks, below and above, that the global batch can be divided among."""
-    whole, micro = config.global_batch_size, 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    each = max(1, int(config.nproc) // shards)  # ranks of one data shard
-    parts = 0 if whole % micro else min(whole // micro, MOST_RANKS)
-    possible = [size for size in range(1, parts + 1) if whole // micro % size == 0]
-    sizes = [*[size for size in possible if size < shards][-1:], *[size for size in possible if size > shards][:1]]
-    return f"; {whole} goes with {' or '.join(str(size * each) for size in sizes)} rank(s)" if sizes else ""
-
-
-def _world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
-    asked = config.nproc
-    if asked != "auto" and asked < 1:
-        raise ConfigError(f"nproc = {asked}: must be at least 1")
-    if started is not None:
-        if asked not in ("auto", started):
-            raise ConfigError(f"nproc = {asked}: the launcher started {started} ranks; leave out --nproc")
-        size = started
-    elif asked == "auto":
-        size = count_devices(device) if device != "cpu" and declared.processes == "many" else 1
-    else:
-        size = asked
-    if declared.processes == "one" and size > 1:
-        others = strategies_that(lambda other: other.processes == "many")
-        raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
-    if device != "cpu" and started is None and size > count_devices(device):
-        here = f"torch sees {count_devices(device)} of kind {device!r} here"
-        raise ConfigError(f"nproc = {size}: one device for each rank, and {here}; use fewer ranks or --device cpu")
-    return size
-
-
 def _precision(config: RunConfig, declared: Capabilities) -> str:
     """Return the precision; for 'auto' bf16 if the device is fast in it and the strategy declares no problem with it.
 
@@ -251,14 +167,3 @@ def _learning_rate(config: RunConfig, task: Task) -> float:
     if config.lr <= 0:
         raise ConfigError(f"lr = {config.lr}: must be greater than 0")
     return config.lr
-
-
-def _new_run_folder(config: RunConfig) -> str:
-    """Return a new folder name: the time, and a number if another run started in the same second."""
-    task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
-    base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return str(folder)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-
-import torch
 
 from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed import averages
-from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.distributed.devices import deterministic, peak_memory
+from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world
+from distcore.distributed.devices import deterministic
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.compiling import compile_model
+from distcore.engine.ending import finish
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
@@ -31,19 +28,17 @@ from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
-from distcore.engine.predictions import prediction_lines
-from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+from distcore.engine.resolve import build_strategy, load_task, resolve
+from distcore.engine.run_folder import check_out, on_main
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
-from distcore.files import strict_json
 from distcore.launchers.environment import export, join
 from distcore.launchers.network import prepare_network, spans_machines
-from distcore.plugin.abilities import Predicts
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.hooks import Hooks
-from distcore.plugin.report import BestEvaluation, Report
+from distcore.plugin.report import Report
 from distcore.plugin.task import Datasets, Task, declared_metrics, on_resume_of
 
 log = logging.getLogger("distcore")
@@ -246,64 +241,3 @@ def how_to_go_on(config: RunConfig) -> str:
 def is_due(step: int, every: int) -> bool:
     """Return True if ``step`` is a multiple of ``every``; ``every=0`` means never."""
     return every > 0 and step % every == 0
-
-
-def finish(
-    run: Run,
-    hooks: Hooks,
-    task: Task,
-    data: Datasets,
-    progress: Progress,
-    best: Best | None,
-    last: Evaluation | None,
-    meter: Meter,
-) -> Report:
-    """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
-    speed = meter.samples_per_second(progress)
-    tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
-    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
-    report: Report = {
-        "strategy": hooks.name,
-        "world_size": run.world.size,
-        "device": run.world.device.type,
-        "precision": run.config.precision,
-        "weights": "raw" if run.ema is None else "ema",
-        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
-        "steps": progress.step,
-        "samples": progress.samples,
-        "train_seconds": meter.seconds,
-        "samples_per_second": speed,
-        "peak_memory_bytes": int(peak["peak"].max()),
-        "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
-        "data": data.facts,
-        "evaluation": tested.summary(),
-        "metrics": dict(declared_metrics(task)),
-        "out": str(run.config.out),
-    }
-
-    def write(out: Path) -> None:
-        (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
-        if isinstance(task, Predicts):
-            with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(prediction_lines(task, tested.outputs, data))
-
-    on_main(run, hooks, write)
-    if run.compiled and run.config.compile != "off":
-        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
-        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
-    hooks.on_run_end(run, report)
-    return report
-
-
-def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Have the main rank write to the run folder; if that fails, raise on every rank.
-
-    CheckpointError for what cannot be written, TaskError for what the task does wrong.
-    """
-    out = Path(str(run.config.out))
-    action = partial(write, out) if run.world.is_main else _nothing
-    on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)
-
-
-def _nothing() -> None:
-    """Do what the other ranks do while the main one writes: nothing."""

@@ -188,7 +188,8 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     """
     from distcore import checkpoint
     from distcore.engine.model_source import check_model
-    from distcore.engine.resolve import build_strategy, check_out, load_task, resolve
+    from distcore.engine.resolve import build_strategy, load_task, resolve
+    from distcore.engine.run_folder import check_out
     from distcore.engine.task_calls import prepare
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.hooks import Hooks

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distcore.migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, idle, none, to, whole, written
+from distcore.migrate.argument_rules import level, on, optimizer, precision, sampling, trackers
+from distcore.migrate.draft import Draft, Rule, Tree, apply, fact, flag, idle, none, to, whole
 
 DEFAULTS: Tree = {
     "per_device_train_batch_size": 8,
@@ -20,86 +21,6 @@ DEFAULTS: Tree = {
     "ddp_timeout": 1800,
 }
 """What the Trainer takes where an argument is not given, as far as distcore's own default is another."""
-OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
-    "adamw_torch_xla": "adamw",
-    "adamw_torch_npu_fused": "adamw",
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "lion_32bit": "lion",
-    "paged_lion_32bit": "lion",
-}
-"""``optim`` to ``optimizer.name``."""
-TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
-"""``report_to`` to the extension that does it."""
-LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
-
-
-def _optimizer(draft: Draft, name: str, value: Any) -> None:
-    if value in OPTIMIZERS:
-        draft.set("optimizer.name", OPTIMIZERS[value], name)
-    else:
-        known = ", ".join(sorted(set(OPTIMIZERS.values())))
-        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here are {known}")
-    if value == "adafactor":
-        draft.note("differs", written(name, value), "torch's, whose steps are relative to the size of the weights; "
-                   "those of the Trainer's are not: try a larger lr")  # fmt: skip
-
-
-def _trackers(draft: Draft, name: str, value: Any) -> None:
-    asked = [word for word in (value if isinstance(value, list) else [value]) if word not in OFF]
-    if not asked:
-        draft.note("off", name)
-    for word in asked:
-        if word in TRACKERS:
-            draft.set(f"extensions.{TRACKERS[word]}", True, name)
-        else:
-            draft.note("none", written(name, word), f"trackers here: {', '.join(TRACKERS)}, and extensions of your own")
-
-
-def _level(key: str) -> Rule:
-    def rule(draft: Draft, name: str, value: Any) -> None:
-        if value in LEVELS:
-            draft.set(key, LEVELS[value], name)
-        else:
-            draft.note("off", name)
-
-    return rule
-
-
-def _on(key: str, wanted: Any) -> Rule:
-    """Set ``key`` to ``wanted`` where the argument is on."""
-
-    def rule(draft: Draft, name: str, value: Any) -> None:
-        if value in OFF or not flag(value):
-            draft.note("off", name)
-        else:
-            draft.set(key, wanted, name)
-
-    return rule
-
-
-def _sampling(draft: Draft, name: str, value: Any) -> None:
-    if value == "group_by_length":
-        draft.set("loader.length_grouping", "window", name)
-    elif value == "random":
-        draft.note("off", name)
-    else:
-        draft.note("none", written(name, value), "rows are shuffled anew in each epoch")
-
-
-def _precision(word: str) -> Rule:
-    def rule(draft: Draft, name: str, value: Any) -> None:
-        if value in OFF or not flag(value):
-            draft.note("off", name)
-        else:
-            draft.keep("precision", word, name)
-
-    return rule
-
 
 RESUME = none("no checkpoint of the Trainer is read; to start from its weights, give its folder as model")
 OWN_TASK = "the loss of a task of your own may do it"
@@ -121,10 +42,10 @@ ROWS: dict[str, Rule] = {
     "ignore_data_skip": none("a resume goes on at the very row"),
     "seed": to("seed", whole, "its own random numbers: the same seed draws other rows and weights than the Trainer"),
     "data_seed": none("one seed serves all", off=(42,)),
-    "full_determinism": _on("deterministic", True),
-    "use_cpu": _on("device", "cpu"),
-    "no_cuda": _on("device", "cpu"),
-    "use_mps_device": _on("device", "mps"),
+    "full_determinism": on("deterministic", True),
+    "use_cpu": on("device", "cpu"),
+    "no_cuda": on("device", "cpu"),
+    "use_mps_device": on("device", "mps"),
     # batches
     "per_device_train_batch_size": fact("per_device", whole),
     "per_gpu_train_batch_size": fact("per_device", whole),
@@ -134,8 +55,8 @@ ROWS: dict[str, Rule] = {
     "train_batch_size": idle("per_device_train_batch_size says it"),
     "eval_batch_size": idle("evaluation takes the micro-batch of training"),
     "auto_find_batch_size": none("give a micro_batch_size that fits"),
-    "group_by_length": _on("loader.length_grouping", "window"),
-    "train_sampling_strategy": _sampling,
+    "group_by_length": on("loader.length_grouping", "window"),
+    "train_sampling_strategy": sampling,
     "length_column_name": idle("lengths are counted in tokens"),
     "sortish_sampler": idle("rows of like length share a micro-batch inside a step"),
     # steps and rates
@@ -148,7 +69,7 @@ ROWS: dict[str, Rule] = {
     "warmup_ratio": fact("warmup_ratio", float),
     "average_tokens_across_devices": fact("average_tokens"),
     # optimizer
-    "optim": _optimizer,
+    "optim": optimizer,
     "optim_args": none("optimizer.betas and optimizer.eps are keys of their own"),
     "optim_target_modules": none("freeze takes a pattern of parameter names"),
     "weight_decay": to("optimizer.weight_decay", float),
@@ -162,19 +83,19 @@ ROWS: dict[str, Rule] = {
     "early_stopping_patience": to("patience", whole),
     "early_stopping_threshold": none("any better value counts", off=(0, 0.0)),
     # precision and memory
-    "bf16": _precision("bf16"),
-    "fp16": _precision("fp16"),
+    "bf16": precision("bf16"),
+    "fp16": precision("fp16"),
     "bf16_full_eval": none("evaluation takes the precision of the run"),
     "fp16_full_eval": none("evaluation takes the precision of the run"),
     "fp16_opt_level": idle("there is no apex here"),
     "fp16_backend": idle("precision is torch's autocast, or the strategy's own"),
     "half_precision_backend": idle("precision is torch's autocast, or the strategy's own"),
     "tf32": none("set it by torch's own environment variables"),
-    "gradient_checkpointing": _on("gradient_checkpointing", True),
+    "gradient_checkpointing": on("gradient_checkpointing", True),
     "gradient_checkpointing_kwargs": idle("torch's non-reentrant form is used"),
-    "activation_checkpointing": _on("gradient_checkpointing", True),
+    "activation_checkpointing": on("gradient_checkpointing", True),
     "activation_checkpointing_kwargs": idle("torch's non-reentrant form is used"),
-    "torch_compile": _on("compile", "on"),
+    "torch_compile": on("compile", "on"),
     "torch_compile_backend": none("compile compiles with inductor, in its default mode"),
     "torch_compile_mode": none("compile compiles with inductor, in its default mode"),
     "torchdynamo": none("use --compile on or --compile regions"),
@@ -214,13 +135,13 @@ ROWS: dict[str, Rule] = {
     "logging_first_step": idle("metrics.jsonl has the evaluation at each epoch's end, and log_every says the rest"),
     "logging_nan_inf_filter": none("a loss that is not finite is shown as it is", off=(True,)),
     "log_on_each_node": idle("the main rank alone logs"),
-    "log_level": _level("log_level"),
-    "log_level_replica": _level("log_level_replica"),
+    "log_level": level("log_level"),
+    "log_level_replica": level("log_level_replica"),
     "include_num_input_tokens_seen": idle("task and log line count what they count"),
     "include_tokens_per_second": idle("the log line has samples per second"),
     "skip_memory_metrics": idle("report.json has the memory"),
-    "disable_tqdm": _on("extensions.progress", False),
-    "report_to": _trackers,
+    "disable_tqdm": on("extensions.progress", False),
+    "report_to": trackers,
     "project": idle("a name for trackers"),
     "trackio_space_id": none("there is no such tracker here", off=("trackio",)),
     "trackio_bucket_id": none("there is no such tracker here"),

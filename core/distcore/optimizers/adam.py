@@ -14,17 +14,23 @@ from distcore.plugin.optimizer import ParameterGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
-    """torch's AdamW, fused where it can be. Weight decay is apart from the gradient: lr times weight_decay a step."""
+class Moments:
+    """What both have: running means of the gradient and of its square."""
 
     elementwise: ClassVar = True
 
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Part of a weight, per unit of learning rate, that each step takes away."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator of the step, against division by zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Moments):
+    """torch's AdamW, fused where it can be. Weight decay is apart from the gradient: lr times weight_decay a step."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Part of a weight, per unit of learning rate, that each step takes away."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's AdamW."""
@@ -32,17 +38,11 @@ class AdamW:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
+class Adam(Moments):
     """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the step scales it too."""
-
-    elementwise: ClassVar = True
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """What is added to the gradient, per unit of the weight: an L2 penalty."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay rates of the running means of the gradient and of its square."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the denominator of the step, against division by zero."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's Adam."""
