@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from psutil._common import snicaddr
 
 from distcore.errors import ConfigError
 from distcore.extensions.watchdog import Watchdog
@@ -59,7 +59,7 @@ def test_a_machine_whose_own_name_is_a_loopback_address_knows_itself(monkeypatch
 def test_it_tells_others_an_address_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_route_to", {"host0": "127.0.0.1", "localhost": "::1"}.get)
     interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.0.7"), ("eth1", "10.1.0.7")]
-    kinds = {name: [snicaddr(socket.AF_INET, address, None, None, None)] for name, address in interfaces}
+    kinds = {name: [SimpleNamespace(family=socket.AF_INET, address=address)] for name, address in interfaces}
     monkeypatch.setattr(network, "_interfaces", lambda: kinds)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert network.address_towards("host0") == "10.0.0.7"

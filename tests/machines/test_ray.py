@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
@@ -30,8 +31,7 @@ def ray(nodes: tuple[Machine, ...], tmp_path: Path) -> Iterator[dict[str, str]]:
         place = ("--head", f"--port={PORT}", "--include-dashboard=false") if node is nodes[0] else (
             f"--address={nodes[0].address}:{PORT}",)  # fmt: skip
         words = ("ray", "start", "--block", f"--node-ip-address={node.address}", "--num-cpus=1", "--num-gpus=0")
-        temporary = Path(f"/tmp/r{os.getpid()}-{node.name}")  # short: sockets lie below it
-        extra = (f"--temp-dir={temporary}", "--object-store-memory=100000000")
+        extra = (f"--temp-dir={temporary(node)}", "--object-store-memory=100000000")
         begun.append(node.start(*words, *place, *extra, folder=tmp_path, environment=given, stdout=subprocess.DEVNULL))
         if node is nodes[0]:
             wait_for(lambda: node.find("gcs_server"), *begun)  # noqa: B023  # called at once
@@ -39,11 +39,17 @@ def ray(nodes: tuple[Machine, ...], tmp_path: Path) -> Iterator[dict[str, str]]:
     for node in nodes:
         node.end()
         node.turn_on()
+        shutil.rmtree(temporary(node), ignore_errors=True)
+
+
+def temporary(node: Machine) -> Path:
+    """Return a folder with a short name, for the names of sockets below it may not be long."""
+    return Path(f"/tmp/r{os.getpid()}-{node.name}")
 
 
 def start(node: Machine, folder: Path, environment: dict[str, str], flags: str) -> subprocess.Popen[str]:
     words = (
-        f"python -m distcore train {job.FLAGS} --launcher ray:node0:{PORT} --nproc 1 --strategy ddp --out run "
+        f"python -m distcore train {job.FLAGS} --launcher ray:{node.address}:{PORT} --nproc 1 --strategy ddp --out run "
         f"--resume auto --set timeout=30 {flags}"
     )
     return node.start(*words.split(), folder=folder, environment=environment)
