@@ -86,13 +86,17 @@ class Setting:
     @property
     def name(self) -> str:
         """The name in the matrix, such as ``fsdp-full×2``."""
-        return "-".join([self.strategy, *map(str, self.options.values())]) + f"×{self.nproc}"
+        return (
+            "-".join([self.strategy, *(f"tp{v}" if k == "tp" else str(v) for k, v in self.options.items())])
+            + f"×{self.nproc}"
+        )
 
 
 STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),
     ("fsdp", {"sharding": "full"}),
     ("fsdp", {"sharding": "grad"}),
+    ("mesh", {"tp": 2}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),
     ("deepspeed", {"stage": 3}),
@@ -110,6 +114,7 @@ def settings(sizes: list[int], only: list[str]) -> list[Setting]:
         for name, options in STRATEGIES
         if name in installed
         for size in sizes
+        if size % options.get("tp", 1) == 0
     ]
     return [one for one in found if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
 
@@ -147,7 +152,8 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
     for source, path in sources.items():
         out = Path(folder, setting.name, source)
         continue_from(path, out, config, hooks, world, replace(PROBLEM, dropout=0.1 if DROPOUT in source else 0.0))
-        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows))
+        # Ranks of one data shard have the same rows, and one of them speaks for it.
+        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows if world.speaks else []))
         recorder.rows.clear()
     hooks.teardown(world)
 

@@ -22,6 +22,11 @@ NUMBERS = ROOT / "docs/laws.json"
 SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
     "plugins/ddp": [("ddp", "ddp", 2, {}), ("static graph", "ddp", 2, {"static_graph": True}), ("dp", "dp", 1, {})],
     "plugins/fsdp": [("full", "fsdp", 2, {}), ("grad", "fsdp", 2, {"sharding": "grad"})],
+    "plugins/mesh": [
+        ("tp=2", "mesh", 2, {"tp": 2}),
+        ("shard=2", "mesh", 2, {"shard": 2}),
+        ("tp=2, shard=2", "mesh", 4, {"tp": 2, "shard": 2}),
+    ],
     "plugins/deepspeed": [(f"stage {stage}", "deepspeed", 2, {"stage": stage}) for stage in range(4)],
     "plugins/horovod": [("2 ranks", "horovod", 2, {}), ("3 ranks", "horovod", 3, {})],
     "plugins/accelerate": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_a_box_is_read_from_pieces_too(tmp_path: Path) -> None:
 def test_a_replica_of_a_box_is_kept_once(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path, [*cut(WHOLE, 2, 2, 1), *cut(WHOLE, 2, 2, 1)])
     assert torch.equal(checkpoint["model/weight"], WHOLE)
+
+
+def test_a_box_that_says_that_it_is_a_replica_is_not_even_written(tmp_path: Path) -> None:
+    first = cut(WHOLE, 1, 2, 1)
+    path = write(tmp_path, [{"model/weight": box} for box in (*first, *(replace(box, replica=True) for box in first))])
+    assert torch.equal(Checkpoint(path)["model/weight"], WHOLE)
+    assert sorted(file.name for file in path.glob("model-*")) == [
+        f"model-0000{rank}-000.safetensors" for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -126,15 +126,15 @@ def test_a_row_that_fails_or_cannot_run_is_marked_and_the_others_run(
         "        if run.world.size > 1: raise ValueError('no luck')\n"
     )
     options = ("--reference", "single", "--skip-missing", "--set", "extensions.bad.py:Bad=true", "--out", "found")
-    assert compare("--strategies", "ddp,single,mesh", *options) == 3
+    assert compare("--strategies", "ddp,single,absent", *options) == 3
     out = capsys.readouterr().out
     assert re.search(r"^single  +1 × ", out, re.M)
     assert re.search(r"^ddp: failed: rank \d of 2 failed: ValueError: no luck; traceback in \S+$", out, re.M)
-    assert "\nmesh: left out: no strategy named 'mesh' (installed: " in out
+    assert "\nabsent: left out: no strategy named 'absent' (installed: " in out
     for name in ("compare.md", "compare.html"):
         text = (work_folder / "found" / name).read_text()
         assert "ddp: failed: rank" in text
-        assert "mesh: left out: no strategy" in text
+        assert "absent: left out: no strategy" in text
 
 
 def test_parameters_of_other_shapes_are_infinitely_far(tmp_path: Path) -> None:
@@ -157,6 +157,7 @@ def test_distance_is_the_largest_difference_and_the_norm_of_all(tmp_path: Path) 
         ("--strategies single,dpp", "row 'dpp': no strategy named 'dpp' .* \\(did you mean 'd"),
         ("--strategies ddp,single,ddp", "row 'ddp' is given twice"),
         ("--strategies single,,ddp", "expected names separated by commas"),
+        ("--strategies fsdp:wrap=1,depth=1", "row 'fsdp:wrap=1,depth=1': strategy 'fsdp': unknown option 'depth'"),
         ("--strategies single --reference ddp", "--reference ddp: no such row .*rows: single"),
         ("--strategies single --rounds 0", "--rounds 0: must be at least 1"),
         ("--strategies single --strategy ddp", "unknown flag '--strategy' .did you mean '--strategies'"),

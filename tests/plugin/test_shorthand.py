@@ -17,6 +17,8 @@ from distcore.plugin.shorthand import expand_shorthand, shorthand_of
         ("deepspeed:3", "deepspeed", {"stage": 3}),
         ("fsdp:grad", "fsdp", {"sharding": "grad"}),
         ("accelerate:fsdp2", "accelerate", {"backend": "fsdp2"}),
+        ("fsdp:sharding=grad,shard_size=2", "fsdp", {"sharding": "grad", "shard_size": 2}),
+        ("mesh:tp=2", "mesh", {"tp": 2}),
         ("ddp", "ddp", {}),
     ],
 )
@@ -39,6 +41,15 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
     [
         ({"strategy": "fsdp:"}, "strategy = 'fsdp:': expected a value of sharding after the colon"),
         ({"strategy": "single:2"}, "'single' takes no value after a colon; use --set strategy_options.NAME=VALUE"),
+        (
+            {"strategy": "fsdp:sharding=grad,wrap"},
+            "strategy = 'fsdp:sharding=grad,wrap': expected OPTION=VALUE,OPTION=VALUE after the colon, not 'wrap'",
+        ),
+        ({"strategy": "fsdp:wrap=1,wrap=2"}, "expected OPTION=VALUE,OPTION=VALUE after the colon, not 'wrap=2'"),
+        (
+            {"strategy": "fsdp:sharding=grad", "strategy_options.sharding": "full"},
+            "strategy_options.sharding = 'full' says otherwise; leave one out",
+        ),
         ({"strategy": "nothing:2"}, "no strategy named 'nothing'"),
         (
             {"strategy": "fsdp:grad", "strategy_options.sharding": "full"},

@@ -119,7 +119,7 @@ def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
 
 def _split_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
     for part in _parts(held):
-        if isinstance(part, Piece) and part.replica:
+        if part.replica:
             continue
         if isinstance(part, Piece):
             yield from _split_large(name, part.values, part.start, part.shape, limit)

@@ -21,9 +21,9 @@ from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import declared_metrics
 
 MAY_DIFFER = frozenset({
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "preset", "loader.workers",
-    "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed", "log_level",
-    "log_level_replica",
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",
+    "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed",
+    "log_level", "log_level_replica",
 })  # fmt: skip
 """Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
@@ -121,7 +121,7 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
     Raises ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
-    names = [[name.strip()] for name in strategies.split(",")] if strategies else []
+    names = [[name.strip()] for name in _split(strategies)] if strategies else []
     for words in (*names, *(_words(text) for text in more)):
         name = " ".join(words)
         if not words or not words[0]:
@@ -134,6 +134,11 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
             "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
         )
     return found
+
+
+def _split(strategies: str) -> list[str]:
+    """Split at commas, but not between the options of one strategy: ``one,other:size=2,depth=1`` are two rows."""
+    return re.split(r",(?![^,:]*=)", strategies)
 
 
 def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:

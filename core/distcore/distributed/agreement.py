@@ -105,7 +105,7 @@ def share_buffers(run: Run, hooks: Hooks) -> None:
     Each rank updates its own while it trains, and uses none of them there. So evaluations and checkpoints have one
     meaning under every strategy: the running statistics of rank 0.
     """
-    if run.optimizer is None or run.world.size == 1 or run.capabilities.ranks_per_shard > 1:
+    if run.optimizer is None or run.world.size == 1:
         return
     saved = run.module.state_dict(keep_vars=True)
     buffers = [buffer for name, buffer in run.module.named_buffers() if name in saved]

@@ -30,7 +30,7 @@ def save(run: Run) -> State:
     another dimension than the first.
     """
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
-    return {name: _held(tensor.detach()) for name, tensor in tensors.items() if not _is_empty(tensor)}
+    return {name: held(tensor.detach()) for name, tensor in tensors.items() if not is_empty(tensor)}
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def load(run: Run, state: SavedState) -> bool:
 @torch.no_grad()
 def fill(target: Tensor, read: Read) -> None:
     """Copy into ``target`` the elements that this rank holds of it; ``read`` is not asked for any others."""
-    local, start = _local(target)
+    local, start = local_part(target)
     if local.numel():
         local.copy_(read(start, local.numel()).view_as(local))
 
@@ -70,21 +70,32 @@ def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor
     return moment
 
 
-def _held(tensor: Tensor) -> Tensor | Piece:
+def held(tensor: Tensor) -> Tensor | Piece:
+    """Return a plain tensor as it is, of a DTensor what this rank holds of it."""
     if not isinstance(tensor, DTensor):
         return tensor
-    local, start = _local(tensor)
+    local, start = local_part(tensor)
+    return Piece(local.reshape(-1), start, tuple(tensor.shape), replica=is_replica(tensor))
+
+
+def is_replica(tensor: Tensor) -> bool:
+    """Return True if a rank before this one holds the same part of a DTensor; of a plain tensor False."""
+    if not isinstance(tensor, DTensor):
+        return False
     place = tensor.device_mesh.get_coordinate() or ()
-    replicas = [i for i, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()]
-    return Piece(local.reshape(-1), start, tuple(tensor.shape), replica=any(replicas))
+    return any(at for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate())
 
 
-def _is_empty(tensor: Tensor) -> bool:
+def is_empty(tensor: Tensor) -> bool:
+    """Return True for a DTensor of which this rank holds nothing."""
     return isinstance(tensor, DTensor) and tensor.to_local().numel() == 0
 
 
-def _local(tensor: Tensor) -> tuple[Tensor, int]:
-    """This rank's shard, and the index of its first element in the flattened whole."""
+def local_part(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return this rank's shard of a DTensor, and the index of its first element in the flattened whole.
+
+    A plain tensor is its own shard, from 0 on. Raises ValueError as ``save`` does.
+    """
     if not isinstance(tensor, DTensor):
         return tensor, 0
     if any(placement.is_shard() and not placement.is_shard(0) for placement in tensor.placements):

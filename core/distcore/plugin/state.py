@@ -42,6 +42,8 @@ class Box:
     """Index of its first element in each dimension of the whole."""
     shape: tuple[int, ...]
     """Shape of the whole."""
+    replica: bool = False
+    """True where another rank returns the same elements, too, and a checkpoint takes them from that one."""
 
 
 State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]

@@ -29,7 +29,10 @@ LIMIT = 60.0
 
 
 def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
-    """For each config, the modules of other strategies that a step imports, or the line that says why it failed."""
+    """For each config, the modules of other strategies that a step imports, or the line that says why it failed.
+
+    A step runs on ``nproc`` ranks, of which the first is asked.
+    """
     text = "".join(f"{config.model_dump_json()}\n" for config in configs)
     command = [sys.executable, "-m", "distcore.testing.fresh"]
     seconds = LIMIT * (1 + len(configs))
@@ -59,7 +62,7 @@ def foreign(strategy: str) -> set[str]:
 def _answer(config: RunConfig) -> list[str] | str:
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         try:
-            modules = launch(_after_a_step, config, Path(folder), nproc=1, timeout=LIMIT)[0]
+            modules = launch(_after_a_step, config, Path(folder), nproc=int(config.nproc), timeout=LIMIT)[0]
         except DistcoreError as error:
             return one_line(str(error))
     return sorted(set(modules) & foreign(config.strategy))
@@ -99,5 +102,4 @@ def _normal(name: str) -> str:
 if __name__ == "__main__":
     import_module("torch._dynamo")  # a step needs it: once here, not in every process that is forked
     for line in sys.stdin:
-        config = RunConfig.model_validate_json(line).model_copy(update={"nproc": 1})
-        print(json.dumps(_answer(config)), flush=True)
+        print(json.dumps(_answer(RunConfig.model_validate_json(line))), flush=True)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -65,6 +66,14 @@ class Rows:
 
 class Classifier(nn.Module):
     """The model: mean of the token embeddings, two residual blocks, a frozen layer, and a linear head."""
+
+    tp_plan: ClassVar = {
+        "embedding": "embedding_rowwise",
+        "blocks.*.up": "colwise",
+        "blocks.*.down": "rowwise",
+        "head": "colwise_gather_output",
+    }
+    """How strategies that split layers over ranks split these, in the words of transformers' plans."""
 
     def __init__(self, dropout: float = 0.0, tied: bool = False, unused: bool = False) -> None:
         """Initialize the weights from torch's random state.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
 
 from distcore import StrategyError, repeated_classes
 
@@ -37,6 +40,19 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no module by itself"
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
+
+
+def recompute(units: Iterable[nn.Module]) -> None:
+    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change."""
+    for unit in units:
+        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -22,7 +21,6 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.utils.checkpoint import checkpoint
 
 from distcore import (
     Capabilities,
@@ -44,7 +42,7 @@ from distcore import (
     leave_process_group,
     sum_over_ranks,
 )
-from distcore_fsdp.blocks import Wrap, blocks, describe
+from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
 from distcore_fsdp.memory import return_large_blocks
 from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise, with_adapter
 
@@ -159,7 +157,7 @@ class FSDPStrategy:
         if weights is not None:
             materialise(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            _recompute(units.values())
+            recompute(units.values())
         in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
         _prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
@@ -187,13 +185,13 @@ class FSDPStrategy:
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return the slices of tensors that this rank holds; nothing is gathered."""
-        _reshard(run.module)
+        reshard(run.module)
         return dtensors.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Read the slices of tensors that this rank holds."""
-        _reshard(run.module)
+        reshard(run.module)
         return dtensors.load(run, state)
 
     @hookimpl
@@ -238,19 +236,6 @@ def _attach(model: nn.Module, weights: Weights) -> nn.Module:
 def _detach(model: nn.Module) -> Weights | None:
     weights: Weights | None = vars(model).pop("distcore_weights", None)
     return weights
-
-
-def _reshard(model: nn.Module) -> None:
-    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def _recompute(units: Iterable[nn.Module]) -> None:
-    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change."""
-    for unit in units:
-        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
 
 
 def _prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:

@@ -19,6 +19,10 @@ POLL = 0.5
 """Seconds between two looks at the ranks."""
 SETTLE = 10.0
 """Seconds for a placement group: a machine that was turned off counts as alive for some of them."""
+START = 120
+"""Seconds for actors to start, at least."""
+TRIES = 3
+"""Starts of actors that may fail one after the other."""
 STOPPED = 143
 """Exit status of a run that was asked to stop."""
 FAILED = 3
@@ -69,13 +73,19 @@ def _run(asked: argparse.Namespace, stop: threading.Event) -> int:
     from ray.exceptions import RayError
 
     least, most = asked.nodes
-    restarts = asked.max_restarts
+    restarts, failed = asked.max_restarts, 0
     while True:
         try:
             with _placed(asked, stop) as (actors, addresses):
                 status, lost = _watch(asked, stop, actors, addresses) if actors else (STOPPED, None)
-        except RayError:
-            status, lost = FAILED, "of a rank that was about to start"
+            failed = 0
+        except RayError as error:
+            failed += 1
+            status, lost = FAILED, "of an actor that was about to start"
+            if failed == TRIES:
+                cause = str(error).splitlines()[0]
+                print(f"error: --launcher ray: actors did not start {TRIES} times: {cause}", file=sys.stderr)
+                return status
         if stop.is_set() or not status:
             return status
         if lost:
@@ -100,7 +110,7 @@ def _placed(asked: argparse.Namespace, stop: threading.Event) -> Iterator[tuple[
             place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundle)
             kind = ray.remote(Rank).options(num_cpus=1, num_gpus=int(asked.gpus), scheduling_strategy=place)
             actors += [kind.remote() for _ in range(asked.nproc)]
-        yield actors, ray.get([actor.where.remote() for actor in actors], timeout=asked.timeout)
+        yield actors, ray.get([actor.where.remote() for actor in actors], timeout=max(asked.timeout, START))
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -175,7 +185,7 @@ def _start(asked: argparse.Namespace, actors: list[Any], addresses: list[tuple[s
             "DISTCORE_LAUNCHER": "ray",
         }
         variables = given | {name: str(value) for name, value in place.items()}
-        ray.get(actor.start.remote(asked.command, variables, os.getcwd()), timeout=asked.timeout)
+        ray.get(actor.start.remote(asked.command, variables, os.getcwd()), timeout=max(asked.timeout, START))
 
 
 if __name__ == "__main__":

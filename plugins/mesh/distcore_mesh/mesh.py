@@ -1,0 +1,186 @@
+"""``mesh``: layers split over groups of ranks (tensor parallelism), sharded and replicated over the groups (FSDP2)."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Annotated, cast
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from distcore import (
+    Capabilities,
+    Clip,
+    ConfigError,
+    OptimizerFactory,
+    PreparedModel,
+    RankInfo,
+    Run,
+    RunConfig,
+    SavedState,
+    State,
+    StepResult,
+    World,
+    defaults,
+    gather_rows,
+    hookimpl,
+    join_process_group,
+    leave_process_group,
+    sum_over_ranks,
+)
+from distcore_fsdp.blocks import blocks, describe, reshard
+from distcore_fsdp.memory import return_large_blocks
+from distcore_mesh.clipping import clip_gradients
+from distcore_mesh.layers import Group, split_layers
+from distcore_mesh.plans import plan_for, read_plan
+from distcore_mesh.splits import Layout
+
+log = logging.getLogger("distcore")
+_NO_CONTEXT = nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshStrategy:
+    """Split layers over groups of ranks; shard the parts over some of the groups, replicate them over others."""
+
+    tp: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
+    replicate: Annotated[int, Field(ge=1)] | None = None
+    """Groups of ranks that hold the same parameters; default: what ``tp`` and ``shard`` leave, or 1."""
+    shard: Annotated[int, Field(ge=1)] | None = None
+    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all that are left."""
+    plan: str | None = None
+    """A file that says which layers are split, and how: ``NAME: STYLE`` on each line. Default: the plan for the type of
+    model, or the one that the model has."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the strategy declares; the ranks of a data shard depend on ``tp``."""
+        return Capabilities(
+            spec_version=2,
+            precisions=frozenset({"fp32", "bf16"}),
+            other_optimizers="elementwise",
+            ranks_per_shard=self.tp,
+            shards_parameters=True,
+            ema=True,
+            why_not_compiled="exchanges activations inside layers",
+            forward_cost=3.5,  # taken over from FSDP2 alone
+            limits=(
+                "every rank builds the whole model on the CPU before it is split",
+                "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
+                "dropout of the heads and hidden units that are split draws the same mask on each rank of a group",
+            ),
+        )
+
+    def check_config(self, config: RunConfig) -> None:
+        """Raise ConfigError for sizes that do not make the number of ranks, a plan that is none, or LoRA with tp."""
+        self.sizes(int(config.nproc))
+        if self.plan is not None:
+            read_plan(self.plan)
+            if self.tp == 1:
+                raise ConfigError(f"strategy_options.plan = {self.plan!r}: is for tp greater than 1")
+        if self.tp > 1 and config.lora.rank is not None:
+            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with tp = 1 only")
+
+    def sizes(self, ranks: int) -> tuple[int, int, int]:
+        """Return ``replicate``, ``shard`` and ``tp`` for so many ranks; raises ConfigError if they do not make them."""
+        given = {"tp": self.tp, "replicate": self.replicate, "shard": self.shard}
+        left, over = divmod(ranks, self.tp * (self.replicate or 1) * (self.shard or 1))
+        if over or (left > 1 and self.replicate is not None and self.shard is not None):
+            said = " * ".join(f"{name} = {size}" for name, size in given.items() if size is not None)
+            unit = self.tp * (self.replicate or 1) * (self.shard or 1)
+            closed = self.replicate is not None and self.shard is not None
+            would = f"{unit} ranks would" if closed else f"a multiple of {unit} would"
+            raise ConfigError(f"strategy_options: {said} does not make nproc = {ranks}: {would}")
+        if self.shard is None:
+            return self.replicate or 1, left, self.tp
+        return self.replicate or left, self.shard, self.tp
+
+    @hookimpl
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Join torch's process group; the ranks of a tensor-parallel group, which follow each other, are a shard."""
+        world = join_process_group(config, rank_info)
+        if world.device.type == "cpu":
+            return_large_blocks()
+        rank, size, tp = world.rank, world.size, self.tp
+        return replace(world, shard=rank // tp, shards=size // tp, speaks=rank % tp == 0)
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Split the layers that the plan names, then shard what each rank holds."""
+        mesh = self._mesh(run.world)
+        layout = Layout({}, 0, 1)
+        if self.tp > 1:
+            plan, tp = plan_for(model, self.plan), mesh["tp"]
+            group = Group(tp.get_group(), tp.get_local_rank(), self.tp)
+            layout = Layout(split_layers(model, plan, group), group.rank, group.size)
+        vars(model)["distcore_layout"] = layout  # the model is all that the core hands from hook to hook
+        model = model.to(run.world.device)
+        if run.world.shards > 1:
+            _shard(model, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"])
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Send gradients after the last micro-batch only."""
+        if run.accumulation > 1 and isinstance(run.model, FSDPModule):
+            run.model.set_requires_gradient_sync(last)
+        return _NO_CONTEXT
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip the whole gradient, parts and replicas joined; step the optimizer."""
+        assert run.optimizer is not None  # the loop only steps runs that train
+        layout, stepped = _layout(run), {p for group in run.optimizer.param_groups for p in group["params"]}
+        parameters = {name: p for name, p in run.module.named_parameters() if p in stepped}
+        norm = clip_gradients(parameters, clip, layout.splits, layout.rank == 0)
+        defaults.step(run, Clip(norm=None, value=None))
+        return StepResult(grad_norm=norm)
+
+    @hookimpl
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Sum the values over ranks."""
+        return sum_over_ranks(values)
+
+    @hookimpl
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Collect the rows of all ranks, in rank order."""
+        return gather_rows(outputs)
+
+    @hookimpl
+    def save_checkpoint(self, run: Run) -> State:
+        """Return the parts of tensors that this rank holds; nothing is gathered."""
+        reshard(run.module)
+        return _layout(run).save(run)
+
+    @hookimpl
+    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
+        """Read the parts of tensors that this rank holds."""
+        reshard(run.module)
+        return _layout(run).load(run, state)
+
+    @hookimpl
+    def teardown(self, world: World) -> bool:
+        """Leave the process group."""
+        return leave_process_group(world)
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        sizes = self.sizes(world.size)
+        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    units = blocks(model, "auto")
+    log.info("mesh: %s", describe(model, units))
+    for module in (*units.values(), model):
+        fully_shard(module, mesh=mesh)
+    if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+        register_fsdp_forward_method(model, "generate")
+
+
+def _layout(run: Run) -> Layout:
+    return cast(Layout, vars(run.module)["distcore_layout"])

@@ -1,0 +1,184 @@
+"""Which layers of a model are split over the ranks of a tensor-parallel group, and how.
+
+A plan maps names to styles. In a name ``*`` stands for one part, such as the number of a layer; what the model has
+before the first part of it, such as ``bert.``, is left out. The styles are those of transformers' plans, with two more.
+
+=================================  ====================================================================================
+style                              what it does
+=================================  ====================================================================================
+``colwise``                        a linear layer computes some of its outputs, such as some attention heads
+``qkv_colwise``                    the same in a layer of three equal parts, query, key and value
+``colwise_gather_output``          the same, and its outputs are gathered
+``rowwise``                        a linear layer takes some of its inputs; the results are summed over ranks
+``rowwise_split_input``            the same, of an input that is whole on every rank
+``embedding_rowwise``              an embedding holds the vectors of some tokens; the results are summed over ranks
+``embedding_colwise``              an embedding holds a part of each vector, such as one number for some heads
+``replicated_with_grad_allreduce`` whole on every rank, but used on a part of the heads: gradients are summed over ranks
+``divided``                        a number, such as how many heads a layer has, of which a rank has its share
+``replicate``                      whole on every rank, as all that the plan does not name
+=================================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from distcore import ConfigError, StrategyError, nearest
+
+STYLES = (
+    "colwise", "qkv_colwise", "colwise_gather_output", "rowwise", "rowwise_split_input", "embedding_rowwise",
+    "embedding_colwise", "replicated_with_grad_allreduce", "divided", "replicate",
+)  # fmt: skip
+OTHER_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
+"""Older names of transformers to today's."""
+FAMILIES: dict[tuple[str, ...], dict[str, str]] = {
+    ("bert", "roberta", "xlm-roberta", "camembert", "electra"): {
+        "layer.*.attention.self.query": "colwise",
+        "layer.*.attention.self.key": "colwise",
+        "layer.*.attention.self.value": "colwise",
+        "layer.*.attention.output.dense": "rowwise",
+        "layer.*.intermediate.dense": "colwise",
+        "layer.*.output.dense": "rowwise",
+    },
+    ("distilbert",): {
+        "layer.*.attention.q_lin": "colwise",
+        "layer.*.attention.k_lin": "colwise",
+        "layer.*.attention.v_lin": "colwise",
+        "layer.*.attention.out_lin": "rowwise",
+        "layer.*.ffn.lin1": "colwise",
+        "layer.*.ffn.lin2": "rowwise",
+    },
+    ("gpt2",): {
+        "h.*.attn.c_attn": "qkv_colwise",
+        "h.*.attn.split_size": "divided",
+        "h.*.attn.c_proj": "rowwise",
+        "h.*.mlp.c_fc": "colwise",
+        "h.*.mlp.c_proj": "rowwise",
+    },
+    ("t5", "mt5"): {
+        "block.*.layer.*.*.q": "colwise",
+        "block.*.layer.*.*.k": "colwise",
+        "block.*.layer.*.*.v": "colwise",
+        "block.*.layer.*.*.n_heads": "divided",
+        "block.*.layer.*.*.inner_dim": "divided",
+        "block.*.layer.*.*.relative_attention_bias": "embedding_colwise",
+        "block.*.layer.*.*.o": "rowwise",
+        "block.*.layer.*.DenseReluDense.wi": "colwise",
+        "block.*.layer.*.DenseReluDense.wi_0": "colwise",
+        "block.*.layer.*.DenseReluDense.wi_1": "colwise",
+        "block.*.layer.*.DenseReluDense.wo": "rowwise",
+    },
+    ("vit", "deit"): {
+        "attention.q_proj": "colwise",
+        "attention.k_proj": "colwise",
+        "attention.v_proj": "colwise",
+        "attention.o_proj": "rowwise",
+        "mlp.fc1": "colwise",
+        "mlp.fc2": "rowwise",
+    },
+}
+"""Plans for model types of transformers that have none of their own."""
+OPTIONAL = frozenset({"block.*.layer.*.DenseReluDense.wi", "block.*.layer.*.DenseReluDense.wi_0",
+                      "block.*.layer.*.DenseReluDense.wi_1"})  # fmt: skip
+"""Entries of ``FAMILIES`` that only some models of the family have."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The styles of a model's parts."""
+
+    styles: dict[str, str]
+    """The style of each named part that the model has; parts that are replicated are left out."""
+    source: str
+    """Whose plan it is, for the log and for errors."""
+
+
+def plan_for(model: nn.Module, file: str | None) -> Plan:
+    """Return the plan of ``model``: the file's, ours for its type, or its own ``tp_plan``.
+
+    Raises StrategyError, one line, if there is none, if it names what the model has not, or for an unknown style.
+    """
+    kind = _model_type(model)
+    entries: Mapping[str, str]
+    ours = next((plan for kinds, plan in FAMILIES.items() if kind in kinds), None)
+    if file is not None:
+        entries, source = read_plan(file), f"strategy_options.plan = {file!r}"
+    elif ours is not None:
+        entries, source = ours, f"distcore's plan for {kind!r}"
+    else:
+        entries, source = _own(model), f"the plan of {type(model).__name__}"
+    if not entries:
+        raise StrategyError(_what_to_add(model, kind))
+    found: dict[str, str] = {}
+    for pattern, style in entries.items():
+        known = OTHER_NAMES.get(style, style)
+        names = _matching(model, pattern, known)
+        if not names and pattern not in OPTIONAL and (file is not None or ours is not None):
+            raise StrategyError(f"{source}: the model has no {pattern!r}")
+        if names and known not in STYLES:
+            raise StrategyError(
+                f"{source}: {pattern!r} has the style {style!r}, which this strategy cannot do; give a plan by "
+                f"strategy_options.plan (styles: {', '.join(STYLES)})"
+            )
+        found |= {name: known for name in names if known != "replicate"}
+    if not found:
+        raise StrategyError(f"{source}: names nothing that the model has")
+    return Plan(found, source)
+
+
+def read_plan(file: str) -> dict[str, str]:
+    """Return the entries of a plan file, YAML or JSON; raises ConfigError, one line, if it is none."""
+    where = f"strategy_options.plan = {file!r}"
+    try:
+        entries = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, dict) or not entries:
+        raise ConfigError(f"{where}: expected lines 'NAME: STYLE', such as 'layers.*.up: colwise'")
+    for name, style in entries.items():
+        if not isinstance(name, str) or not isinstance(style, str) or OTHER_NAMES.get(style, style) not in STYLES:
+            hint = nearest(str(style), STYLES)
+            raise ConfigError(f"{where}: {name}: {style}: no such style{hint} (styles: {', '.join(STYLES)})")
+    return entries
+
+
+def _own(model: nn.Module) -> Mapping[str, str]:
+    plan: Mapping[str, str] | None = getattr(model, "tp_plan", None)
+    return plan or {}
+
+
+def _model_type(model: nn.Module) -> str | None:
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return next((str(config.model_type) for config in configs if hasattr(config, "model_type")), None)
+
+
+def _matching(model: nn.Module, pattern: str, style: str) -> list[str]:
+    """Return the names in ``model`` that a pattern means: of modules, or of numbers that modules have."""
+    path, _, attribute = pattern.rpartition(".") if style == "divided" else (pattern, "", "")
+    parts = (r"[^.]+" if part == "*" else re.escape(part) for part in path.split("."))
+    expression = re.compile(r"(?:.+\.)?" + r"\.".join(parts))
+    names = [name for name, _ in model.named_modules() if expression.fullmatch(name)]
+    if style != "divided":
+        return names
+    return [f"{name}.{attribute}" for name in names if hasattr(model.get_submodule(name), attribute)]
+
+
+def _what_to_add(model: nn.Module, kind: str | None) -> str:
+    shapes: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):  # of repeated blocks only the first
+            shapes.setdefault(re.sub(r"(?<=\.)\d+\.", "*.", name), f"{module.in_features} to {module.out_features}")
+    listed = ", ".join(f"{name} ({sizes})" for name, sizes in shapes.items())
+    known = ", ".join(name for kinds in FAMILIES for name in kinds)
+    what = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
+    return (
+        f"strategy 'mesh': {what} has no plan for tp: give one by strategy_options.plan, a file with lines 'NAME: "
+        f"STYLE', colwise for what begins a split part and rowwise for what ends it; it has "
+        f"{listed or 'no linear layers'} (with a plan: {known}, and models with a tp_plan of their own)"
+    )

@@ -1,0 +1,26 @@
+import pytest
+
+from distcore.testing import StrategyContract
+
+
+class TestTensorParallel(StrategyContract):
+    strategy = "mesh"
+    options = {"tp": 2}
+
+
+class TestSharded(StrategyContract):
+    strategy = "mesh"
+
+
+@pytest.mark.slow
+class TestTensorParallelAndSharded(StrategyContract):
+    strategy = "mesh"
+    options = {"tp": 2, "shard": 2}
+    nproc = 4
+
+
+@pytest.mark.slow
+class TestTensorParallelAndReplicated(StrategyContract):
+    strategy = "mesh"
+    options = {"tp": 2, "replicate": 2}
+    nproc = 4

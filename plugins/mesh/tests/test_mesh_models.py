@@ -1,0 +1,133 @@
+"""Models of transformers, split over two ranks, give the losses and gradients of the whole ones."""
+
+import os
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from distcore import RankInfo, Run, RunConfig, launch
+from distcore_mesh.mesh import MeshStrategy
+
+pytestmark = pytest.mark.ranks
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA: dict[str, Any] = SMALL | {"num_key_value_heads": 2}
+IMAGES: dict[str, Any] = SMALL | {"image_size": 8, "patch_size": 4}
+DISTIL: dict[str, Any] = {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+GPT2: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+T5: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+MODELS: dict[str, Any] = {
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
+    "bert, tied": lambda: BertForMaskedLM(BertConfig(**SMALL)),
+    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SMALL)),
+    "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**SMALL, embedding_size=16)),
+    "distilbert": lambda: DistilBertForSequenceClassification(DistilBertConfig(**DISTIL)),
+    "gpt2, tied": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "t5, tied": lambda: T5ForConditionalGeneration(T5Config(**T5)),
+    "mt5, gated": lambda: MT5ForConditionalGeneration(MT5Config(**T5)),
+    "vit": lambda: ViTForImageClassification(ViTConfig(**IMAGES)),
+    "deit": lambda: DeiTForImageClassification(DeiTConfig(**IMAGES)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    "llama, tied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)),
+    "llama, odd vocabulary": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA | {"vocab_size": 65})),
+    "llama, classifier": lambda: LlamaForSequenceClassification(LlamaConfig(**LLAMA)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=8)),
+    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA)),
+}
+WHOLE = {"llama, odd vocabulary": {"model.embed_tokens.weight", "lm_head.weight"}}
+"""What is left whole on every rank, though the plan names it."""
+
+
+def inputs(name):
+    torch.manual_seed(1)
+    tokens = torch.randint(3, 64, (3, 7))
+    if name in ("vit", "deit"):
+        return {"pixel_values": torch.randn(3, 3, 8, 8), "labels": torch.tensor([0, 1, 1])}
+    if "t5" in name:
+        return {"input_ids": tokens, "labels": tokens.flip(1)}
+    generates = any(kind in name for kind in ("gpt", "llama", "qwen3", "phi3", "tied")) and "classifier" not in name
+    labels = tokens if generates else torch.tensor([0, 1, 1])
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+
+
+def distances():
+    """For each model, in a rank: relative errors of loss and worst gradient, and which weights are split."""
+    strategy, config = MeshStrategy(tp=2), RunConfig(device="cpu")
+    rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    world = strategy.setup(config, rank_info)
+    found = {}
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        whole = make().eval()
+        split = deepcopy(whole)
+        run = Run(config=config, world=world, capabilities=strategy.capabilities, module=split, model=split)
+        strategy.wrap_model(run, split, None)
+        batch = inputs(name)
+        expected, loss = whole(**batch).loss, split(**batch).loss
+        expected.backward()
+        loss.backward()
+        layout = vars(split)["distcore_layout"]
+        errors = {"loss": float(abs(loss - expected) / expected)}
+        largest = max(float(p.grad.abs().max()) for p in whole.parameters() if p.grad is not None)
+        for at, parameter in whole.named_parameters():
+            if parameter.grad is not None:
+                layer = layout.splits.get(at)
+                wanted = layer.part_of(parameter.grad, layout.rank, 2) if layer else parameter.grad
+                errors[at] = float((split.get_parameter(at).grad - wanted).abs().max()) / largest
+        worst = max(errors, key=lambda at: errors[at])
+        found[name] = errors[worst], worst, {*layout.splits}, len({id(p) for p in split.parameters()})
+        assert found[name][3] == len({id(p) for p in whole.parameters()})
+    strategy.teardown(world)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    return launch(distances, nproc=2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_gradients_are_those_of_the_whole_model(name, found):
+    for error, where, splits, _ in (rank[name] for rank in found):
+        assert error < 1e-5, where
+        assert splits
+        assert not splits & WHOLE.get(name, set())

@@ -1,0 +1,206 @@
+"""Which layers are split: plans, and what is refused in one line."""
+
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from distcore import ConfigError, RunConfig, StrategyError
+from distcore.engine.resolve import resolve
+from distcore_mesh.layers import Group, split_layers
+from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.plans import plan_for
+from distcore_mesh.splits import Split
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 24,
+}  # fmt: skip
+
+
+class Own(nn.Module):
+    """Two blocks whose second layer belongs to the first, and a weight that two embeddings share."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 6)) for _ in range(2))
+        self.first, self.second = nn.Embedding(6, 6), nn.Embedding(6, 6)
+        self.second.weight = self.first.weight
+
+
+def file(tmp_path, text):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def split(model, ranks, plan=None, rank=0):
+    """Split ``model`` as one rank of ``ranks`` would; nothing is exchanged before it runs."""
+    return split_layers(model, plan_for(model, plan), Group(cast(ProcessGroup, None), rank, ranks))
+
+
+def refused(nproc=4, **options):
+    lora = options.pop("lora", None)
+    keys: dict[str, Any] = {"lora": {"rank": lora}} if lora else {}
+    resolve(RunConfig(strategy="mesh", strategy_options=options, nproc=nproc, device="cpu", out="never-made", **keys))
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({}, (1, 4, 1)),
+        ({"tp": 2}, (1, 2, 2)),
+        ({"tp": 2, "replicate": 2}, (2, 1, 2)),
+        ({"replicate": 2}, (2, 2, 1)),
+        ({"shard": 1}, (4, 1, 1)),
+        ({"shard": 2}, (2, 2, 1)),
+        ({"tp": 2, "shard": 1}, (2, 1, 2)),
+    ],
+)
+def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
+    assert MeshStrategy(**options).sizes(4) == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tp": 3}, r"nproc = 4: under strategy 'mesh' 3 ranks train on the same rows.*nearest possible: 3, 6"),
+        ({"tp": 2, "shard": 3}, r"tp = 2 \* shard = 3 does not make nproc = 4: a multiple of 6 would"),
+        ({"replicate": 2, "shard": 1}, r"tp = 1 \* replicate = 2 \* shard = 1 does not make nproc = 4: 2 ranks would"),
+        ({"plan": "no.yaml"}, r"plan = 'no.yaml': cannot be read: .*No such file"),
+        ({"tp": 2, "lora": 4}, r"lora.rank = 4: strategy 'mesh' trains adapters with tp = 1 only"),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message):
+    with pytest.raises(ConfigError, match=message):
+        refused(**options)
+
+
+@pytest.mark.parametrize("option", ["pp", "cp", "sequence_parallel"])
+def test_what_is_not_there_is_no_option(option):
+    with pytest.raises(StrategyError, match=f"unknown option '{option}'"):
+        refused(**{option: 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- colwise", r"expected lines 'NAME: STYLE', such as"),
+        ("a: colwize", r"a: colwize: no such style \(did you mean 'colwise'\?\) \(styles: colwise, qkv_colwise"),
+        ("a: [", r"cannot be read: while parsing"),
+    ],
+)
+def test_a_plan_file_that_is_none_is_one_line(text, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        refused(tp=2, plan=file(tmp_path, text))
+
+
+def test_a_plan_without_anything_to_split_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is for tp greater than 1"):
+        refused(tp=1, plan=file(tmp_path, "a: colwise"))
+
+
+def test_a_users_plan_splits_an_own_module(tmp_path):
+    model = Own()
+    whole = [p.detach().clone() for p in model.blocks[1].parameters()]
+    plan = file(tmp_path, "blocks.*.0: colwise\nblocks.*.1: rowwise\n")
+    assert len(split(model, 3, plan, rank=1)) == 6
+    up, bias, down, last = model.blocks[1].parameters()
+    assert torch.equal(up, whole[0][4:8])
+    assert torch.equal(bias, whole[1][4:8])
+    assert torch.equal(down, whole[2][:, 4:8])
+    assert torch.equal(last, whole[3])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("blocks.*.3: colwise", r"the model has no 'blocks.\*.3'"),
+        ("blocks: colwise", r"blocks is a ModuleList, which cannot be split 'colwise'"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_model_is_refused(lines, message, tmp_path):
+    with pytest.raises(StrategyError, match=message):
+        split(Own(), 2, file(tmp_path, lines))
+
+
+def test_a_shared_weight_is_split_for_all_that_use_it_or_for_none(tmp_path):
+    one, both = "first: embedding_rowwise\nblocks.*.0: colwise\n", "first: embedding_rowwise\nsecond: embedding_rowwise"
+    assert "first.weight" not in split(Own(), 2, file(tmp_path, one))
+    model = Own()
+    assert "first.weight" in split(model, 2, file(tmp_path, both))
+    assert model.first.weight is model.second.weight
+    assert model.first.weight.shape == (3, 6)
+    with pytest.raises(StrategyError, match="'first' shares its weight with 'second', which is not split alike"):
+        split(Own(), 2, file(tmp_path, "first: embedding_colwise"))
+
+
+def test_a_model_without_a_plan_is_refused_with_what_to_add():
+    message = (
+        r"strategy 'mesh': Own has no plan for tp: give one by strategy_options.plan, .*it has "
+        r"blocks.\*.0 \(6 to 12\), blocks.\*.1 \(12 to 6\) \(with a plan: bert, "
+    )
+    with pytest.raises(StrategyError, match=message):
+        plan_for(Own(), None)
+    with pytest.raises(StrategyError, match=r"AlbertModel \(model type 'albert'\) has no plan .*attention.query"):
+        plan_for(AlbertModel(AlbertConfig(**SMALL)), None)
+
+
+def test_a_plan_with_styles_that_are_not_there_is_refused():
+    config = MixtralConfig(**SMALL | {"num_key_value_heads": 2}, num_local_experts=2)
+    with torch.device("meta"):
+        model = MixtralForCausalLM(config)
+    with pytest.raises(StrategyError, match=r"the plan of MixtralForCausalLM: .* which this strategy cannot do"):
+        plan_for(model, None)
+
+
+def test_heads_that_do_not_divide_name_the_numbers_that_do():
+    message = r"strategy_options.tp = 4: must divide num_attention_heads = 6 \(possible: 1, 2, 3, 6\)"
+    with pytest.raises(StrategyError, match=message):
+        split(BertModel(BertConfig(**SMALL)), 4)
+    config = LlamaConfig(**SMALL, num_key_value_heads=2)
+    with pytest.raises(StrategyError, match=r"tp = 3: must divide num_key_value_heads = 2 \(possible: 1, 2\)"):
+        split(LlamaForCausalLM(config), 3)
+
+
+def test_tied_embeddings_stay_tied():
+    config = LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config)
+    assert "model.embed_tokens.weight" in split(model, 2)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.weight.shape == (30, 48)
+    tied = BertForMaskedLM(BertConfig(**SMALL))
+    split(tied, 2)
+    assert tied.cls.predictions.decoder.weight is tied.bert.embeddings.word_embeddings.weight
+
+
+@pytest.mark.parametrize(("dimension", "parts"), [(0, 1), (1, 1), (0, 3), (1, 3)])
+@pytest.mark.parametrize("cuts", [(0, 12), (0, 5, 12), (0, 1, 7, 12)])
+def test_the_boxes_of_all_ranks_make_the_whole_tensor_once(dimension, parts, cuts):
+    whole, ranks = torch.arange(24 * 24).reshape(24, 24), 2
+    layout, made = Split(dimension, parts, (24, 24)), torch.full((24, 24), -1)
+    for rank in range(ranks):
+        part = layout.part_of(whole, rank, ranks)
+        scaled = [cut * len(part) // 12 for cut in cuts]
+        for first, stop in pairwise(scaled):
+            rows, at = part[first:stop], 0
+            for box in layout.boxes(rank, ranks, first, stop - first):
+                length = box[dimension].stop - box[dimension].start
+                assert (made[box] == -1).all()
+                made[box] = rows.narrow(dimension, at, length)
+                at += length
+            assert at == rows.shape[dimension]
+    assert torch.equal(made, whole)

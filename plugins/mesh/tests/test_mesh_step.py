@@ -1,0 +1,93 @@
+"""What the ranks of a tensor-parallel group do in a step: draw one dropout, exchange what they must, hold a part."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from distcore import Clip, Run, RunConfig, defaults, launch
+from distcore.testing.problem import Problem
+from distcore.testing.rank import Subject, lab_of
+from distcore_mesh.mesh import MeshStrategy
+
+pytestmark = pytest.mark.ranks
+
+LAYERS = 3
+LLAMA = LlamaConfig(
+    vocab_size=64, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=48, pad_token_id=0,
+)  # fmt: skip
+
+
+class Collectives(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.names[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_a_rank(folder):
+    """What is looked at below, from one launch."""
+    subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"tp": 2}, nproc=2, device="cpu"), cases=())
+    with lab_of(subject, folder) as lab:
+        job = lab.job(Problem(dropout=0.3), ema={"decay": 0.5})
+        job.train(5)
+        splits = vars(job.run.module)["distcore_layout"].splits
+        replicated = {name: p.detach() for name, p in job.run.module.named_parameters() if name not in splits}
+        average = {name: part for name, part in (job.run.ema or {}).items() if isinstance(part, torch.Tensor)}
+        return replicated, average, *counted(lab)
+
+
+def counted(lab):
+    """The collectives of a step of a Llama model, and its elements here and in whole."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LLAMA)
+    whole = sum(p.numel() for p in model.parameters())
+    strategy = MeshStrategy(tp=2)
+    run = Run(
+        config=RunConfig(device="cpu"), world=lab.world, capabilities=strategy.capabilities, module=model, model=model
+    )
+    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
+    run = Run(
+        config=run.config, world=run.world, capabilities=run.capabilities, module=model, model=wrapped.model,
+        optimizer=wrapped.optimizer,
+    )  # fmt: skip
+    with Collectives() as seen:
+        defaults.backward(run, model(input_ids=torch.arange(12).view(2, 6)).logits.square().mean())
+        strategy.step(run, Clip(norm=1.0, value=None))
+    return dict(seen.names), sum(p.numel() for p in model.parameters()), whole
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return launch(in_a_rank, tmp_path_factory.mktemp("step"), nproc=2)
+
+
+def test_parameters_that_both_ranks_hold_stay_equal_under_dropout(ranks):
+    (first, *_), (second, *_) = ranks
+    assert "blocks.0.norm.weight" in first
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_so_do_their_averages(ranks):
+    (_, first, *_), (_, second, *_) = ranks
+    assert "ema/blocks.0.norm.weight" in first
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_a_step_exchanges_what_the_layout_needs_and_one_number(ranks):
+    embedding, head, norm = 1, 1, 1
+    for _, _, seen, *_ in ranks:
+        assert seen == {"allreduce_": embedding + 2 * 2 * LAYERS + head + norm, "allgather_": 1}
+
+
+def test_a_rank_holds_its_part_of_the_model(ranks):
+    for *_, mine, whole in ranks:
+        assert mine < 0.51 * whole
