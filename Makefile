@@ -30,7 +30,7 @@ slow: install
 machines: $(VENV)/.machines
 	$(BIN)/python -m pytest -m machines tests/machines
 
-# In an environment of its own: Ray and the models of Kubeflow would bring versions of what the others need.
+# In an environment of its own: the models of Kubeflow would bring versions of what the others need.
 $(VENV)/.machines: $(VENV)/.installed
 	test -x build/machines/bin/python || $(BIN)/python -m venv build/machines
 	build/machines/bin/python -m pip install --quiet --upgrade pip

@@ -24,8 +24,6 @@ ROOMS = (
     "extensions", "jobs", "report", "compare", "testing", "migrate", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
-PUBLIC_ROOMS = {"distcore.fronts"}
-"""Rooms with public names of their own, for packages that bring more than strategies and tasks."""
 LOOSE = {"__init__", "__main__", "errors", "files", "tables"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
@@ -103,7 +101,7 @@ def not_public(file: Path, package: str, others: set[str]) -> list[str]:
             if node.module.split(".")[0] == package:
                 continue
             names = {alias.name for alias in node.names}
-            public = set(import_module(node.module).__all__) if node.module in others | PUBLIC_ROOMS else set()
+            public = set(import_module(node.module).__all__) if node.module in others else set()
             found += [f"{file}:{node.lineno}: {node.module}.{name}" for name in sorted(names - public)]
     return found
 

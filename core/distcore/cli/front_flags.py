@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT = "local"
 FLAGS = {
     "--launcher": ("NAME[:VALUE]", "front that starts the ranks: local, torchrun, ssh, slurm, mpi, kubernetes"),
-    "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun and ray"),
+    "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun"),
     "--hostfile": ("FILE", "the machines, a line 'NAME slots=N' for each"),
     "--include": ("HOST:0,2@HOST", "machines to use and, behind a colon, their slots, which are GPUs, in this order"),
     "--exclude": ("HOST:1@HOST", "machines, or slots of them, to leave out"),
