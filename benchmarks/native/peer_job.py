@@ -49,7 +49,7 @@ class Ticks:
 
     @hookimpl
     def on_step_end(self) -> None:
-        sys.modules["__main__"].CLOCK.tick()  # type: ignore[attr-defined]
+        sys.modules["__main__"].CLOCK.tick()
 
 
 def parts(folder: str, rows: str) -> tuple[Any, Any, list[dict[str, Any]]]:
@@ -107,7 +107,7 @@ def trainer(folder: str, rows: str, clock: Clock, sampling: str = "random") -> N
     """The HF Trainer; ``sampling`` is its ``train_sampling_strategy``."""
     from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
-    class Ticks(TrainerCallback):  # type: ignore[misc]
+    class Ticks(TrainerCallback):
         def on_step_end(self, *given: Any, **named: Any) -> None:
             clock.tick()
 
@@ -121,7 +121,7 @@ def trainer(folder: str, rows: str, clock: Clock, sampling: str = "random") -> N
         Trainer(
             model=model,
             args=TrainingArguments(output_dir=out, **settings),
-            train_dataset=data,  # type: ignore[arg-type]
+            train_dataset=data,
             data_collator=DataCollatorWithPadding(tokenizer),
             callbacks=[Ticks()],
         ).train()
@@ -134,7 +134,7 @@ def grouped(folder: str, rows: str, clock: Clock) -> None:
 
 def lightning(folder: str, rows: str, clock: Clock) -> None:
     """Lightning, with its defaults but for what it writes."""
-    import lightning as library  # type: ignore[import-not-found]
+    import lightning as library
 
     tokenizer, model, data = parts(folder, rows)
 
