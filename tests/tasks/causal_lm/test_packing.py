@@ -115,4 +115,4 @@ def test_a_model_type_that_nobody_measured_is_not_packed(
     monkeypatch.setattr("distcore.tasks.causal_lm.models.PACKED", ("gpt2",))
     model = saved("llama", tmp_path / "model")
     with pytest.raises(ModelError, match=rf"^{named}: .* not known to be exact: llama is none of"):
-        CausalLM(model=model, **options).prepare(RunConfig(packing=packing))  # type: ignore[arg-type]
+        CausalLM(model=model, **options).prepare(RunConfig(packing=packing))

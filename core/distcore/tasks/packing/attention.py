@@ -60,6 +60,6 @@ def attend(
 def _rows(states: Tensor, group: Group) -> Tensor:
     """Return the rows of a group, ``(rows, heads, longest, size)``, from ``(1, heads, tokens, size)``."""
     tokens = states[0].transpose(0, 1)
-    whole = group.places is None
-    found = tokens[group.start : group.stop] if whole else tokens.index_select(0, group.places)
+    places = group.places
+    found = tokens[group.start : group.stop] if places is None else tokens.index_select(0, places)
     return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)
