@@ -52,7 +52,7 @@ def _machine() -> str:
     kind = torch.accelerator.current_accelerator()
     module = torch.get_device_module(kind)
     name = module.get_device_name(0) if hasattr(module, "get_device_name") else str(kind)
-    versions = {"torch": torch.__version__}
+    versions = {"torch": str(torch.__version__)}
     for package in ("deepspeed", "accelerate"):
         try:
             versions[package] = importlib.metadata.version(package)

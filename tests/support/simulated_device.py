@@ -81,16 +81,18 @@ def _module(native: Any) -> ModuleType:
 def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a process group for tensors on the device; torch calls this in ``init_process_group``."""
     import torch
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed  # whose stubs have no words for a process group of one's own
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def done(result: Any) -> Any:
         future: Any = torch.futures.Future(devices=[torch.device(KIND, 0)])
         future.set_result(result)
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        c10d: Any = torch._C._distributed_c10d
+        return c10d._create_work_from_future(future)
 
-    class Wrapped(dist.ProcessGroup):
+    class Wrapped(dist.ProcessGroup):  # type: ignore[misc]
         """What the strategies need, done when the call returns."""
 
         def getBackendName(self) -> str:

@@ -132,6 +132,8 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     def teardown(self, world: World) -> bool:
         """Forget DeepSpeed's process groups, and leave torch's."""
         library.stop()
+        if "RANK" not in os.environ:  # no launcher has set it: ``setup`` did, and who comes after would look for ranks
+            os.environ.pop("LOCAL_RANK", None)
         return leave_process_group(world)
 
     @hookimpl

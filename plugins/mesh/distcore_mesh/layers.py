@@ -101,7 +101,7 @@ class _Enter(torch.autograd.Function):
         return whole.view_as(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
@@ -112,7 +112,7 @@ class _Add(torch.autograd.Function):
         return group.sum(part)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -123,7 +123,7 @@ class _Gather(torch.autograd.Function):
         return group.joined(part)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.group.cut(gradient), None
 
 
@@ -134,7 +134,7 @@ class _OwnPart(torch.autograd.Function):
         return group.cut(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.group.joined(gradient), None
 
 

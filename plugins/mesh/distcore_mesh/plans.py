@@ -154,8 +154,8 @@ def _own(model: nn.Module) -> Mapping[str, str]:
 
 
 def _model_type(model: nn.Module) -> str | None:
-    configs = (getattr(module, "config", None) for module in model.modules())
-    return next((str(config.model_type) for config in configs if hasattr(config, "model_type")), None)
+    types = (getattr(getattr(module, "config", None), "model_type", None) for module in model.modules())
+    return next((str(name) for name in types if name), None)
 
 
 def _matching(model: nn.Module, pattern: str, style: str) -> list[str]:

@@ -9,8 +9,10 @@ import json
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -54,7 +56,8 @@ def counted(precision: str, workers: int) -> list[dict[str, int]]:
     """What the device counts in each of a few steps, none of them the first or last of an epoch."""
     task = Problem()
     ready, hooks, data = built(task, precision=precision, loader={"workers": workers})
-    training, found = steps(ready, hooks, task, data.train, Progress()), []
+    training: Any = steps(ready, hooks, task, data.train, Progress())
+    found = []
     for _ in range(2):
         next(training)
     for _ in range(3):
@@ -157,14 +160,12 @@ class LeavesOne(SingleStrategy):
 
 def line_of(name: str, task: Any, strategy: Any = None) -> str:
     """The line with which a run ends."""
-    if strategy:
-        trainer.build_strategy = lambda _config: strategy
+    replaced = patch.object(trainer, "build_strategy", lambda _config: strategy) if strategy else nullcontext()
     try:
-        run(name, task)
+        with replaced:
+            run(name, task)
     except DistcoreError as error:
         return str(error)
-    finally:
-        trainer.build_strategy = build_strategy
     return "no error"
 
 
