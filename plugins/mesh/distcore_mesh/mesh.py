@@ -32,8 +32,7 @@ from distcore import (
     leave_process_group,
     sum_over_ranks,
 )
-from distcore_fsdp.blocks import blocks, describe, reshard
-from distcore_fsdp.memory import return_large_blocks
+from distcore_fsdp import blocks, memory
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.layers import Group, split_layers
 from distcore_mesh.plans import plan_for, read_plan
@@ -105,7 +104,7 @@ class MeshStrategy:
         """Join torch's process group; the ranks of a tensor-parallel group, which follow each other, are a shard."""
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
-            return_large_blocks()
+            memory.return_large_blocks()
         rank, size, tp = world.rank, world.size, self.tp
         return replace(world, shard=rank // tp, shards=size // tp, speaks=rank % tp == 0)
 
@@ -154,13 +153,13 @@ class MeshStrategy:
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return the parts of tensors that this rank holds; nothing is gathered."""
-        reshard(run.module)
+        blocks.reshard(run.module)
         return _layout(run).save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Read the parts of tensors that this rank holds."""
-        reshard(run.module)
+        blocks.reshard(run.module)
         return _layout(run).load(run, state)
 
     @hookimpl
@@ -174,8 +173,8 @@ class MeshStrategy:
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    units = blocks(model, "auto")
-    log.info("mesh: %s", describe(model, units))
+    units = blocks.blocks(model, "auto")
+    log.info("mesh: %s", blocks.describe(model, units))
     for module in (*units.values(), model):
         fully_shard(module, mesh=mesh)
     if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
