@@ -141,7 +141,7 @@ def test_configs_from_before_there_were_others_stay_valid() -> None:
     [
         ({"name": "sdg"}, r"optimizer.name = 'sdg': strategy 'single' takes .*adafactor, adam, .*\(did you mean 'sgd'"),
         ({"name": "sgd", "betas": [0.9, 0.9]}, r"'optimizer.betas': sgd has weight_decay, momentum, nesterov$"),
-        ({"momentum": 0.9}, r"unknown key 'optimizer.momentum': adamw has weight_decay, betas, eps$"),
+        ({"momentum": 0.9}, r"unknown key 'optimizer.momentum': adamw has betas, eps, weight_decay$"),
         ({"name": "sgd", "momentm": 1}, r"unknown key 'optimizer.momentm' \(did you mean 'momentum'\?\)"),
         ({"grups": []}, r"unknown key 'optimizer.grups' \(did you mean 'groups'\?\)"),
         ({"name": "sgd", "momentum": 1}, r"optimizer 'sgd': momentum = 1: .*less than 1"),

@@ -13,6 +13,10 @@ MOST_RANKS = 2**16
 
 
 def world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
+    """Return the number of ranks; ``started`` of them if a launcher has started some. Raises ConfigError.
+
+    For 'auto' one rank per device of the type ``device`` where the strategy can use several, and one on a CPU.
+    """
     asked = config.nproc
     if asked != "auto" and asked < 1:
         raise ConfigError(f"nproc = {asked}: must be at least 1")
