@@ -18,7 +18,7 @@ import pytest
 import simulated_device
 import work_folder as work
 
-pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(900)]
 
 JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
 RANKS = "train --data rows.json --model bert-tiny --max-seq-len 16 --strategy ddp --nproc 2 --max-steps 3 --lr 1e-3"
@@ -145,7 +145,6 @@ def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
     assert program(folder, str(JOBS), "hang").returncode == 7
 
 
-@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     losses = {}

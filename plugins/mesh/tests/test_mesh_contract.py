@@ -8,6 +8,7 @@ class TestTensorParallel(StrategyContract):
     options = {"tp": 2}
 
 
+@pytest.mark.slow  # FSDP2 alone, as the contract of fsdp has it
 class TestSharded(StrategyContract):
     strategy = "mesh"
 
