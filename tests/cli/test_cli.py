@@ -184,8 +184,9 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert "evaluated 4 of 4" in out
     assert "precision    recall" in out
     assert out.endswith("run folder: run\n")
-    warning, cut, *lines = err.splitlines()
+    warning, packing, cut, *lines = err.splitlines()
     assert "classes with fewer than 3 evaluation rows" in warning
+    assert "packing: off: padding costs too little" in packing
     assert "micro-batches: at most" in cut
     assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0
