@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
+# Tests start hundreds of processes. With this variable, which containers like to set, each would compile our files again.
+unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: demo quick test slow machines gpu check docs pictures install dist release-check clean

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from work_folder import enter
+from work_folder import enter, install
 
 from distcore.cli.main import main
 
@@ -332,14 +332,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = site / core.name / "METADATA"
     metadata.write_text(metadata.read_text().replace("Provides-Extra:", "Provides-Extra: galaxy\nProvides-Extra:", 1))
     return site
-
-
-def install(site: Path, name: str, entry_points: str) -> None:
-    """Lay down the metadata that pip would leave."""
-    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(entry_points)
 
 
 @pytest.fixture

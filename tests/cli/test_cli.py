@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 from pydantic_core import PydanticUndefined
+from work_folder import install
 
 from distcore.cli.commands.train import config_of
 from distcore.cli.flags import FLAGS, WORDS_OF_OTHERS, Flag
@@ -238,11 +239,7 @@ def test_broken_and_colliding_strategies_cost_one_line_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, module in (("one-dist", "missing_module:X"), ("two-dist", "missing_module:Y")):
-        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        entries = f"[distcore.strategies]\nboth = {module}\nonly-{name} = {module}\n"
-        (info / "entry_points.txt").write_text(entries)
+        install(tmp_path, name, f"[distcore.strategies]\nboth = {module}\nonly-{name} = {module}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["strategies"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from work_folder import install
 
 from distcore import ConfigError, RunConfig, train
 from distcore.cli.main import main
@@ -80,10 +81,7 @@ def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "unsteady.py").write_text(UNSTEADY)
-    info = tmp_path / "unsteady-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unsteady\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[distcore.strategies]\nunsteady = unsteady:Unsteady\n")
+    install(tmp_path, "unsteady", "[distcore.strategies]\nunsteady = unsteady:Unsteady\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = RunConfig(strategy="unsteady", device="cpu", lr=0.1)
     assert resolve(config, task=Problem()).deterministic is False

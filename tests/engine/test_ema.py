@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from work_folder import install
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, train
 from distcore.checkpoint import Checkpoint, Tensors, read_tensors
@@ -149,10 +150,7 @@ def test_a_strategy_that_does_not_declare_it_is_refused_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "distcore_plain.py").write_text(STRATEGY)
-    (tmp_path / "plain-1.0.dist-info").mkdir()
-    (tmp_path / "plain-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
-    entry = "[distcore.strategies]\nplain = distcore_plain:Plain\n"
-    (tmp_path / "plain-1.0.dist-info/entry_points.txt").write_text(entry)
+    install(tmp_path, "plain", "[distcore.strategies]\nplain = distcore_plain:Plain\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = RunConfig(strategy="plain", device="cpu", ema={"decay": 0.9}, out=str(tmp_path / "x"))
     line = r"^ema\.decay = 0\.9: strategy 'plain' keeps no average of weights; .*, single could$"

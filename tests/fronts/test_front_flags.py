@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from work_folder import install
 
 from distcore.cli.front_flags import FLAGS
 from distcore.cli.main import command_parser, main
@@ -80,10 +80,10 @@ class Elsewhere:
 
 
 def test_a_front_of_another_package_is_one_class(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint(name="elsewhere", value=f"{__name__}:Elsewhere", group="distcore.fronts")
-    monkeypatch.setattr("distcore.plugin.registry.entry_points", lambda group: [entry] if group == entry.group else [])
+    install(tmp_path, "fronts-from-elsewhere", f"[distcore.fronts]\nelsewhere = {__name__}:Elsewhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["train", "--launcher", "elsewhere:there", "--dry-run"]) == 0
     assert capsys.readouterr().out == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
 

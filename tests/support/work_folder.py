@@ -22,3 +22,11 @@ def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("DISTCORE_BLOCK_PLUGINS", "")
     for variable in ("RANK", "WORLD_SIZE", "DISTCORE_LOAD_PLUGINS"):
         patch.delenv(variable, raising=False)
+
+
+def install(site: Path, name: str, entry_points: str) -> None:
+    """Leave in ``site``, a folder of ``sys.path``, the metadata that pip would leave for distribution ``name`` 1.0."""
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)

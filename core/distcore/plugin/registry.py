@@ -13,8 +13,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Collection
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, lru_cache
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,7 @@ BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
 
 def distribution(entry: EntryPoint) -> str:
     """Return name and version of the distribution that provides ``entry``."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+    return " ".join(_identity(entry.dist)) if entry.dist else "an unknown distribution"
 
 
 def entries(group: str) -> dict[str, EntryPoint]:
@@ -44,12 +44,11 @@ def entries(group: str) -> dict[str, EntryPoint]:
 
 def offers(group: str) -> dict[str, list[EntryPoint]]:
     """Return, by name and sorted, all entry points of that name, one per distribution, without blocked ones."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=f"distcore.{group}"):
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(_installed(group), key=lambda entry: (entry.name, distribution(entry))):
         if not _blocked(entry):
-            # Keyed by distribution, because one that is on sys.path twice is listed twice.
-            found.setdefault(entry.name, {}).setdefault(distribution(entry), entry)
-    return {name: [entry for _, entry in sorted(offered.items())] for name, offered in sorted(found.items())}
+            found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
@@ -120,8 +119,38 @@ def _module_of(file: Path, changed: int) -> ModuleType:
     return module
 
 
+def _installed(group: str) -> list[EntryPoint]:
+    """All entry points of a group, blocked ones and those of a distribution that is there twice included."""
+    return [entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"]
+
+
+@lru_cache(maxsize=4)  # it reads a file of every distribution, and a command asks a dozen times
+def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """All entry points for distcore; ``places`` tells what was installed or removed since, as pip does."""
+    ours: dict[str, Distribution] = {}
+    for found in distributions():
+        if "[distcore." in (found.read_text("entry_points.txt") or ""):
+            ours.setdefault(_identity(found)[0], found)  # of two versions, Python imports the first on the path
+    entries = (entry for found in ours.values() for entry in found.entry_points)
+    return tuple(entry for entry in entries if entry.group.startswith("distcore."))
+
+
+def _state(place: str) -> tuple[str, int]:
+    """A folder of ``sys.path`` and when something in it was added or removed."""
+    folder = os.path.abspath(place)
+    try:
+        return folder, os.stat(folder).st_mtime_ns
+    except OSError:  # Python allows folders that do not exist
+        return folder, 0
+
+
+@cache  # the metadata is a long file
+def _identity(found: Distribution) -> tuple[str, str]:
+    return found.name, found.version
+
+
 def _owner(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else ""
+    return _identity(entry.dist)[0] if entry.dist else ""
 
 
 def _blocked(entry: EntryPoint) -> bool:
@@ -136,7 +165,7 @@ def _blocked(entry: EntryPoint) -> bool:
 def _missing(group: str, name: str, installed: Collection[str]) -> str:
     kind = KINDS[group]
     names = ", ".join(installed) or "none"
-    if any(entry.name == name for entry in entry_points(group=f"distcore.{group}")):
+    if any(entry.name == name for entry in _installed(group)):
         return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
     extra = _extra_that_brings(name) if group == "strategies" else None
     how = f". Install it with: pip install 'distcore[{extra}]'" if extra else nearest(name, installed)
