@@ -67,15 +67,15 @@ class Group:
         total: Tensor = _Add.apply(part, self)  # type: ignore[no-untyped-call]
         return total
 
-    def gather(self, part: Tensor) -> Tensor:
-        """Return the parts of all ranks, joined along the last dimension."""
+    def gather(self, part: Tensor, dimension: int = -1) -> Tensor:
+        """Return the parts of all ranks, joined along a dimension."""
         self._entered.clear()
-        whole: Tensor = _Gather.apply(part, self)  # type: ignore[no-untyped-call]
+        whole: Tensor = _Gather.apply(part, self, dimension)  # type: ignore[no-untyped-call]
         return whole
 
-    def own_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of ``whole``, along the last dimension."""
-        part: Tensor = _OwnPart.apply(whole, self)  # type: ignore[no-untyped-call]
+    def own_part(self, whole: Tensor, dimension: int = -1) -> Tensor:
+        """Return this rank's part of ``whole``, along a dimension."""
+        part: Tensor = _OwnPart.apply(whole, self, dimension)  # type: ignore[no-untyped-call]
         return part
 
     def sum(self, values: Tensor) -> Tensor:
@@ -83,15 +83,15 @@ class Group:
         dist.all_reduce(values, group=self.process_group)
         return values
 
-    def joined(self, part: Tensor) -> Tensor:
-        """Return the parts of all ranks, joined along the last dimension, without a gradient."""
+    def joined(self, part: Tensor, dimension: int) -> Tensor:
+        """Return the parts of all ranks, joined along a dimension, without a gradient."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, part.contiguous(), group=self.process_group)
-        return torch.cat(parts, -1)
+        return torch.cat(parts, dimension)
 
-    def cut(self, whole: Tensor) -> Tensor:
-        """Return this rank's part along the last dimension, without a gradient."""
-        return whole.chunk(self.size, -1)[self.rank].contiguous()
+    def cut(self, whole: Tensor, dimension: int) -> Tensor:
+        """Return this rank's part along a dimension, without a gradient."""
+        return whole.chunk(self.size, dimension)[self.rank].contiguous()
 
 
 class _Enter(torch.autograd.Function):
@@ -118,24 +118,24 @@ class _Add(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.joined(part)
+    def forward(ctx: Any, part: Tensor, group: Group, dimension: int) -> Tensor:
+        ctx.group, ctx.dimension = group, dimension
+        return group.joined(part, dimension)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.group.cut(gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return ctx.group.cut(gradient, ctx.dimension), None, None
 
 
 class _OwnPart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.cut(whole)
+    def forward(ctx: Any, whole: Tensor, group: Group, dimension: int) -> Tensor:
+        ctx.group, ctx.dimension = group, dimension
+        return group.cut(whole, dimension)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.group.joined(gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return ctx.group.joined(gradient, ctx.dimension), None, None
 
 
 def split_layers(model: nn.Module, plan: Plan, group: Group) -> dict[str, Split]:
