@@ -1,6 +1,8 @@
 # make demo: set up, and train a BERT text classifier on two processes.
 # make quick: the tests that start no ranks and no long programs.   make test: all but the slow ones.   make slow: those that take minutes.
+# make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
+# make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
@@ -10,20 +12,34 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines gpu check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
 
 quick: install
-	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not ranks and not programs"
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not machines and not gpu and not ranks and not programs"
 
 # One more at once than there are cores: a test that starts ranks waits for them a third of its time.
 test: quick
-	$(BIN)/python -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile -m "not slow and (ranks or programs)"
+	$(BIN)/python -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile -m "not slow and not machines and not gpu and (ranks or programs)"
 
 slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not machines"
+
+machines: $(VENV)/.machines
+	$(BIN)/python -m pytest -m machines tests/machines
+
+# In an environment of its own: the models of Kubeflow would bring versions of what the others need.
+$(VENV)/.machines: $(VENV)/.installed
+	test -x build/machines/bin/python || $(BIN)/python -m venv build/machines
+	build/machines/bin/python -m pip install --quiet --upgrade pip
+	build/machines/bin/python -m pip install --quiet --group machines
+	touch $@
+
+# Prints a table at its end. Where there is no accelerator everything is skipped.
+gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 check: install
 	$(BIN)/ruff check .
@@ -45,10 +61,11 @@ pictures: install
 install: $(VENV)/.installed
 
 # torch first, at the version of the constraints: an open range would take the newest build with all of CUDA.
+# seqeval is only there as a source, which needs setuptools_scm: it is built before those that are not isolated.
 $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch seqeval
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")

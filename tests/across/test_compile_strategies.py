@@ -15,7 +15,7 @@ from work_folder import enter, write_rows
 from distcore import Report, RunConfig, launch, train
 from distcore.checkpoint import read_tensors
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(900)]  # each run compiles anew
 
 STEPS = 4
 WAYS: dict[str, dict[str, Any]] = {

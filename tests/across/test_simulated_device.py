@@ -1,13 +1,16 @@
 """Training on a simulated accelerator: what a run on the CPU cannot show, such as a tensor on the wrong device.
 
-It is no GPU: see docs/devices.md for what was never run.
+It is no GPU: see docs/devices.md for what was never run. The runs are in programs of their own, most of them in one,
+``JOBS``: torch must be told of the device when it is imported.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +18,36 @@ import pytest
 import simulated_device
 import work_folder as work
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
 
-SCRIPT = """
-import json, sys
-import simulated_device
-
-simulated_device.make()  # first: torch knows one such device from then on
-import torch
-from distcore import RunConfig, load_config, train
-from distcore.testing.problem import Problem
-
-SHARED = {
-    "global_batch_size": 8, "micro_batch_size": 4, "lr": 0.01, "max_steps": 4, "save_every": 2, "log_level": "error",
-    "extensions": {"progress": False, "stopwatch": True},
-}
+JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
+RANKS = "train --data rows.json --model bert-tiny --max-seq-len 16 --strategy ddp --nproc 2 --max-steps 3 --lr 1e-3"
+STEP = {"in": 0, "out": 0, "waits": 0, "pageable": 0, "races": 0, "unrecorded": 0}
+"""What a step of one process may do on the stream that computes: no copy, and no wait of the host for the device."""
 
 
-def run(name, task=None, **changes):
-    before = torch.sim.counts()
-    report = train(RunConfig(out=name, **SHARED | changes), task)
-    after = torch.sim.counts()
-    counted = {key: after.get(key, 0) - before.get(key, 0) for key in ("copies", "waits")}
-    return {key: report[key] for key in ("device", "precision", "peak_memory_bytes")} | counted | {
-        "loss": report["evaluation"]["loss"], "seconds": json.load(open(f"{name}/steps.json"))["seconds"],
-    }
-
-
-found = {
-    "automatic": run("automatic", Problem()),
-    "cpu": run("cpu", Problem(), device="cpu"),
-    "bf16": run("bf16", Problem(), precision="bf16"),
-    "bf16_cpu": run("bf16_cpu", Problem(), device="cpu", precision="bf16"),
-}
-json.dump(found, open("found.json", "w"))
-"""
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in ``folder``, with the device."""
+    environment = os.environ | {"PYTHONPATH": simulated_device.PATHS}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=800, check=False
+    )
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if reason := simulated_device.missing():
         pytest.skip(f"the device cannot be built: {reason}")
-    folder = tmp_path_factory.mktemp("simulated")
-    work.write_rows(folder)
+    path = tmp_path_factory.mktemp("simulated")
+    work.write_rows(path)
     with pytest.MonkeyPatch.context() as patch:
-        work.enter(folder, patch)
-        ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=800, check=False)
+        work.enter(path, patch)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    ran = program(folder, str(JOBS))
     assert ran.returncode == 0, ran.stderr
     answer: dict[str, Any] = json.loads(Path(folder, "found.json").read_text())
     return answer
@@ -71,17 +58,101 @@ def test_the_accelerator_is_taken_without_being_asked_for(found: dict[str, Any])
     assert found["cpu"]["device"] == "cpu"
 
 
-@pytest.mark.parametrize(("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu")])
-def test_it_trains_as_the_cpu_does(found: dict[str, Any], there: str, here: str) -> None:
+@pytest.mark.parametrize(("there", "here"), [("automatic", "cpu"), ("bf16", "bf16_cpu"), ("fp16", "fp16_cpu")])
+def test_it_trains_as_the_cpu_does(there: str, here: str, found: dict[str, Any]) -> None:
     assert found[there]["loss"] == pytest.approx(found[here]["loss"], rel=1e-5)
 
 
-def test_bf16_is_autocast_on_it(found: dict[str, Any]) -> None:
-    assert found["bf16"]["precision"] == "bf16"
-    assert found["bf16"]["loss"] != found["automatic"]["loss"]
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_autocast_on_it(precision: str, found: dict[str, Any]) -> None:
+    assert found[precision]["precision"] == precision
+    assert found[precision]["loss"] != found["automatic"]["loss"]
+
+
+def test_the_loss_scaler_skips_a_step_that_overflows(found: dict[str, Any]) -> None:
+    assert found["scale"] == {"before": 2.0**127, "after": 2.0**126, "stepped": False}
 
 
 def test_memory_and_times_are_the_devices(found: dict[str, Any]) -> None:
     assert 0 < found["automatic"]["peak_memory_bytes"] < 2**24 < found["cpu"]["peak_memory_bytes"]
     assert len(found["automatic"]["seconds"]) == 4
     assert all(second > 0 for second in found["automatic"]["seconds"])
+
+
+@pytest.mark.parametrize("resumed", ["there", "to_cpu", "from_cpu"])
+def test_a_run_goes_on_from_a_checkpoint_on_either_device(resumed: str, found: dict[str, Any]) -> None:
+    assert found[resumed]["steps"] == 4
+    assert found[resumed]["loss"] == pytest.approx(found["cpu"]["loss"], rel=1e-5)
+    if resumed == "there":
+        assert found[resumed]["loss"] == found["automatic"]["loss"]
+
+
+def test_a_checkpoint_of_it_is_evaluated_on_either_device(found: dict[str, Any]) -> None:
+    assert found["evaluated"]["sim"] == found["automatic"]["loss"]
+    assert found["evaluated"]["cpu"] == pytest.approx(found["automatic"]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_copies_nothing_on_the_stream_that_computes_and_waits_for_nothing(
+    precision: str, workers: int, found: dict[str, Any]
+) -> None:
+    for step in found["counts"][f"{precision}-{workers}"]:
+        assert {name: step.get(name, 0) for name in STEP} == STEP
+        assert step["aside"] == 6  # two micro-batches of three tensors each, from pinned memory
+
+
+def test_the_only_wait_of_fp16_is_that_of_the_scaler(found: dict[str, Any]) -> None:
+    for step in found["counts"]["fp16-0"]:
+        assert step.get("waits", 0) <= 1
+        assert step.get("races", 0) == step.get("unrecorded", 0) == 0
+
+
+def test_every_step_allocates_as_often_as_the_one_before(found: dict[str, Any]) -> None:
+    for steps in found["counts"].values():
+        assert len({step["allocations"] for step in steps}) == 1
+
+
+def test_batches_come_in_the_order_of_a_run_without_a_thread(found: dict[str, Any]) -> None:
+    assert found["rows"]["sim"] == found["rows"]["cpu"]
+    assert len(found["rows"]["sim"]) > 12
+
+
+def test_data_that_fail_end_the_step_that_needs_them(found: dict[str, Any]) -> None:
+    failed = found["failed"]
+    assert failed["steps"] == failed["steps_cpu"] == 3
+    assert failed["error"] == failed["error_cpu"] == "TaskError: row 17 cannot be read"
+    assert failed["threads"] == []
+
+
+def test_the_data_set_is_not_read_while_the_run_evaluates(found: dict[str, Any]) -> None:
+    assert found["overlaps"] == []
+
+
+@pytest.mark.parametrize("kind", ["task", "evaluation", "strategy"])
+def test_tensors_on_different_devices_end_in_one_line(kind: str, found: dict[str, Any]) -> None:
+    line = found["mixed"][kind]
+    assert len(line.splitlines()) == 1
+    assert "Expected all tensors to be on the same device" in line
+    assert {
+        "task": "jobs.py",
+        "evaluation": "jobs.py",
+        "strategy": "strategy 'single': left 1 of the model's parameters and buffers, 'head.bias' first, on cpu",
+    }[kind] in line
+
+
+def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
+    assert program(folder, str(JOBS), "hang").returncode == 7
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
+    losses = {}
+    for device in ("sim", "cpu"):
+        ran = program(folder, *f"-m distcore {RANKS} --device {device} --out ddp-{device}".split())
+        assert ran.returncode == 0, ran.stderr
+        report = json.loads((folder / f"ddp-{device}/report.json").read_text())
+        assert (report["device"], report["world_size"]) == (device, 2)
+        losses[device] = report["evaluation"]["loss"]
+    assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)

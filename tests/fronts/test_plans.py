@@ -110,8 +110,8 @@ def test_mpi_has_an_address_and_a_port_of_the_jobs_own() -> None:
         f"-x MASTER_PORT=14042 /py -m distcore {RANK}"
     ]
     assert lines(MpiFront(), hosts=hosts, value="mpich") == [
-        "mpiexec -n 4 -bind-to none -hosts host0:2,host1:2 -genv NCCL_DEBUG INFO -genv A 'b c' -genv MASTER_ADDR host0 "
-        f"-genv MASTER_PORT 14042 /py -m distcore {RANK}"
+        "mpiexec.hydra -n 4 -bind-to none -hosts host0:2,host1:2 -genv NCCL_DEBUG INFO -genv A 'b c' "
+        f"-genv MASTER_ADDR host0 -genv MASTER_PORT 14042 /py -m distcore {RANK}"
     ]
     other = lines(MpiFront(), hosts=hosts, here=replace(HERE, job="job-8"))
     assert "MASTER_PORT=10571 " in other[0]

@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from distcore.fronts import Command, Plan
+from distcore.fronts.ssh import SshFront
+
 DEADLINE = 200
 FLAGS = (
     "--data rows.jsonl --model bert-tiny --strategy ddp --set device=cpu --global-batch-size 8 --eval-every 1000 "
@@ -61,6 +64,17 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no {path}"
         time.sleep(0.05)
+
+
+def test_the_end_of_any_machine_is_seen_while_the_first_one_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    first = Command(words=("sleep", "60"), host="host0")
+    second = Command(words=("sh", "-c", "exit 255"), host="host1")
+    begun = time.monotonic()
+    assert SshFront().run(Plan(commands=(first, second), patience=0.2)) == 3
+    assert time.monotonic() - begun < 30
+    assert capsys.readouterr().err == (
+        "error: host1: ssh cannot reach it, or lost the connection; try: ssh host1 true\n"
+    )
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,25 @@ def test_an_interface_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     network.prepare_network(FAR)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_machine_whose_own_name_is_a_loopback_address_knows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a fresh Debian, whose hosts file has ``127.0.1.1 host0``."""
+    monkeypatch.setattr(network, "_addresses_of", {"host0": {"127.0.1.1"}, "host1": {"192.0.2.7"}}.get)
+    assert network.is_here("host0")
+    assert not network.is_here("host1")
+
+
+def test_it_tells_others_an_address_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_route_to", {"host0": "127.0.0.1", "localhost": "::1"}.get)
+    interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.0.7"), ("eth1", "10.1.0.7")]
+    kinds = {name: [SimpleNamespace(family=socket.AF_INET, address=address)] for name, address in interfaces}
+    monkeypatch.setattr(network, "_interfaces", lambda: kinds)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert network.address_towards("host0") == "10.0.0.7"
+    assert network.address_towards("localhost") == "::1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    assert network.address_towards("host0") == "10.1.0.7"
 
 
 def test_a_lost_peer_is_told_with_machine_address_and_likely_cause(tmp_path: Path) -> None:

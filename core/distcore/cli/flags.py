@@ -81,6 +81,7 @@ GROUPS: dict[str, list[Flag]] = {
         ),
         Flag("--micro-batch-size", "ROWS", "auto", "most rows of one forward pass on one rank; auto: by tokens"),
         Flag("--micro-batch-tokens", "TOKENS", "by device", "most tokens of one forward pass on one rank"),
+        Flag("--packing", "auto|on|off", "auto", "rows without padding; auto: where known to be right and faster"),
         Flag("--freeze", "REGEX", "none", "parameters whose name has a match are not trained"),
         Flag("--lora", "RANK", "none", "train a LoRA adapter of this rank; the model's own weights stay", "lora.rank"),
         Flag("--optimizer", "NAME", "adamw", "adam, sgd, adafactor, muon, lion, or file.py:Class", "optimizer.name"),

@@ -21,9 +21,9 @@ from distcore.plugin.shorthand import expand_shorthand
 from distcore.plugin.task import declared_metrics
 
 MAY_DIFFER = frozenset({
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "preset", "loader.workers",
-    "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed", "log_level",
-    "log_level_replica",
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",
+    "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed",
+    "log_level", "log_level_replica",
 })  # fmt: skip
 """Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})

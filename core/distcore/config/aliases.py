@@ -26,6 +26,9 @@ def with_task_options(tree: dict[str, Any], source: str = "config") -> dict[str,
     """
     short = {key: tree[key] for key in TASK_ALIASES if key in tree}
     options = tree.get("task_options") or {}
+    if isinstance(options, dict) and "packing" in options:  # an option of causal-lm in earlier versions
+        options = {key: value for key, value in options.items() if key != "packing"}
+        tree = {"packing": tree["task_options"]["packing"]} | tree | {"task_options": options}
     if not short or not isinstance(options, dict):
         return tree
     if len(short) == len(TASK_ALIASES) and tree.get("task", DEFAULT_TASK) != DEFAULT_TASK and not options:

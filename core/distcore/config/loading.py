@@ -10,6 +10,7 @@ import yaml
 
 from distcore.config.aliases import canonical, with_task_options
 from distcore.config.schema import RunConfig
+from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
@@ -17,6 +18,19 @@ PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "wi
 NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
 """Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
 trains the same job again without colliding with the folder that it came from."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, except that brackets in brackets have an end: its time grows by the square of their depth.
+
+    How deep it would get depends on Python's recursion limit, which programs raise.
+    """
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Read an opening bracket; raises RecursionError for one that is too deep."""
+        if self.flow_level > DEEPEST:
+            raise RecursionError(f"more than {DEEPEST} brackets inside each other")
+        super().fetch_flow_collection_start(token)
 
 
 def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
@@ -40,7 +54,7 @@ def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"config file {path}: cannot be read: {reason}") from None

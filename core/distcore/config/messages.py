@@ -32,11 +32,14 @@ def explain(model: type[BaseModel], error: ValidationError, source: str, changes
     """
     problems = error.errors()
     path, value, rules = first_problem(error)
+    unknown = problems[0]["type"] == "extra_forbidden"
+    if unknown:  # what is last is the key itself, even one like the name of a type
+        path = [*_keys(problems[0]["loc"][:-1]), str(problems[0]["loc"][-1])]
     where = ".".join(path)
     source = "command line" if where in changes else source
     others = len({tuple(_keys(p["loc"])) for p in problems}) - 1
     more = f" (and {others} more)" if others else ""
-    if problems[0]["type"] == "extra_forbidden":
+    if unknown:
         known = [*_keys_at(model, path[:-1]), *(TASK_ALIASES if not path[:-1] else ())]
         hint = nearest(path[-1], known) or _deeper(model, path[-1]) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"

@@ -216,6 +216,10 @@ class RunConfig(_Tree):
         description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
         "or what micro_batch_size says alone",
     )
+    packing: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute the rows of a micro-batch without padding; auto: where it is known to be right and faster",
+    )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
     schedule: Schedule = Field(Schedule(), description="learning rate over the run")
@@ -275,7 +279,7 @@ class RunConfig(_Tree):
     def _aliases_to_task_options(cls, given: object) -> object:
         return with_task_options(given) if isinstance(given, dict) else given
 
-    @field_validator("compile", mode="before")
+    @field_validator("compile", "packing", mode="before")
     @classmethod
     def _not_a_bool(cls, given: object) -> object:
         return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off

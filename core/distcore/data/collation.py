@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distcore.data.loader import each_tensor
 from distcore.errors import TaskError
 from distcore.plugin.contract import MicroBatch
 from distcore.plugin.task import Batch, Dataset
@@ -22,7 +23,7 @@ def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], w
     for micro, batch in batches:
         # A loader process begins with a copy of the data set, and so of its generator: the first numbers are the same.
         again = [dataset.batch(micro.indices) for _ in range(2 if workers else 1)]
-        if place := difference(batch, again[-1]):
+        if place := difference(each_tensor(batch, Tensor.cpu), again[-1]):
             raise TaskError(
                 f"data set: batch() gives other values for the same rows each time (at {place}), so no resume could "
                 "repeat them; what is random belongs into at(epoch), with numbers of distcore.row_random"

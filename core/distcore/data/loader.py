@@ -59,7 +59,13 @@ class Loaded:
 
     def pin_memory(self) -> Loaded:
         """Return it with all tensors in pinned memory; DataLoader calls this."""
-        return Loaded(self.micro, each_tensor(self.batch, Tensor.pin_memory))
+        return Loaded(self.micro, each_tensor(self.batch, pinned))
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory, to be copied while the device computes; as it is where that cannot be."""
+    on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
+    return tensor.pin_memory() if on_cpu else tensor
 
 
 def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
@@ -73,7 +79,7 @@ def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatc
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch to the rank's device; nothing else in the core moves data."""
+    """Return a batch with its tensors on the rank's device; nothing else in the core moves data."""
     if device.type == "cpu":
         return batch
     return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))

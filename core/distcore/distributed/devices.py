@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,12 @@ COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:"
 """How the names of communication events begin in torch's traces, by backend."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables by which backends are told their network interface."""
+MIXED = re.compile(
+    r"on the same device|either on cpu or on the same device|Input type \(torch\.|"
+    r"Expected a '\w+' device type for generator|No backend type associated with device|Tensors must be CUDA|"
+    r"Placeholder storage has not been allocated"
+)
+"""How torch, and its backends, say that tensors are not all on one device."""
 WORKSPACE, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
 """An environment variable, and the values with which products of matrices are the same in every run."""
 

@@ -45,6 +45,7 @@ def finish(
         "precision": run.config.precision,
         "weights": "raw" if run.ema is None else "ema",
         "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
+        "packing": asdict(run.packing) if run.packing else {},
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from itertools import islice
 
 import torch
 
+from distcore.data.ahead import Ahead
 from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
 from distcore.distributed.averages import averaged
@@ -89,12 +89,17 @@ def forward_all(
     autocast = autocast_for(run.config, run.capabilities, run.world)
     collector = Collector()
     steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
-    batches = MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps)
     run.model.eval()
-    for micro, batch in islice(batches, 1 if rehearsing else None):
-        with autocast:
-            outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
-        counts = rehearsing or (run.world.speaks and not micro.is_padding)
-        collector.add(micro.indices, outputs, sums, counts)
+    with Ahead(run.world.device) as ahead:
+        ahead.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
+        for _ in steps:
+            micros = ahead.take()
+            ahead.fetch()
+            for micro, batch in micros[: 1 if rehearsing else None]:
+                with autocast:
+                    outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
+                counts = rehearsing or (run.world.speaks and not micro.is_padding)
+                collector.add(micro.indices, outputs, sums, counts)
+            ahead.wait()
     run.model.train()
     return collector.joined()

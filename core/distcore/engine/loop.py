@@ -11,8 +11,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from distcore.data.ahead import Ahead
 from distcore.data.collation import check_collation
-from distcore.data.loader import MicroBatches, one_step, to_device
+from distcore.data.loader import MicroBatches, to_device
 from distcore.data.varying import in_epoch
 from distcore.distributed import averages
 from distcore.distributed.agreement import check_rows, check_weights
@@ -42,34 +43,38 @@ def steps(
     task_loss = loss_of(task)
     guarded = progress.step + run.config.data_guard_steps  # up to here rows are checked: a gather, a second collation
     run.model.train()
-    while progress.step < run.total_steps:
-        varied = in_epoch(dataset, progress.epoch)
-        each = common_value(varied.items)  # where rows count alike, a step needs only its number of rows
-        batches = MicroBatches(varied, sampler, run.config)
-        stream = batches.stream(progress.epoch, range(progress.step_in_epoch, plan.steps))
-        for step in range(progress.step_in_epoch, plan.steps):
-            if progress.step == run.total_steps:
-                return
-            rows = plan.size(step)
-            micros = one_step(stream)
-            if progress.step < guarded:
-                check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
-                check_collation(varied, micros, run.config.loader.workers)
-            seed_step(run, progress.step)
-            # The only division of the loss: by the items of the whole global batch, which every rank can count.
-            items = each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
-            scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
-            loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
-            result = hooks.step(run, run.config.clip)
-            if progress.step < guarded:
-                check_weights(run, hooks, progress.step + 1)
-            if run.scheduler is not None:
-                run.scheduler.step()
-            progress = advance(progress, rows, plan)
-            if run.ema is not None:
-                averages.update(run, hooks, progress.step)
-            hooks.on_step_end(run, progress, result)
-            yield progress, result, loss
+    with Ahead(run.world.device) as ahead:
+        while progress.step < run.total_steps:
+            varied = in_epoch(dataset, progress.epoch)
+            each = common_value(varied.items)  # where rows count alike, a step needs only its number of rows
+            left = run.total_steps - progress.step
+            coming = range(plan.steps)[progress.step_in_epoch :][:left]
+            ahead.follow(MicroBatches(varied, sampler, run.config).stream(progress.epoch, coming))
+            for step in coming:
+                rows = plan.size(step)
+                micros = ahead.take()
+                if progress.step < guarded:
+                    check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
+                    check_collation(varied, micros, run.config.loader.workers)
+                ahead.fetch()
+                seed_step(run, progress.step)
+                # The only division of the loss: by the items of the whole global batch, which every rank can count.
+                items = (
+                    each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
+                )
+                scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
+                loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
+                result = hooks.step(run, run.config.clip)
+                if progress.step < guarded:
+                    check_weights(run, hooks, progress.step + 1)
+                if run.scheduler is not None:
+                    run.scheduler.step()
+                progress = advance(progress, rows, plan)
+                if run.ema is not None:
+                    averages.update(run, hooks, progress.step)
+                hooks.on_step_end(run, progress, result)
+                ahead.wait()
+                yield progress, result, loss
 
 
 def scaled_loss(run: Run, task_loss: Loss, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:

@@ -45,4 +45,5 @@ def description(config: RunConfig) -> str:
         return f"micro-batches: at most {size} rows, equally many in each"
     bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
     cost = config.loader.forward_tokens
-    return f"micro-batches: at most {bounds}, padding included; cut by length, as if one more cost {cost} tokens"
+    padding = "without padding" if config.packing == "on" else "padding included"
+    return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"

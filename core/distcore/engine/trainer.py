@@ -24,8 +24,10 @@ from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.micro_batches import description, most_micro_batches
+from distcore.engine.mixed_devices import one_line_for_mixed_devices
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
+from distcore.engine.packing import packed
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
 from distcore.engine.resolve import build_strategy, load_task, resolve
@@ -86,13 +88,15 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
     rows = fingerprint(data.train)
     if spans_machines(rank_info):
         check_shared(run, hooks)
+    run, data = packed(run, hooks, task, data)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
-    rehearse(run, hooks, task, data)
-    meter = Meter(progress)
-    progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
-    return finish(run, hooks, task, data, progress, best, last, meter)
+    with one_line_for_mixed_devices(run, hooks):
+        rehearse(run, hooks, task, data)
+        meter = Meter(progress)
+        progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
+        return finish(run, hooks, task, data, progress, best, last, meter)
 
 
 def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:

@@ -9,4 +9,15 @@ from distcore.fronts.contract import Command, Front, Here, Host, Plan, Spec
 from distcore.fronts.planning import refuse, train_command
 from distcore.fronts.running import run_command, write_files
 
-__all__ = ["Command", "Front", "Here", "Host", "Plan", "Spec", "refuse", "run_command", "train_command", "write_files"]
+__all__ = [
+    "Command",
+    "Front",
+    "Here",
+    "Host",
+    "Plan",
+    "Spec",
+    "refuse",
+    "run_command",
+    "train_command",
+    "write_files",
+]

@@ -25,7 +25,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from distcore.errors import RankError
 from distcore.fronts.planning import LIFELINE
 from distcore.launchers.contexts import without_torchelastic_logs
-from distcore.launchers.network import address_towards, own_addresses
+from distcore.launchers.network import address_towards, is_here
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,17 +72,10 @@ def _parse(words: list[str]) -> Namespace:
         # looks for a store that nobody announces to it.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         host, _, port = arguments.rdzv_endpoint.rpartition(":")
-        hosts_it = _is_here(host) and _is_free(int(port))
+        hosts_it = is_here(host) and _is_free(int(port))
         arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
         arguments.local_addr = arguments.local_addr or address_towards(host)
     return arguments
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return bool({str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)} & own_addresses())
-    except OSError:
-        return False
 
 
 def _is_free(port: int) -> bool:

@@ -26,6 +26,8 @@ PORT = 29500
 """Port of the store in the first pod; each pod has an address of its own, so that jobs cannot meet."""
 NODE = "node"
 """Name of the container, and of the replicated job that Kubeflow's runtime for torch and this JobSet have."""
+MANAGER = "distcore.io/train"
+"""Name under which a TrainJob has our changes of its runtime."""
 RANK = "NODE_RANK"
 """Variable with the number of the pod."""
 Tree = dict[str, Any]
@@ -124,8 +126,12 @@ def _trainjob(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> li
         "env": [{"name": name, "value": value} for name, value in variables(spec).items()],
         "resourcesPerNode": _gpus(spec, nproc),
     }
-    container = {"name": NODE, "volumeMounts": mounts}
-    override = {"targetJobs": [{"name": NODE}], "spec": {"volumes": volumes, "containers": [container]}}
+    pod = {
+        "terminationGracePeriodSeconds": int(spec.timeout),
+        "containers": [{"name": NODE, "volumeMounts": mounts}],
+        "volumes": volumes,
+    }
+    patch = {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
     return [
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -134,7 +140,7 @@ def _trainjob(spec: Spec, nodes: int, nproc: int, options: dict[str, str]) -> li
             "spec": {
                 "runtimeRef": {"name": "torch-distributed"},
                 "trainer": {key: value for key, value in trainer.items() if value},
-                "podTemplateOverrides": [override],
+                "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": patch}}}],
             },
         }
     ]

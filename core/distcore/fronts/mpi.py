@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping
 
 from distcore.errors import ConfigError, nearest
@@ -16,10 +17,12 @@ from distcore.fronts.planning import (
     train_command,
     variables_elsewhere,
 )
-from distcore.fronts.running import run_command
+from distcore.fronts.running import check_programs, run_command
 from distcore.plugin.contract import LOOPBACK
 
 KINDS = ("openmpi", "mpich")
+OPEN_MPI, HYDRA = "mpirun", "mpiexec.hydra"
+"""Programs. MPICH and Intel MPI have theirs under this name, too, and no other MPI can stand behind it."""
 
 
 class MpiFront:
@@ -44,13 +47,22 @@ class MpiFront:
         return Plan(commands=(Command(words=words),), patience=spec.timeout)
 
     def run(self, plan: Plan) -> int:
-        """Become mpirun."""
+        """Become mpirun; raises ConfigError where that is another MPI's."""
+        check_programs(plan)
+        if plan.commands[0].words[0] == OPEN_MPI and "Open MPI" not in _version():
+            raise ConfigError(
+                f"--launcher mpi: {OPEN_MPI} on PATH is not Open MPI's; for MPICH or Intel MPI: --launcher mpi:mpich"
+            )
         return run_command(plan)
+
+
+def _version() -> str:
+    return subprocess.run([OPEN_MPI, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _open_mpi(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
     # Open MPI would bind each rank to one core, and torch computes with several threads.
-    yield from ("mpirun", "-np", str(ranks), "--bind-to", "none")
+    yield from (OPEN_MPI, "-np", str(ranks), "--bind-to", "none")
     if hosts:
         yield from ("--host", ",".join(f"{host.name}:{host.slots}" for host in hosts))
     for name, value in given.items():
@@ -58,7 +70,7 @@ def _open_mpi(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> 
 
 
 def _hydra(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
-    yield from ("mpiexec", "-n", str(ranks), "-bind-to", "none")
+    yield from (HYDRA, "-n", str(ranks), "-bind-to", "none")
     if hosts:
         yield from ("-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts))
     for name, value in given.items():

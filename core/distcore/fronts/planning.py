@@ -88,3 +88,22 @@ def need_out(name: str, spec: Spec, why: str) -> None:
     """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
     if not spec.out:
         raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
+
+
+def check_restarts(spec: Spec, nproc: int) -> None:
+    """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
+
+    ``nproc`` is the number of ranks per machine.
+    """
+    least, most = spec.nodes or (1, 1)
+    if least == most and not spec.max_restarts:
+        return
+    what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
+    if not spec.out or spec.resume != "auto":
+        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
+    for nodes in range(least, most + 1):
+        if spec.global_batch_size % (nodes * nproc):
+            raise ConfigError(
+                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
+                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
+            )

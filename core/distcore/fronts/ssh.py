@@ -88,7 +88,7 @@ def _wait(plan: Plan, agents: list[subprocess.Popen[bytes]], stop: threading.Eve
     """Return 0 once all agents have ended well, else the status of the first one that did not."""
     first: tuple[str, int] | None = None
     deadline = float("inf")
-    while any(agent.poll() is None for agent in agents) and time.monotonic() < deadline:
+    while [agent for agent in agents if agent.poll() is None] and time.monotonic() < deadline:
         failed = [(str(command.host), agent.returncode) for command, agent in zip(plan.commands, agents, strict=True)
                   if agent.returncode]  # fmt: skip
         first = first or next(iter(failed), None)

@@ -7,7 +7,7 @@ import re
 from distcore.errors import ConfigError
 from distcore.fronts.contract import Command, Plan, Spec
 from distcore.fronts.local import only_host
-from distcore.fronts.planning import AGENT, gpus_of, need_nproc, train_arguments, variables
+from distcore.fronts.planning import AGENT, check_restarts, gpus_of, need_nproc, train_arguments, variables
 from distcore.fronts.running import run_command
 
 LAST_CALL = 10
@@ -23,7 +23,7 @@ class TorchrunFront:
         least, most = spec.nodes or (1, 1)
         nproc = host.slots if host and host.chosen is not None else need_nproc("torchrun", spec)
         _check_endpoint(spec.value, most)
-        _check_restarts(spec, nproc)
+        check_restarts(spec, nproc)
         agent = (
             *("--nnodes", str(most) if least == most else f"{least}:{most}", "--nproc-per-node", str(nproc)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", spec.value or "127.0.0.1:0"),
@@ -47,19 +47,3 @@ def _check_endpoint(endpoint: str, most: int) -> None:
         )
     if endpoint and not re.fullmatch(r"[^:]+:[1-9]\d{0,4}|\[.+\]:[1-9]\d{0,4}", endpoint):
         raise ConfigError(f"--launcher torchrun:{endpoint}: expected torchrun:HOST:PORT")
-
-
-def _check_restarts(spec: Spec, nproc: int) -> None:
-    """Raise ConfigError for a run that could not go on: without a run folder, or with an odd number of ranks."""
-    least, most = spec.nodes or (1, 1)
-    if least == most and not spec.max_restarts:
-        return
-    what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
-    if not spec.out or spec.resume != "auto":
-        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
-    for nodes in range(least, most + 1):
-        if spec.global_batch_size % (nodes * nproc):
-            raise ConfigError(
-                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
-                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
-            )

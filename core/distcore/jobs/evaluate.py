@@ -15,6 +15,8 @@ from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
+from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.packing import packed_as_trained
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import prepare
 from distcore.engine.trainer import build_run, set_up
@@ -87,10 +89,11 @@ def _evaluate_in(
 ) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     data = prepare(task, config)
-    run = build_run(config, hooks, world, task, data, training=False)
+    run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
-    evaluation = evaluate(run, hooks, task, data.test, data)
+    with one_line_for_mixed_devices(run, hooks):
+        evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),
         "weights": weights,

@@ -20,6 +20,8 @@ from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import collect
+from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.packing import packed_as_trained
 from distcore.engine.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
 from distcore.engine.resolve import load_task, resolve
 from distcore.engine.task_calls import data_of, evaluation_of
@@ -149,7 +151,7 @@ def _predict_in(
 ) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
     data, out = data_of(task, prediction.path, config), prediction.out
-    run = build_run(config, hooks, world, task, data, training=False)
+    run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
     check_world(run, hooks, rank_info)
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
     checkpoint.load_weights(run, hooks, prediction.path)
@@ -161,7 +163,8 @@ def _predict_in(
     evaluate_batch, said = evaluation_of(run, task, labelled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
         named = unlabelled(task, rows, data)
-        found = collect(run, hooks, named.test, evaluate_batch)
+        with one_line_for_mixed_devices(run, hooks):
+            found = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, found.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else _nothing)
         done += len(rows.records)

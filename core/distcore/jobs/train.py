@@ -176,9 +176,19 @@ def resume_after_failure(config: RunConfig) -> str:
 
 
 def _plan(config: RunConfig, data: Datasets) -> str:
+    from distcore.engine.resolve import load_task
     from distcore.jobs.dry_run import describe
 
-    return describe(config, data)
+    return describe(_with_packing(config, load_task(config), data), data)
+
+
+def _with_packing(config: RunConfig, task: Task, data: Datasets) -> RunConfig:
+    """Return ``config`` with ``packing`` as the ranks will choose it; raises ConfigError where it cannot be on."""
+    from distcore.engine.packing import choose
+    from distcore.engine.resolve import build_strategy
+    from distcore.plugin.hooks import capabilities_of
+
+    return choose(config, capabilities_of(config.strategy, build_strategy(config)), task, data)[0]
 
 
 def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | None = None) -> tuple[RunConfig, Datasets]:
@@ -204,6 +214,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     task = task or load_task(config)
     data = prepare(task, config)
     check_model(config, task, data)
+    _with_packing(config, task, data)
     return config, data
 
 

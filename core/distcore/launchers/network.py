@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
 
 from distcore.errors import ConfigError
@@ -13,22 +14,33 @@ from distcore.plugin.contract import RankInfo
 
 PATIENCE = 20.0
 """Seconds for a name to resolve: that of a pod appears some seconds after the pod."""
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has, as it is kept for documents."""
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address by which this machine reaches ``host``; ``None`` if it knows no way. Sends nothing."""
+    """Return the address by which this machine reaches ``host``; ``None`` if it knows no way. Sends nothing.
+
+    Where ``host`` is this machine, by a name that it gives a loopback address as a fresh Debian does, return the
+    address that leads to other machines.
+    """
+    address = _route_to(host)
+    if address and is_loopback(address) and host != "localhost" and not is_loopback(host):
+        return _address_abroad() or address
+    return address
+
+
+def is_here(host: str) -> bool:
+    """Return True if ``host``, a name or an address, is this machine."""
+    return any(is_loopback(address) or interface_of(address) for address in _addresses_of(host))
+
+
+def is_loopback(address: str) -> bool:
+    """Return True for an address that no other machine can reach; a name is none."""
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def own_addresses() -> set[str]:
-    """Return the addresses of this machine."""
-    return {address.address for addresses in _interfaces().values() for address in addresses}
+        return ip_address(address.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def interface_of(address: str) -> str | None:
@@ -70,11 +82,32 @@ def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
             )
         time.sleep(0.2)
     own = _addresses_of(socket.gethostname())
-    if "GLOO_SOCKET_IFNAME" in os.environ or (own and not all(a.startswith("127.") or a == "::1" for a in own)):
+    if "GLOO_SOCKET_IFNAME" in os.environ or (own and not all(map(is_loopback, own))):
         return
     address = address_towards(rank_info.master_addr)
     if interface := interface_of(address) if address else None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def _route_to(host: str) -> str | None:
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _address_abroad() -> str | None:
+    """Return the address of the interface for gloo, or else that of the default route, or else the first one."""
+    interfaces = _interfaces()
+    if (chosen := os.environ.get("GLOO_SOCKET_IFNAME", "")) in interfaces:
+        interfaces = {chosen: interfaces[chosen]}
+    elif address := _route_to(ELSEWHERE):
+        return address
+    found = (a.address for addresses in interfaces.values() for a in addresses if a.family == socket.AF_INET)
+    return next((address for address in found if not is_loopback(address)), None)
 
 
 def _addresses_of(name: str) -> set[str]:

@@ -175,8 +175,8 @@ def _strategy(draft: Draft, ranks: int, with_arguments: bool) -> None:
     elif ranks > 1 or kind == "ddp":
         draft.set("strategy", "ddp", draft.origin("kind", "processes") or "--nproc")
     if int(draft.use("machines", 1)) > 1:
-        draft.note_fact("differs", "machines", "no key of the config: start with --launcher torchrun:HOST:PORT --nodes N "
-                        "--nproc P on each machine, or by torchrun as before")  # fmt: skip
+        draft.note_fact("differs", "machines", "no key of the config: start with --launcher torchrun:HOST:PORT "
+                        "--nodes N --nproc P on each machine, or by torchrun as before")  # fmt: skip
     elif ranks > 1:
         draft.set("nproc", ranks, draft.origin("processes") or "--nproc")
     draft.note_fact("off", "machines")

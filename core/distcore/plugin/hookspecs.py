@@ -123,11 +123,11 @@ class Operations:
     def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
         """Run the forward and backward passes of one optimizer step; once per step.
 
-        ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors where the loader
-        left them. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the device. The
-        default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro, batch))`` inside
-        ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a warning names
-        extensions that wrap them. Serves laws 2 and 9.
+        ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors on the CPU or
+        already on the device. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the
+        device. The default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro,
+        batch))`` inside ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a
+        warning names extensions that wrap them. Serves laws 2 and 9.
 
         Example::
 

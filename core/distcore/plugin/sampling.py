@@ -171,7 +171,7 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
     forward = config.loader.forward_tokens
     assert isinstance(forward, int)  # 'auto' was resolved before any rank started
     rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
-    packed = isinstance(dataset, Packs) and dataset.packed
+    packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
     return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, packed=packed)
 
 

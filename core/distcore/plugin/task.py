@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -55,7 +55,8 @@ class Dataset(Protocol):
         """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
 
         Tensors are on the CPU; the core moves them to the device. The same rows give the same values each time, on
-        every rank and in every loader process; what is random belongs into ``at``, of ``Varying``.
+        every rank and in every loader process; what is random belongs into ``at``, of ``Varying``. On an accelerator it
+        is called in a thread of its own, for the step after the present one, while the loss of this one is computed.
         """
         ...
 
@@ -94,6 +95,15 @@ class Packs(Protocol):
     @property
     def packed(self) -> bool:
         """Whether it does: then a micro-batch takes the time of its tokens alone, and none is cut to save padding."""
+        ...
+
+
+@runtime_checkable
+class PacksOrPads(Packs, Protocol):
+    """One that packs and could also pad: at the start of a run the two are compared."""
+
+    def padded(self) -> Dataset | None:
+        """Return the same rows, padded; ``None`` if they are not the same then. One that pads returns itself."""
         ...
 
 
@@ -190,6 +200,23 @@ class Suggests(Protocol):
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
         """Return values by key of ``RunConfig`` for keys that the user left at 'auto' (``lr``); reads no data."""
+        ...
+
+
+@runtime_checkable
+class Unpads(Protocol):
+    """A task whose models can compute padded rows without their padding (``--packing``)."""
+
+    def why_not_unpadded(self) -> str | None:
+        """Return why the configured model cannot, or is not known to be right; ``None`` if it can. Reads no data."""
+        ...
+
+    def unpad(self, module: nn.Module) -> Callable[[], None]:
+        """Have ``module``, as ``build_model`` returned it, skip padding from now on; return what undoes that.
+
+        Called at most once for a model, after a strategy has wrapped it, and on every rank. Outputs and gradients stay
+        what they are.
+        """
         ...
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from pydantic import Field
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Direction, OnResume
-from distcore.tasks.pretrained import TOKENIZERS, model_folder
+from distcore.tasks.packing.kinds import why_not
+from distcore.tasks.pretrained import TOKENIZERS, model_folder, read_config
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Shape(Protocol):
@@ -79,3 +83,25 @@ class TaskOptions:
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
         return {"lr": self.built_in[self.model].lr if self.from_scratch else self.pretrained_lr}
+
+
+class UnpaddedOptions(TaskOptions):
+    """Those of a task whose models may compute without padding; implements ``distcore.plugin.task.Unpads``."""
+
+    built_in_type: ClassVar[str] = "bert"
+    """What transformers calls the type of the built-in models."""
+    unpadded: ClassVar[tuple[str, ...]]
+    """The model types that are known to be right."""
+    flat: ClassVar[bool] = False
+    """Whether the model's head gets single tokens, not rows."""
+
+    def why_not_unpadded(self) -> str | None:
+        """Return why the model is padded; ``None`` if it need not be."""
+        kind = self.built_in_type if self.from_scratch else read_config(self.model, self.model_folder())["model_type"]
+        return why_not(str(kind), self.unpadded)
+
+    def unpad(self, module: nn.Module) -> Callable[[], None]:
+        """Have the model's layers compute without padding; return what undoes that."""
+        from distcore.tasks.packing.models import unpad
+
+        return unpad(module, flat=self.flat)

@@ -187,7 +187,7 @@ def test_a_killed_rank_ends_the_job_with_one_line(tmp_path: Path) -> None:
     psutil.Process(job.pid).children()[-1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     output, _ = job.communicate(timeout=60)
-    assert time.monotonic() - killed < 10
+    assert time.monotonic() - killed < 30  # not the timeout of 600 s; other tests run beside this one
     assert job.returncode == 3
     last = [line for line in output.splitlines() if not line.startswith(("step ", "W rank 0: ", "I rank 0: "))]
     assert len(last) == 1, last

@@ -105,12 +105,14 @@ def saved(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("option", ["packing", "split_documents"])
+@pytest.mark.parametrize(
+    ("options", "packing", "named"),
+    [({}, "on", "packing = 'on'"), ({"split_documents": True}, "auto", "task_options.split_documents = true")],
+)
 def test_a_model_type_that_nobody_measured_is_not_packed(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], packing: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distcore.tasks.causal_lm.models.PACKED", ("gpt2",))
     model = saved("llama", tmp_path / "model")
-    asked: dict[str, Any] = {option: True}
-    with pytest.raises(ModelError, match=rf"task_options.{option} = true: .* not known to be exact: llama is none of"):
-        CausalLM(model=model, **asked).prepare(RunConfig())
+    with pytest.raises(ModelError, match=rf"^{named}: .* not known to be exact: llama is none of"):
+        CausalLM(model=model, **options).prepare(RunConfig(packing=packing))

@@ -103,6 +103,8 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
         reset["max_steps"] = None
     if joined:
         reset["nproc"] = "auto"  # the launcher has chosen
+    if joined or changes.keys() & {"strategy", "nproc", "device", "compile"}:
+        reset["packing"] = "auto"
     if joined or changes.keys() & {"strategy", "nproc"}:
         reset |= {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}
     if "micro_batch_size" in changes:

@@ -6,7 +6,7 @@ import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import ModelError
+from distcore.errors import ConfigError, ModelError
 from distcore.tasks import pretrained
 from distcore.tasks.causal_lm.options import CausalOptions
 from distcore.tasks.causal_lm.shapes import SHAPES, Shape
@@ -24,8 +24,15 @@ PACKING_SINCE = (4, 53)
 """The first transformers that finds the borders of packed rows in their positions."""
 
 
-def packs(options: CausalOptions) -> bool:
-    """Return whether the rows of a micro-batch become one sequence; raises ModelError where that would not be exact."""
+def packs(options: CausalOptions, packing: str) -> bool:
+    """Return whether rows of a micro-batch share a sequence; raises ModelError where that would not be exact.
+
+    ``packing`` is that of the config. Raises ConfigError if it is off and ``split_documents`` needs it.
+    """
+    if packing == "off":
+        if options.split_documents:
+            raise ConfigError("packing = 'off': task_options.split_documents needs it; use --packing auto")
+        return False
     kind = _model_type(options)
     found = tuple(int(part) for part in version("transformers").split(".")[:2])
     if kind not in PACKED:
@@ -33,10 +40,11 @@ def packs(options: CausalOptions) -> bool:
     elif found < PACKING_SINCE:
         reason = f"transformers {version('transformers')} has no packed rows; install 4.53 or newer"
     else:
-        return options.packing is not False
-    wanted = "packing" if options.packing is True else "split_documents" if options.split_documents else None
+        return True
+    split = "task_options.split_documents = true" if options.split_documents else None
+    wanted = "packing = 'on'" if packing == "on" else split
     if wanted:
-        raise ModelError(f"task_options.{wanted} = true: model {options.model}: not known to be exact: {reason}")
+        raise ModelError(f"{wanted}: model {options.model}: not known to be exact: {reason}")
     return False
 
 

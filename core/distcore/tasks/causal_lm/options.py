@@ -47,7 +47,6 @@ class CausalOptions(TaskOptions):
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
         "split_documents": "other rows",
-        "packing": "free",  # the same mathematics
         "max_new_tokens": "free",
         "samples": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
@@ -66,9 +65,7 @@ class CausalOptions(TaskOptions):
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Tokens that the model reads at once: documents are cut into blocks of so many, longer conversations are cut."""
     split_documents: bool = False
-    """Whether a document sees nothing of the one before it in its block; needs packing."""
-    packing: bool | Literal["auto"] = "auto"
-    """Whether short rows of a micro-batch share a sequence instead of being padded; auto: where that is exact."""
+    """Whether a document sees nothing of the one before it in its block; needs ``packing``."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation lets the model generate, the likeliest each time, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None

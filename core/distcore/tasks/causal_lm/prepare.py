@@ -29,16 +29,17 @@ FORMAT = 2
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
-def prepare_rows(options: CausalOptions, seed: int) -> TokenisedDatasets:
+def prepare_rows(options: CausalOptions, seed: int, packing: str) -> TokenisedDatasets:
     """Return the tokenised data sets of a run; prepared once, then taken from the cache.
 
-    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    ``packing`` is that of the config. The key of a cache entry is a digest of the files' content. Raises DataError,
+    ModelError or ConfigError.
     """
-    packs(options)  # what cannot be packed is refused before any file is read
+    packed = packs(options, packing)  # what cannot be packed is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     folder = cached_folder("sequences", _key(options, seed), lambda folder: _build(folder, options, seed))
-    return _open(folder, options)
+    return _open(folder, options, packed)
 
 
 def _key(options: CausalOptions, seed: int) -> str:
@@ -114,12 +115,13 @@ def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
     }
 
 
-def _open(folder: Path, options: CausalOptions) -> TokenisedDatasets:
+def _open(folder: Path, options: CausalOptions, packed: bool) -> TokenisedDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    pad, packed = int(entry["tokens"]["pad"]), packs(options)
+    pad = int(entry["tokens"]["pad"])
     prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in entry["facts"].items()}
-    sets = {name: open_sequences(folder / name, pad, packed=packed, prompts=prompts[name]) for name in prompts}
+    how = {"packed": packed, "apart": options.split_documents}
+    sets = {name: open_sequences(folder / name, pad, prompts=prompts[name], **how) for name in prompts}
     return with_rows(
         sets,
         folder / "tokenizer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,8 @@ class SequenceDataset:
     """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
+    apart: bool = False
+    """Whether a document sees nothing of the one before it in its row, which needs packing."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -78,6 +80,10 @@ class SequenceDataset:
 
     def __len__(self) -> int:
         return len(self.arrays.lengths)
+
+    def padded(self) -> SequenceDataset | None:
+        """Return the same rows, each padded; ``None`` if they have documents that only packing keeps apart."""
+        return None if self.apart else replace(self, packed=False)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
@@ -169,12 +175,12 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
     return arrays
 
 
-def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int) -> SequenceDataset:
-    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one."""
+def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int, apart: bool = False) -> SequenceDataset:
+    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one; ``apart``: documents."""
     content = (folder / CONTENT).read_text(encoding="ascii")
     items = map_array(folder / "items.npy")
     return SequenceDataset(
-        arrays=_mapped(folder), items=items, pad=pad, packed=packed, prompts=prompts, content=content
+        arrays=_mapped(folder), items=items, pad=pad, packed=packed, prompts=prompts, content=content, apart=apart
     )
 
 

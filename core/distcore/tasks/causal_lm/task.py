@@ -40,7 +40,7 @@ class CausalLM(CausalOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_rows(self, config.seed)
+        return prepare_rows(self, config.seed, config.packing)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language-modelling head."""

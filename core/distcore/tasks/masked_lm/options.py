@@ -9,7 +9,8 @@ from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
 from distcore.tasks.bert import SHAPES
-from distcore.tasks.options import TaskOptions
+from distcore.tasks.options import TaskOptions, UnpaddedOptions
+from distcore.tasks.packing.kinds import ENCODERS
 from distcore.tasks.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
@@ -33,11 +34,13 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedOptions(TaskOptions):
+class MaskedOptions(UnpaddedOptions):
     """The options of masked language modelling."""
 
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
     metrics: ClassVar[dict[str, Direction]] = METRICS
+    unpadded: ClassVar = ENCODERS
+    flat: ClassVar = True
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens

@@ -92,7 +92,10 @@ class MaskedLM(MaskedOptions):
 
 def _found(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the logits of the tokens to be found, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
+    from distcore.tasks.packing.models import of_tokens
+
     labels = batch["labels"]
     wanted = labels != IGNORED
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    return logits[wanted].float(), labels[wanted]
+    found = of_tokens(logits, batch["attention_mask"])[wanted[batch["attention_mask"].bool()]]
+    return found.float(), labels[wanted]

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
-from distcore.tasks.options import TaskOptions
+from distcore.tasks.options import TaskOptions, UnpaddedOptions
+from distcore.tasks.packing.kinds import RELATIVE
 from distcore.tasks.seq2seq.shapes import SHAPES
 from distcore.tasks.token_metrics import METRICS
 
@@ -32,11 +33,13 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqOptions(TaskOptions):
+class Seq2SeqOptions(UnpaddedOptions):
     """The options of sequence to sequence."""
 
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
+    unpadded: ClassVar = RELATIVE
+    built_in_type: ClassVar = "t5"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "prefix": "other rows",

@@ -46,6 +46,11 @@ class PairDataset:
     content: str
     """SHA-256 over the tokens of both, in hexadecimal."""
 
+    @property
+    def packed(self) -> bool:
+        """False: targets are padded, whatever the encoder does with sources."""
+        return False
+
     def __len__(self) -> int:
         return len(self.items)
 

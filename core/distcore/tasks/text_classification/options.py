@@ -10,7 +10,8 @@ from pydantic import Field
 from distcore.errors import ConfigError
 from distcore.plugin.task import Direction, OnResume
 from distcore.tasks.bert import SHAPES
-from distcore.tasks.options import TaskOptions
+from distcore.tasks.options import TaskOptions, UnpaddedOptions
+from distcore.tasks.packing.kinds import DECODERS, ENCODERS
 from distcore.tasks.text_classification.problems import PROBLEMS
 from distcore.tasks.text_classification.problems.contract import Problem
 
@@ -54,12 +55,13 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(TaskOptions):
+class TextOptions(UnpaddedOptions):
     """The options of text classification."""
 
     built_in: ClassVar = SHAPES
     pretrained_lr: ClassVar = 3e-5
     metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label"].metrics
+    unpadded: ClassVar = (*ENCODERS, *DECODERS)
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "class_names": "free",

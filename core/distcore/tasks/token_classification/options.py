@@ -9,7 +9,8 @@ from pydantic import Field
 
 from distcore.plugin.task import Direction, OnResume
 from distcore.tasks.bert import SHAPES
-from distcore.tasks.options import TaskOptions
+from distcore.tasks.options import TaskOptions, UnpaddedOptions
+from distcore.tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TagOptions(TaskOptions):
+class TagOptions(UnpaddedOptions):
     """The options of token classification."""
 
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min", "accuracy": "max", "precision": "max", "recall": "max", "f1": "max",
     }  # fmt: skip
+    unpadded: ClassVar = (*ENCODERS, *DECODERS, *RELATIVE)
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens

@@ -1,0 +1,188 @@
+"""Whether rows are computed without padding: chosen by their lengths, checked before the first step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distcore.config import RunConfig
+from distcore.data.loader import to_device
+from distcore.data.varying import in_epoch
+from distcore.distributed.agreement import broadcast_from_main
+from distcore.engine.precision import autocast_for
+from distcore.engine.task_calls import loss_of
+from distcore.errors import ConfigError
+from distcore.plugin.abilities import HasOutputs, RowLoss
+from distcore.plugin.capabilities import Capabilities
+from distcore.plugin.columns import read
+from distcore.plugin.contract import Packing, Run
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.sampling import training_plan
+from distcore.plugin.task import Dataset, Datasets, Packs, PacksOrPads, Task, Unpads
+
+log = logging.getLogger("distcore")
+
+CHECKED = 16
+"""Most rows whose losses are compared between the two forms."""
+BOUNDS = {"fp32": 1e-6}
+"""By precision, how far apart they may be, relative to their mean."""
+HALF = 2e-2
+"""The same in half precision."""
+STEPS = 8
+"""First steps whose cost says whether packing gains."""
+GAIN = 0.05
+"""Least part of that cost that it must save: below it was not measured to be faster."""
+
+
+def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
+    """Return ``config`` with ``packing`` on or off, and why where it was 'auto'; raises ConfigError if it cannot be on.
+
+    A function of config and lengths, so every rank chooses alike.
+    """
+    if config.packing == "off":
+        return config, ""
+    if isinstance(data.train, Packs) and not isinstance(task, Unpads):  # the task has chosen
+        return config.model_copy(update={"packing": "on" if data.train.packed else "off"}), ""
+    reason = _why_not(config, declared, task)
+    if config.packing == "on":
+        if reason:
+            raise ConfigError(f"packing = 'on': {reason}; use --packing off")
+        return config, ""
+    if not reason and config.device != "cpu":
+        reason = f"not measured on {config.device}; --packing on does it"
+    on = config.model_copy(update={"packing": "on"})
+    if not reason:
+        shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
+        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards)
+        if packed <= (1 - GAIN) * padded:
+            return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
+        reason = "padding costs too little" if padded else "there are no rows"
+    return config.model_copy(update={"packing": "off"}), reason
+
+
+def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Datasets]:
+    """Return the run with ``packing`` on or off, its model so, and data sets to go with it; every rank calls.
+
+    Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
+    goes on with padding and 'on' raises ConfigError.
+    """
+    asked = run.config.packing
+    config, why = choose(run.config, run.capabilities, task, data)
+    run = replace(run, config=config, packing=Packing(packed=config.packing == "on"))
+    if config.packing == "off":
+        if why and run.world.is_main and isinstance(task, Unpads):
+            log.info("packing: off: %s", why)
+        return run, data
+    padded = _padded(data)
+    if padded is None:  # such as documents that are apart in a row: only packed are they what they are
+        return run, data
+    rows = _some_rows(config, data.train)
+    expected = _row_losses(run, task, padded.train, rows)
+    undo = task.unpad(run.module) if isinstance(task, Unpads) else None
+    apart = _difference(expected, _row_losses(run, task, data.train, rows))
+    apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
+    bound = BOUNDS.get(config.precision, HALF)
+    found = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
+    if apart <= bound:
+        if run.world.is_main:
+            log.info("packing: on%s; %s", f": {why}" if why else "", found)
+        return replace(run, packing=Packing(packed=True, difference=apart)), data
+    if asked == "on":
+        raise ConfigError(f"packing = 'on': {found}; use --packing off")
+    if undo:
+        undo()
+    if run.world.is_main:
+        log.warning("packing: off: %s", found)
+    off = config.model_copy(update={"packing": "off"})
+    return replace(run, config=off, packing=Packing(packed=False, difference=apart)), padded
+
+
+def packed_as_trained(run: Run, task: Task) -> Run:
+    """Return a run that only evaluates with ``packing`` on if it was on in training, and its model so."""
+    config = run.config
+    on = config.packing == "on" and isinstance(task, Unpads) and not _why_not(config, run.capabilities, task)
+    if on and isinstance(task, Unpads):
+        task.unpad(run.module)
+    return replace(run, config=config.model_copy(update={"packing": "on" if on else "off"}))
+
+
+def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
+    """Return why the rows of a task cannot be packed by ``unpad``; ``None`` if they can."""
+    if not isinstance(task, Unpads):
+        return f"task {config.task!r} has no form without padding"
+    if config.compile != "off":
+        return f"with compile = {config.compile!r} each step would be compiled anew"
+    if declared.ranks_per_shard > 1:
+        return f"strategy {config.strategy!r} computes a row on several ranks"
+    return task.why_not_unpadded()
+
+
+def _cost(config: RunConfig, dataset: Dataset, shards: int) -> int:
+    """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
+    if not len(dataset):
+        return 0
+    plan, cost = training_plan(config, dataset), 0
+    forward = config.loader.forward_tokens
+    is_packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
+    for step in range(min(STEPS, plan.steps)):
+        for micro in plan.split(0, step, 0, shards):
+            lengths = read(dataset.lengths, micro.indices)
+            tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
+            cost += int(tokens) + (forward if isinstance(forward, int) else 0)
+    return cost
+
+
+def _padded(data: Datasets) -> Datasets | None:
+    """Return the data sets in their padded form; ``None`` if they have none."""
+    train, evaluation = _padded_rows(data.train), _padded_rows(data.evaluation)
+    test = evaluation if data.test is data.evaluation else _padded_rows(data.test)
+    if train is None or evaluation is None or test is None:
+        return None
+    return replace(data, train=train, evaluation=evaluation, test=test)
+
+
+def _padded_rows(dataset: Dataset) -> Dataset | None:
+    return dataset.padded() if isinstance(dataset, PacksOrPads) else dataset
+
+
+def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
+    """Return some rows of the first step, from the shortest to the longest; padded they are no larger a micro-batch."""
+    rows = training_plan(config, dataset).rows(0, 0)
+    lengths = read(dataset.lengths, rows)
+    rows = rows[np.argsort(lengths, kind="stable")]
+    most = (config.micro_batch_tokens or rows.size * int(lengths.max())) // max(1, int(lengths.max()))
+    count = max(1, min(CHECKED, most, len(rows)))
+    chosen: np.ndarray = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+    return chosen
+
+
+@torch.no_grad()
+def _row_losses(run: Run, task: Task, dataset: Dataset, rows: np.ndarray) -> Tensor:
+    """Return the losses of ``rows`` without dropout, fp32 ``(n,)``; their sum, ``(1,)``, if a task gives no more."""
+    batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
+    run.model.eval()
+    with autocast_for(run.config, run.capabilities, run.world):
+        found: Tensor | None = None
+        if isinstance(task, HasOutputs):
+            outputs = task.outputs(run.model, batch)
+            loss = outputs.get("loss")
+            found = loss if isinstance(loss, Tensor) else None
+        elif isinstance(task, RowLoss):
+            found = task.row_loss(run.model, batch)
+        if found is None:
+            found = loss_of(task)(run.model, batch)[None]
+    run.model.train()
+    return found.float()
+
+
+def _difference(expected: Tensor, found: Tensor) -> float:
+    """Return how far row losses are apart at most, as a part of their mean; infinity if they have another shape."""
+    if expected.shape != found.shape:
+        return float("inf")
+    scale = expected.abs().mean().item()
+    apart = (expected - found).abs().max().item()
+    return apart / scale if scale else apart

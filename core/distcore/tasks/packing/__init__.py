@@ -1,0 +1,1 @@
+"""Transformers without padding: the rows of a micro-batch are one sequence for everything but attention."""

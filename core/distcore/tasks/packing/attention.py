@@ -1,0 +1,65 @@
+"""Attention over a sequence that is many rows: in groups of rows of like length, each row by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distcore.tasks.packing.groups import Group, Groups
+
+NAME = "distcore_rows"
+"""What transformers calls this attention."""
+
+
+def register() -> None:
+    """Have transformers know the attention by ``NAME``; calls without rows of its own are those of ``sdpa``."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_rows: Groups | None = None,
+    position_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return what ``sdpa`` of transformers does, ``(1, tokens, heads, size)`` for the rows of ``packed_rows``.
+
+    ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; ``position_bias``, if there is one, is that of
+    the longest row, ``(1, heads, longest, longest)``.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
+
+    if packed_rows is None:
+        found: tuple[Tensor, None] = sdpa(
+            module, query, key, value, attention_mask, position_bias=position_bias, **options
+        )
+        return found
+    causal = options.get("is_causal")
+    is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    parts = []
+    for group in packed_rows.groups:
+        q, k, v = (_rows(states, group) for states in (query, key, value))
+        bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
+        mask = None if is_causal else group.mask  # padding comes behind all that may look back
+        made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
+        parts.append(made if group.real is None else made.index_select(0, group.real))
+    return torch.cat(parts)[None], None
+
+
+def _rows(states: Tensor, group: Group) -> Tensor:
+    """Return the rows of a group, ``(rows, heads, longest, size)``, from ``(1, heads, tokens, size)``."""
+    tokens = states[0].transpose(0, 1)
+    places = group.places
+    found = tokens[group.start : group.stop] if places is None else tokens.index_select(0, places)
+    return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)

@@ -1,0 +1,51 @@
+"""No source of ours reads what could execute something: no ``torch.load``, no pickle, no YAML but the safe kind.
+
+test_checkpoint_audit.py watches the same while runs load checkpoints.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    file
+    for folder in ("core", "plugins", "benchmarks", "tools", "examples")
+    for file in (ROOT / folder).rglob("*.py")
+    if "tests" not in file.parts
+)
+UNPICKLES = {
+    "torch": {"load"}, "pickle": {"load", "loads", "Unpickler"}, "dill": {"load", "loads"},
+    "cloudpickle": {"load", "loads"}, "joblib": {"load"}, "marshal": {"load", "loads"}, "shelve": {"open"},
+    "yaml": {"load_all", "unsafe_load", "full_load", "unsafe_load_all", "full_load_all"},
+}  # fmt: skip
+
+
+def unpickles(source: str) -> list[str]:
+    """The calls and imports of a source that read pickles, or YAML with objects in it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in UNPICKLES.get(node.value.id, ()):
+                found.append(f"{node.lineno}: {node.value.id}.{node.attr}")
+        elif isinstance(node, ast.ImportFrom) and node.module in UNPICKLES:
+            taken = {name.name for name in node.names} & UNPICKLES[node.module]
+            found += [f"{node.lineno}: from {node.module} import {name}" for name in sorted(taken)]
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            found.append(f"{node.lineno}: allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_unpickled(file: Path) -> None:
+    assert not unpickles(file.read_text(encoding="utf-8"))
+
+
+def test_every_way_to_do_it_is_seen() -> None:
+    ways = ["torch.load(file)", "from pickle import loads", "yaml.unsafe_load(text)", "np.load(f, allow_pickle=True)"]
+    assert len(unpickles("\n".join(ways))) == len(ways)
+    harmless = ["json.load(file)", "yaml.safe_load(text)", "pickle.dumps(value)", "np.load(f, allow_pickle=False)"]
+    assert not unpickles("\n".join(harmless))

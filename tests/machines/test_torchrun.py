@@ -1,0 +1,54 @@
+"""``--launcher torchrun`` on two machines: every strategy, and machines that come and go."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import machine_job as job
+import pytest
+from machines import Machine, wait_for
+
+from distcore.plugin import registry
+
+STRATEGIES = ("ddp", "fsdp", "deepspeed", "horovod", "accelerate")
+
+
+def start(machine: Machine, folder: Path, flags: str) -> subprocess.Popen[str]:
+    words = f"distcore train {job.FLAGS} --launcher torchrun:node0:29500 --nproc 1 --out run {flags}"
+    return machine.start(*words.split(), folder=folder)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_has_the_losses_of_one_process(
+    strategy: str, nodes: tuple[Machine, ...], single: Path, tmp_path: Path
+) -> None:
+    if strategy not in registry.offers("strategies"):
+        pytest.skip(f"{strategy} is not installed")
+    agents = [start(node, tmp_path, f"--nodes 2 --strategy {strategy} --max-steps 12") for node in nodes]
+    said = [agent.communicate(timeout=200)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    job.is_same(tmp_path / "run", single, 12)
+
+
+def test_a_machine_comes_and_another_dies_and_the_run_goes_on(
+    nodes: tuple[Machine, ...], single: Path, tmp_path: Path
+) -> None:
+    flags = (
+        "--nodes 1:2 --max-restarts 2 --strategy ddp --max-steps 120 --resume auto --log-dir logs --set timeout=20 "
+        "--set task_options.seconds=0.3"
+    )
+    first = start(nodes[0], tmp_path, flags)
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, first)
+    second = start(nodes[1], tmp_path, flags)
+    joined = tmp_path / "logs/rank-1.log"
+    wait_for(lambda: joined.exists(), first, second)
+    before = max(job.losses(tmp_path / "run"))
+    wait_for(lambda: max(job.losses(tmp_path / "run")) > before + 6, first, second)
+    nodes[1].kill()
+    try:
+        said = first.communicate(timeout=200)[0]
+    finally:
+        nodes[1].turn_on()
+    assert first.returncode == 0, said
+    job.is_same(tmp_path / "run", single, 120)

@@ -1,0 +1,217 @@
+"""The runs of test_simulated_device.py, in one program on the simulated device: writes found.json.
+
+With the word ``hang``: a run that fails while its data hang.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
+from distcore.data import ahead
+from distcore.distributed.single import SingleStrategy
+from distcore.engine import trainer
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy, resolve
+from distcore.errors import DistcoreError, TaskError
+from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.plugin.hooks import Hooks
+from distcore.plugin.task import Datasets
+from distcore.testing.problem import Problem, Rows
+
+SHARED: dict[str, Any] = {
+    "global_batch_size": 8, "micro_batch_size": 4, "lr": 0.01, "max_steps": 4, "save_every": 2, "log_level": "error",
+    "schedule": {"name": "constant"}, "extensions": {"progress": False, "stopwatch": True},
+}  # fmt: skip
+sim: Any = torch.get_device_module("sim")
+
+
+def run(name: str, task: Any = None, **changes: Any) -> dict[str, Any]:
+    """Train, and return what the report and the device say."""
+    report: Any = train(RunConfig(out=name, **SHARED | changes), task or Problem())
+    told = {key: report[key] for key in ("device", "precision", "peak_memory_bytes", "steps")}
+    seconds = json.loads(Path(name, "steps.json").read_text())["seconds"]
+    return told | {"loss": report["evaluation"]["loss"], "seconds": seconds}
+
+
+def built(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
+    """A run that is ready to train step by step."""
+    given = SHARED | {"out": "unused", "data_guard_steps": 0, "max_steps": 20} | changes
+    config = resolve(RunConfig(**given), 1, task=task)
+    hooks = Hooks("single", build_strategy(config))
+    data = task.prepare(config)
+    return trainer.build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
+
+
+def counted(precision: str, workers: int) -> list[dict[str, int]]:
+    """What the device counts in each of a few steps, none of them the first or last of an epoch."""
+    task = Problem()
+    ready, hooks, data = built(task, precision=precision, loader={"workers": workers})
+    training, found = steps(ready, hooks, task, data.train, Progress()), []
+    for _ in range(2):
+        next(training)
+    for _ in range(3):
+        before = sim.counts()
+        next(training)
+        found.append({name: value - before.get(name, 0) for name, value in sim.counts().items()})
+    training.close()
+    return found
+
+
+def scaled() -> dict[str, Any]:
+    """A step whose gradients overflow under the loss scale."""
+    task = Problem()
+    ready, hooks, data = built(task, precision="fp16")
+    assert ready.scaler is not None
+    ready.scaler.load_state_dict(ready.scaler.state_dict() | {"scale": 2.0**127})
+    before = [parameter.detach().cpu().clone() for parameter in ready.module.parameters()]
+    next(steps(ready, hooks, task, data.train, Progress()))
+    after = [parameter.detach().cpu() for parameter in ready.module.parameters()]
+    stepped = any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+    return {"before": 2.0**127, "after": ready.scaler.get_scale(), "stepped": stepped}
+
+
+class Watched(Rows):
+    """Rows that note who reads them: in which order, and whether two do at once."""
+
+    read: list[list[int]] = []
+    busy: list[str] = []
+    overlaps: list[str] = []
+    unreadable = -1
+    pause = 0.0
+
+    def batch(self, indices: Any) -> Any:
+        """Collate, after a pause."""
+        self.overlaps.extend(self.busy)
+        self.busy.append(threading.current_thread().name)
+        time.sleep(self.pause)
+        self.busy.pop()
+        self.read.append(indices.tolist())
+        if self.unreadable in indices:
+            raise TaskError(f"row {self.unreadable} cannot be read")
+        return super().batch(indices)
+
+
+class Watches(Problem):
+    """The problem with such rows."""
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return them for training and for evaluation."""
+        rows = Watched(11, seed=1)
+        return Datasets(train=Watched(50), evaluation=rows, test=rows)
+
+
+def order(device: str) -> list[list[int]]:
+    """The rows of each micro-batch that a run reads, in order."""
+    Watched.read.clear()
+    run(f"order-{device}", Watches(), device=device, max_steps=9)
+    return list(Watched.read)
+
+
+def steps_until_error(device: str) -> tuple[int, str]:
+    """How far a run comes whose row 17 cannot be read, and what it says."""
+    done = 0
+    ready, hooks, data = built(Watches(), device=device)
+    try:
+        for _ in steps(ready, hooks, Watches(), data.train, Progress()):
+            done += 1
+    except TaskError as error:
+        return done, f"{type(error).__name__}: {error}"
+    return done, ""
+
+
+class MixedLoss(Problem):
+    """A loss with a tensor on the CPU."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        """Weigh rows."""
+        return super().loss(model, batch) * torch.ones(1)
+
+
+class MixedOutputs(Problem):
+    """Outputs with a tensor on the CPU."""
+
+    def outputs(self, model: Any, batch: Any) -> Any:
+        """Shift labels."""
+        found = super().outputs(model, batch)
+        return found | {"label": found["label"] + torch.zeros(len(found["label"]), dtype=torch.long)}
+
+
+class LeavesOne(SingleStrategy):
+    """Moves all but one parameter."""
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: Any, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Leave the bias of the head."""
+        model = model.to(run.world.device)
+        model.head.bias = torch.nn.Parameter(model.head.bias.detach().cpu())
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+
+def line_of(name: str, task: Any, strategy: Any = None) -> str:
+    """The line with which a run ends."""
+    if strategy:
+        trainer.build_strategy = lambda _config: strategy
+    try:
+        run(name, task)
+    except DistcoreError as error:
+        return str(error)
+    finally:
+        trainer.build_strategy = build_strategy
+    return "no error"
+
+
+def everything() -> dict[str, Any]:
+    """Run it all."""
+    found: dict[str, Any] = {
+        "automatic": run("automatic"),
+        "cpu": run("cpu", device="cpu"),
+        **{name: run(name, precision=name) for name in ("bf16", "fp16")},
+        **{f"{name}_cpu": run(f"{name}_cpu", precision=name, device="cpu") for name in ("bf16", "fp16")},
+    }
+    half = "checkpoints/step-00000002"
+    found["there"] = run("there", resume=f"automatic/{half}")
+    found["to_cpu"] = run("to_cpu", resume=f"automatic/{half}", device="cpu")
+    found["from_cpu"] = run("from_cpu", resume=f"cpu/{half}")
+    last, found["evaluated"] = Path("automatic/checkpoints/step-00000004"), {}
+    for device in ("sim", "cpu"):
+        report = evaluate_checkpoint(config_for(last, 1, {"device": device}), last, Problem())
+        found["evaluated"][device] = report["evaluation"]["loss"]
+    cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
+    found["counts"] = {f"{precision}-{workers}": counted(precision, workers) for precision, workers in cases}
+    found["scale"] = scaled()
+    found["rows"] = {device: order(device) for device in ("sim", "cpu")}
+    Watched.pause = 0.02
+    run("overlaps", Watches(), eval_every=1)
+    found["overlaps"], Watched.pause, Watched.unreadable = Watched.overlaps, 0.0, 17
+    (done, error), (done_cpu, error_cpu) = steps_until_error("sim"), steps_until_error("cpu")
+    left = [thread.name for thread in threading.enumerate() if thread.name == "distcore-ahead"]
+    found["failed"] = {"steps": done, "error": error, "steps_cpu": done_cpu, "error_cpu": error_cpu, "threads": left}
+    found["mixed"] = {
+        "task": line_of("mixed-loss", MixedLoss()),
+        "evaluation": line_of("mixed-outputs", MixedOutputs()),
+        "strategy": line_of("mixed-strategy", Problem(), LeavesOne()),
+    }
+    return found
+
+
+def hang() -> None:
+    """Exit with 7 from a run in which the thread sleeps for ever."""
+    ahead.PATIENCE = 0.5
+    ready, hooks, data = built(Watches())
+    for _ in steps(ready, hooks, Watches(), data.train, Progress()):
+        Watched.pause = 3600.0
+        ready.model.register_forward_pre_hook(lambda *_: sys.exit(7))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["hang"]:
+        hang()
+    Path("found.json").write_text(json.dumps(everything()))
