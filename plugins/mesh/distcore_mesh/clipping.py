@@ -6,42 +6,31 @@ from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
-from distcore import Clip, dtensors
+from distcore import Clip
 
 
 @torch.no_grad()
 def clip_gradients(
-    parameters: dict[str, nn.Parameter], clip: Clip, split: Collection[str], first_of_group: bool
+    gradients: dict[str, Tensor], clip: Clip, counted: Collection[str], device: torch.device
 ) -> Tensor | None:
-    """Clip in place the gradients of ``parameters``; return the norm before, if clipped by it.
+    """Clip ``gradients``, what this rank holds of each, in place; return the norm before, if clipped by it.
 
-    ``split`` names the parameters of which the ranks of a tensor-parallel group hold unlike parts. All others are equal
-    in that group, and count on its first rank, ``first_of_group``. One number is summed over the ranks.
+    ``counted`` names those that count on this rank: of equal parts that several ranks hold one counts. One number is
+    summed over the ranks.
     """
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    local = [_local(gradient) for gradient in gradients.values()]
+    local = list(gradients.values())
     norm = None
     if clip.norm is not None:
-        counted = [
-            _local(gradient)
-            for name, gradient in gradients.items()
-            if (first_of_group or name in split) and not dtensors.is_replica(gradient)
-        ]
-        device = local[0].device if local else torch.device("cpu")
-        square = torch.zeros((), device=device)
-        if counted:
-            square = torch.stack(torch._foreach_norm(counted)).float().square().sum()
+        mine = [gradient for name, gradient in gradients.items() if name in counted]
+        norms = torch._foreach_norm(mine) if mine else []
+        square = torch.stack(norms).float().square().sum() if norms else torch.zeros((), device=device)
         dist.all_reduce(square)
         norm = square.sqrt()
-        torch._foreach_mul_(local, (clip.norm / (norm + 1e-6)).clamp(max=1.0))
-    if clip.value is not None:
+        if local:
+            torch._foreach_mul_(local, (clip.norm / (norm + 1e-6)).clamp(max=1.0))
+    if clip.value is not None and local:
         torch._foreach_clamp_min_(local, -clip.value)
         torch._foreach_clamp_max_(local, clip.value)
     return norm
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from math import gcd
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore import StrategyError
+from distcore_mesh.group import Group
 from distcore_mesh.plans import Plan
 from distcore_mesh.splits import Split
 
@@ -28,123 +27,12 @@ WHOLE_OUTPUT = ("embedding_rowwise", "colwise_gather_output", "rowwise_split_inp
 """Styles of modules whose inputs and outputs are whole, so that nothing else changes if they are left whole, too."""
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """The ranks among which layers are split, and what they exchange. Each method takes part in autograd."""
-
-    process_group: dist.ProcessGroup
-    """The ranks."""
-    rank: int
-    """This rank's number in the group."""
-    size: int
-    """Number of ranks."""
-    _entered: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The tensor that entered the split part which is running, and what it became; nothing between such parts."""
-
-    def enter(self, whole: Tensor) -> Tensor:
-        """Return ``whole``, the same on every rank, for use in a part; its gradient is summed over the ranks.
-
-        Layers that take the same tensor one after another, such as query, key and value, share one sum.
-        """
-        for last, became in self._entered:
-            if last is whole:
-                return became
-        entered = self.enter_alone(whole)
-        if entered is not whole:
-            self._entered[:] = [(whole, entered)]
-        return entered
-
-    def enter_alone(self, whole: Tensor) -> Tensor:
-        """Return ``whole`` as ``enter`` does, with a sum of its own."""
-        if not (whole.requires_grad and torch.is_grad_enabled()):
-            return whole
-        entered: Tensor = _Enter.apply(whole, self)  # type: ignore[no-untyped-call]
-        return entered
-
-    def add(self, part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over the ranks, in its place; the gradient of the sum is that of each part."""
-        self._entered.clear()
-        total: Tensor = _Add.apply(part, self)  # type: ignore[no-untyped-call]
-        return total
-
-    def gather(self, part: Tensor) -> Tensor:
-        """Return the parts of all ranks, joined along the last dimension."""
-        self._entered.clear()
-        whole: Tensor = _Gather.apply(part, self)  # type: ignore[no-untyped-call]
-        return whole
-
-    def own_part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of ``whole``, along the last dimension."""
-        part: Tensor = _OwnPart.apply(whole, self)  # type: ignore[no-untyped-call]
-        return part
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over the ranks, in its place."""
-        dist.all_reduce(values, group=self.process_group)
-        return values
-
-    def joined(self, part: Tensor) -> Tensor:
-        """Return the parts of all ranks, joined along the last dimension, without a gradient."""
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous(), group=self.process_group)
-        return torch.cat(parts, -1)
-
-    def cut(self, whole: Tensor) -> Tensor:
-        """Return this rank's part along the last dimension, without a gradient."""
-        return whole.chunk(self.size, -1)[self.rank].contiguous()
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format)), None
-
-
-class _Add(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.mark_dirty(part)
-        return group.sum(part)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.joined(part)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.cut(gradient), None
-
-
-class _OwnPart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.cut(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.joined(gradient), None
-
-
 def split_layers(model: nn.Module, plan: Plan, group: Group) -> dict[str, Split]:
     """Split the modules that the plan names, in place; return how each parameter that was split is laid out.
 
     Raises StrategyError, one line, for what cannot be split among so many ranks, with the numbers that could.
     """
-    styles = _without_whole(model, plan, group.size)
-    _check_sizes(model, styles, group.size)
+    styles = styles_for(model, plan, group.size)
     splits = _splits(model, styles)
     with torch.no_grad():
         for name, split in splits.items():
@@ -154,6 +42,16 @@ def split_layers(model: nn.Module, plan: Plan, group: Group) -> dict[str, Split]
         _change(model, name, style, group)
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits
+
+
+def styles_for(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:
+    """Return the style of each part of ``model``, also of a skeleton, that is split over so many ranks.
+
+    Raises StrategyError, one line, for what cannot be split among so many, with the numbers that could.
+    """
+    styles = _without_whole(model, plan, ranks)
+    _check_sizes(model, styles, ranks)
+    return styles
 
 
 def _without_whole(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:

@@ -1,16 +1,17 @@
-"""``mesh``: layers split over groups of ranks (tensor parallelism), sharded and replicated over the groups (FSDP2)."""
+"""``mesh``: layers and sequences split over groups of ranks, sharded and replicated over the groups (FSDP2)."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from distcore import (
     Capabilities,
@@ -26,6 +27,7 @@ from distcore import (
     StepResult,
     World,
     defaults,
+    dtensors,
     gather_rows,
     hookimpl,
     join_process_group,
@@ -34,17 +36,21 @@ from distcore import (
 )
 from distcore_fsdp import blocks, memory
 from distcore_mesh.clipping import clip_gradients
-from distcore_mesh.layers import Group, split_layers
+from distcore_mesh.group import Group
+from distcore_mesh.layers import split_layers, styles_for
 from distcore_mesh.plans import plan_for, read_plan
+from distcore_mesh.sequences import check_sequences, split_sequences
 from distcore_mesh.splits import Layout
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
+Dtype = Literal["fp32", "precision"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshStrategy:
-    """Split layers over groups of ranks; shard the parts over some of the groups, replicate them over others."""
+    """Split layers and sequences over groups of ranks; shard over some of the groups, replicate over others."""
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
@@ -52,18 +58,27 @@ class MeshStrategy:
     """Groups of ranks that hold the same parameters; default: what ``tp`` and ``shard`` leave, or 1."""
     shard: Annotated[int, Field(ge=1)] | None = None
     """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all that are left."""
+    cp: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share each sequence in the blocks of a decoder (context parallelism); part of a data shard, too."""
+    param_dtype: Dtype = "fp32"
+    """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype of
+    ``--precision``, which also rounds embeddings and normalisations."""
+    reduce_dtype: Dtype = "fp32"
+    """Dtype in which gradients are averaged over data shards. ``precision``: the dtype of ``--precision``."""
+    activation_checkpointing: bool = False
+    """Recompute the activations of each block in backward, instead of keeping them."""
     plan: str | None = None
     """A file that says which layers are split, and how: ``NAME: STYLE`` on each line. Default: the plan for the type of
     model, or the one that the model has."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the strategy declares; the ranks of a data shard depend on ``tp``."""
+        """What the strategy declares; the ranks of a data shard depend on ``tp`` and ``cp``."""
         return Capabilities(
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             other_optimizers="elementwise",
-            ranks_per_shard=self.tp,
+            ranks_per_shard=self.tp * self.cp,
             shards_parameters=True,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
@@ -71,7 +86,8 @@ class MeshStrategy:
             limits=(
                 "every rank builds the whole model on the CPU before it is split",
                 "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
-                "dropout of the heads and hidden units that are split draws the same mask on each rank of a group",
+                "dropout of heads, hidden units and tokens that are split draws the same mask on each rank of a group",
+                "cp is for decoders of a few model types, and they cannot generate text with it",
             ),
         )
 
@@ -85,42 +101,55 @@ class MeshStrategy:
         if self.tp > 1 and config.lora.rank is not None:
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with tp = 1 only")
 
-    def sizes(self, ranks: int) -> tuple[int, int, int]:
-        """Return ``replicate``, ``shard`` and ``tp`` for so many ranks; raises ConfigError if they do not make them."""
-        given = {"tp": self.tp, "replicate": self.replicate, "shard": self.shard}
-        left, over = divmod(ranks, self.tp * (self.replicate or 1) * (self.shard or 1))
+    def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
+        """Raise StrategyError for a model without a plan, or whose heads and sizes the ranks do not divide."""
+        if self.tp > 1:
+            styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
+        if self.cp > 1:
+            check_sequences(skeleton, self.cp, self.tp)
+
+    def sizes(self, ranks: int) -> tuple[int, int, int, int]:
+        """Return ``replicate``, ``shard``, ``cp`` and ``tp``; raises ConfigError if they do not make so many ranks."""
+        given = {"tp": self.tp if self.tp > 1 else None, "cp": self.cp if self.cp > 1 else None}
+        given |= {"replicate": self.replicate, "shard": self.shard}
+        unit = self.tp * self.cp * (self.replicate or 1) * (self.shard or 1)
+        left, over = divmod(ranks, unit)
         if over or (left > 1 and self.replicate is not None and self.shard is not None):
             said = " * ".join(f"{name} = {size}" for name, size in given.items() if size is not None)
-            unit = self.tp * (self.replicate or 1) * (self.shard or 1)
             closed = self.replicate is not None and self.shard is not None
             would = f"{unit} ranks would" if closed else f"a multiple of {unit} would"
             raise ConfigError(f"strategy_options: {said} does not make nproc = {ranks}: {would}")
         if self.shard is None:
-            return self.replicate or 1, left, self.tp
-        return self.replicate or left, self.shard, self.tp
+            return self.replicate or 1, left, self.cp, self.tp
+        return self.replicate or left, self.shard, self.cp, self.tp
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group; the ranks of a tensor-parallel group, which follow each other, are a shard."""
+        """Join torch's process group; ranks that share layers or sequences follow each other, and are a shard."""
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
             memory.return_large_blocks()
-        rank, size, tp = world.rank, world.size, self.tp
-        return replace(world, shard=rank // tp, shards=size // tp, speaks=rank % tp == 0)
+        shard, number = divmod(world.rank, self.tp * self.cp)
+        return replace(world, shard=shard, shards=world.size // (self.tp * self.cp), speaks=number == 0)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then shard what each rank holds."""
         mesh = self._mesh(run.world)
-        layout = Layout({}, 0, 1)
-        if self.tp > 1:
-            plan, tp = plan_for(model, self.plan), mesh["tp"]
-            group = Group(tp.get_group(), tp.get_local_rank(), self.tp)
-            layout = Layout(split_layers(model, plan, group), group.rank, group.size)
-        vars(model)["distcore_layout"] = layout  # the model is all that the core hands from hook to hook
+        layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
+        splits = split_layers(model, plan_for(model, self.plan), layers) if self.tp > 1 else {}
+        # The model is all that the core hands from hook to hook.
+        vars(model)["distcore_layout"] = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
+        if self.cp > 1:
+            vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp)
         model = model.to(run.world.device)
+        units = blocks.blocks(model, "auto")
         if run.world.shards > 1:
-            _shard(model, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"])
+            self._shard(
+                run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+            )
+        if self.activation_checkpointing and not run.config.gradient_checkpointing:
+            blocks.recompute(units.values())
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl
@@ -134,9 +163,17 @@ class MeshStrategy:
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip the whole gradient, parts and replicas joined; step the optimizer."""
         assert run.optimizer is not None  # the loop only steps runs that train
-        layout, stepped = _layout(run), {p for group in run.optimizer.param_groups for p in group["params"]}
-        parameters = {name: p for name, p in run.module.named_parameters() if p in stepped}
-        norm = clip_gradients(parameters, clip, layout.splits, layout.rank == 0)
+        layout, sequences = _layout(run), vars(run.module).get("distcore_sequences")
+        gradients = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None}
+        held = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
+        if sequences is not None:
+            sequences.sum_gradients(held)
+        counted = {
+            name
+            for name, gradient in gradients.items()
+            if not (layout.replica or dtensors.is_replica(gradient)) and (layout.rank == 0 or name in layout.splits)
+        }
+        norm = clip_gradients(held, clip, counted, run.world.device)
         defaults.step(run, Clip(norm=None, value=None))
         return StepResult(grad_norm=norm)
 
@@ -169,16 +206,22 @@ class MeshStrategy:
 
     def _mesh(self, world: World) -> DeviceMesh:
         sizes = self.sizes(world.size)
-        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicate", "shard", "tp"))
+        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicate", "shard", "cp", "tp"))
+
+    def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
+        log.info("mesh: %s", blocks.describe(model, units))
+        dtypes = {"fp32": torch.float32, "precision": DTYPES[run.config.precision]}
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
+        )
+        for module in (*units.values(), model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+            register_fsdp_forward_method(model, "generate")
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
-    units = blocks.blocks(model, "auto")
-    log.info("mesh: %s", blocks.describe(model, units))
-    for module in (*units.values(), model):
-        fully_shard(module, mesh=mesh)
-    if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
-        register_fsdp_forward_method(model, "generate")
+def _group(mesh: DeviceMesh) -> Group:
+    return Group(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
 
 def _layout(run: Run) -> Layout:

@@ -104,7 +104,7 @@ def plan_for(model: nn.Module, file: str | None) -> Plan:
 
     Raises StrategyError, one line, if there is none, if it names what the model has not, or for an unknown style.
     """
-    kind = _model_type(model)
+    kind = model_type(model)
     entries: Mapping[str, str]
     ours = next((plan for kinds, plan in FAMILIES.items() if kind in kinds), None)
     if file is not None:
@@ -153,7 +153,8 @@ def _own(model: nn.Module) -> Mapping[str, str]:
     return plan or {}
 
 
-def _model_type(model: nn.Module) -> str | None:
+def model_type(model: nn.Module) -> str | None:
+    """Return the model type of transformers; ``None`` for a module that has none."""
     types = (getattr(getattr(module, "config", None), "model_type", None) for module in model.modules())
     return next((str(name) for name in types if name), None)
 

@@ -58,6 +58,8 @@ class Layout:
     """This rank's number in its tensor-parallel group."""
     ranks: int
     """Size of that group."""
+    replica: bool = False
+    """Whether another rank of the data shard holds the same part."""
 
     def of(self, name: str, tensor: Tensor) -> Split | None:
         """Return how an entry of the state is split: a parameter, or a moment of its shape; ``None`` if it is not."""
@@ -114,15 +116,15 @@ class Layout:
     def _held(self, tensor: Tensor) -> Tensor | Piece:
         """Return a tensor that is not split: the same on every rank of the group."""
         held = dtensors.held(tensor)
-        return replace(held, replica=held.replica or self.rank > 0) if isinstance(held, Piece) else held
+        return replace(held, replica=held.replica or self.rank > 0 or self.replica) if isinstance(held, Piece) else held
 
     def _boxes(self, tensor: Tensor, split: Split) -> list[Box]:
         local, first = _rows(tensor)
-        found, at = [], 0
+        found, at, replica = [], 0, self.replica or dtensors.is_replica(tensor)
         for box in split.boxes(self.rank, self.ranks, first, len(local)):
             length = box[split.dimension].stop - box[split.dimension].start
             values = local.narrow(split.dimension, at, length)
-            found.append(Box(values, tuple(s.start for s in box), split.shape, replica=dtensors.is_replica(tensor)))
+            found.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
             at += length
         return found
 
