@@ -12,9 +12,10 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.engine import task_calls
 from distcore.engine.lora import adapt
-from distcore.engine.optim import freeze
+from distcore.engine.optim import check_optimizer, freeze, is_installed, optimizer_class
 from distcore.errors import SkeletonError
 from distcore.launchers.failures import one_line
+from distcore.plugin.capabilities import ChecksModel
 from distcore.plugin.contract import ModelSource
 from distcore.plugin.task import Datasets, Task
 
@@ -38,15 +39,32 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     )
 
 
-def check_model(config: RunConfig, task: Task, data: Datasets) -> None:
-    """Raise ConfigError for what ``freeze`` or ``lora`` says of layers and the model does not have.
+def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:
+    """Raise DistcoreError for what config or strategy want of layers and the model does not have.
 
-    Only where the task builds a skeleton; of other models a rank says it.
+    The config does so by ``freeze``, ``lora``, groups of parameters, ``layer_decay`` and an optimizer for some layers
+    only. Only where the task builds a skeleton; of other models a rank says it.
     """
-    if config.freeze is None and config.lora.rank is None:
+    if not (isinstance(strategy, ChecksModel) or _speaks_of_layers(config)):
         return
     with suppress(SkeletonError):
-        freeze(config, model_source(config, task, data).skeleton())
+        module = model_source(config, task, data).skeleton()
+        freeze(config, module)
+        check_optimizer(config, module)
+        if isinstance(strategy, ChecksModel):
+            strategy.check_model(config, module)
+
+
+def _speaks_of_layers(config: RunConfig) -> bool:
+    optimizer = config.optimizer
+    if (
+        config.freeze is not None
+        or config.lora.rank is not None
+        or optimizer.groups
+        or optimizer.layer_decay is not None
+    ):
+        return True
+    return is_installed(optimizer.name) and not optimizer_class(optimizer.name).elementwise
 
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:

@@ -206,14 +206,15 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
 
     started: dict[str, Any] = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
     config = resolve(config, task=task, **started)
-    Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    strategy = build_strategy(config)
+    Hooks(config.strategy, strategy, load_extensions(config))
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
     task = task or load_task(config)
     data = prepare(task, config)
-    check_model(config, task, data)
+    check_model(config, task, data, strategy)
     _with_packing(config, task, data)
     return config, data
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from distcore.config import RunConfig
 
 SPEC_VERSION = 2
@@ -105,6 +107,18 @@ class ChecksEvaluation(Protocol):
 
     def check_evaluation(self, config: RunConfig) -> None:
         """Raise DistcoreError, one line, for a config that cannot be evaluated."""
+        ...
+
+
+@runtime_checkable
+class ChecksModel(Protocol):
+    """A strategy that works with some models only."""
+
+    def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
+        """Raise DistcoreError, one line, for a model that it cannot train; called before any process starts.
+
+        ``skeleton`` is the model on the meta device. Of a model that cannot be built there the ranks must say it.
+        """
         ...
 
 

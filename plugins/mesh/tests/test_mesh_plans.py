@@ -1,5 +1,6 @@
 """Which layers are split: plans, and what is refused in one line."""
 
+import re
 from itertools import pairwise
 from typing import Any, cast
 
@@ -18,8 +19,10 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
 )
+from work_folder import enter, write_rows
 
 from distcore import ConfigError, RunConfig, StrategyError
+from distcore.cli.main import main
 from distcore.engine.resolve import resolve
 from distcore_mesh.group import Group
 from distcore_mesh.layers import split_layers
@@ -88,6 +91,22 @@ def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
 def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message):
     with pytest.raises(ConfigError, match=message):
         refused(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("mesh:tp=4 --nproc 4", r"strategy_options.tp = 4: must divide num_attention_heads = 2 \(possible: 1, 2\)"),
+        ("mesh:cp=2 --nproc 2", r"strategy_options.cp = 2: BertForSequenceClassification .*is not known to compute"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, message, tmp_path, monkeypatch, capsys):
+    enter(tmp_path, monkeypatch)
+    write_rows(tmp_path)
+    words = f"train --data rows.json --model bert-tiny --device cpu --out run --strategy {options}".split()
+    assert main(words) == 2
+    assert re.fullmatch(rf"error: {message}.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("option", ["pp", "sequence_parallel", "loss_parallel"])
