@@ -24,7 +24,7 @@ def clip_gradients(
     norm = None
     if clip.norm is not None:
         mine = [gradient for name, gradient in gradients.items() if name in counted]
-        norms = torch._foreach_norm(mine) if mine else []
+        norms = [*torch._foreach_norm(mine)] if mine else []
         square = torch.stack(norms).float().square().sum() if norms else torch.zeros((), device=device)
         dist.all_reduce(square)
         norm = square.sqrt()

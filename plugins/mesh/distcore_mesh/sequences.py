@@ -61,7 +61,7 @@ class Sequences:
         inside = [gradient for name, gradient in gradients.items() if name in self.names]
         if inside:
             flat = self.group.sum(torch.cat([gradient.reshape(-1) for gradient in inside]))
-            for gradient, total in zip(inside, flat.split([g.numel() for g in inside]), strict=True):
+            for gradient, total in zip(inside, flat.split_with_sizes([g.numel() for g in inside]), strict=True):
                 gradient.copy_(total.view_as(gradient))
 
     def _padded(self, tensor: Tensor) -> Tensor:

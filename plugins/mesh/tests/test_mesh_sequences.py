@@ -54,10 +54,7 @@ LENGTHS = (8, 7)
 
 def inputs(name, length):
     torch.manual_seed(1)
-    tokens, mask = (
-        torch.randint(3, 64, (3, length)),
-        torch.ones(3, length, dtype=torch.long),
-    )
+    tokens, mask = torch.randint(3, 64, (3, length)), torch.ones(3, length, dtype=torch.long)
     tokens[0, -2:] = 0
     mask[0, -2:] = 0
     labels = torch.tensor([0, 1, 1]) if "classifier" in name else tokens.masked_fill(mask == 0, -100)
@@ -70,20 +67,11 @@ def distance(name, strategy, world):
     whole = MODELS[name]().eval()
     model = deepcopy(whole)
     config = RunConfig(device="cpu")
-    run = Run(
-        config=config,
-        world=world,
-        capabilities=strategy.capabilities,
-        module=model,
-        model=model,
-    )
+    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.SGD(module.parameters(), lr=0.1))
     errors = []
     for length in LENGTHS:
-        expected, loss = (
-            whole(**inputs(name, length)).loss,
-            model(**inputs(name, length)).loss,
-        )
+        expected, loss = whole(**inputs(name, length)).loss, model(**inputs(name, length)).loss
         expected.backward()
         loss.backward()
         errors.append(float(abs(loss - expected) / expected))
@@ -132,23 +120,19 @@ def split(model, ranks):
 
 
 def test_other_models_are_refused_with_those_that_go():
-    with pytest.raises(
-        StrategyError,
-        match=r"cp = 2: BertModel \(model type 'bert'\) is not known .*these are: llama",
-    ):
+    message = r"cp = 2: BertModel \(model type 'bert'\) is not known .*these are: llama"
+    with pytest.raises(StrategyError, match=message):
         split(BertModel(BertConfig(**SMALL)), 2)
 
 
 def test_heads_that_do_not_divide_name_the_numbers_that_do():
     model = LlamaForCausalLM(LlamaConfig(**LLAMA | {"num_key_value_heads": 2}))
-    with pytest.raises(
-        StrategyError,
-        match=r"cp = 4: must divide num_key_value_heads = 2 \(possible: 1, 2\)",
-    ):
+    message = r"cp = 4: must divide num_key_value_heads = 2 \(possible: 1, 2\)"
+    with pytest.raises(StrategyError, match=message):
         split(model, 4)
 
 
 def test_attention_that_is_not_in_the_registry_is_refused():
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="eager"))
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA | {"attn_implementation": "eager"}))
     with pytest.raises(StrategyError, match="cp = 2: does not go with 'eager' attention; use sdpa"):
         split(model, 2)
