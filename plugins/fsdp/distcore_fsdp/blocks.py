@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
@@ -43,9 +45,13 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
 
 
 def recompute(units: Iterable[nn.Module]) -> None:
-    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change."""
+    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change.
+
+    Decoders of transformers keep keys and values for generation unless they are told not to. Computing a block again
+    would add them a second time, so a block does not get the cache where it has a gradient.
+    """
     for unit in units:
-        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+        unit.forward = partial(_checkpointed, unit.forward)
 
 
 def reshard(model: nn.Module) -> None:
@@ -53,6 +59,17 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if torch.is_grad_enabled():
+        inputs = tuple(None if _is_cache(value) else value for value in inputs)
+        named = {name: None if _is_cache(value) else value for name, value in named.items()}
+    return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+
+def _is_cache(value: object) -> bool:
+    return hasattr(value, "get_seq_length")
 
 
 def _names(model: nn.Module, wrap: str | tuple[str, ...]) -> frozenset[str]:

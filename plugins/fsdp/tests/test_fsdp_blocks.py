@@ -1,12 +1,22 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DistilBertConfig
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers import DistilBertForSequenceClassification as DistilBert
 
 from distcore import StrategyError
-from distcore_fsdp.blocks import blocks, describe
+from distcore_fsdp.blocks import blocks, describe, recompute
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300,
@@ -79,3 +89,25 @@ def test_the_log_says_what_is_a_unit_and_what_is_left():
         "sharded as units: 2 Sequential; with the root: 10,400 parameters"
     )
     assert describe(model, {}) == "sharded as units: no module by itself; with the root: 10,688 parameters"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_recomputed_blocks_of_a_decoder_that_keeps_a_cache_give_the_same_gradient(kind):
+    made: dict[str, Any] = {
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    }
+    tokens, gradients = torch.arange(6)[None], []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        model = made[kind]().eval()
+        units = blocks(model, "auto")
+        if recomputed:
+            recompute(units.values())
+        found = model(input_ids=tokens, labels=tokens)
+        assert found.past_key_values is not None
+        found.loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert torch.equal(*gradients)
+    with torch.no_grad():
+        assert model(input_ids=tokens).past_key_values.get_seq_length() == 6

@@ -137,49 +137,35 @@ CASES: dict[str, Callable[[Lab], Measured]] = {
     "bit-for-bit": bit_for_bit,
 }
 QUICK = ("clip-by-both", "every-size", "into-single", "from-single")
-MOST = ("partitions", "by-tokens", *QUICK, "bit-for-bit")
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "cp": (2, {"cp": 2}),
-    "cp, recomputed": (2, {"cp": 2, "activation_checkpointing": True}),
-    "cp, tp": (4, {"cp": 2, "tp": 2}),
-    "cp, shard": (4, {"cp": 2, "shard": 2}),
-    "cp, replicate": (4, {"cp": 2, "replicate": 2}),
-}
-"""Ranks and options."""
+OTHERS = tuple(sorted(CASES.keys() - QUICK))
 
 
 @cache
-def findings(layouts: tuple[str, ...], names: tuple[str, ...]):
-    """By layout and case, from one launch; the layouts have one number of ranks."""
+def findings(names: tuple[str, ...], recomputed: bool = False):
+    """By case, from one launch."""
+    options = {"cp": 2, "activation_checkpointing": recomputed}
     cases = tuple(Case("gradient", name, "", CASES[name]) for name in names)
-    subjects = []
-    for layout in layouts:
-        nproc, options = LAYOUTS[layout]
-        config = RunConfig(strategy="mesh", strategy_options=options, nproc=nproc)
-        subjects.append(Subject(config=config, cases=cases))
-    found = measure(subjects)
-    return {(layout, each.case): each for layout, of_one in zip(layouts, found, strict=True) for each in of_one}
+    config = RunConfig(strategy="mesh", strategy_options=options, nproc=2)
+    return {finding.case: finding for finding in measure([Subject(config=config, cases=cases)])[0]}
 
 
 @pytest.mark.parametrize("case", QUICK)
 def test_a_law_holds_with_cp(case):
-    finding = findings(("cp",), QUICK)["cp", case]
+    finding = findings(QUICK)[case]
     assert finding.held, str(finding)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", sorted(CASES.keys() - QUICK))
+@pytest.mark.parametrize("case", OTHERS)
 def test_so_do_the_others(case):
-    finding = findings(("cp",), tuple(sorted(CASES.keys() - QUICK)))["cp", case]
+    finding = findings(OTHERS)[case]
     assert finding.held, str(finding)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", MOST)
-@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"cp"}))
-def test_a_law_holds_with_cp_among_others(layout, case):
-    alike = tuple(name for name, (nproc, _) in LAYOUTS.items() if nproc == LAYOUTS[layout][0] and name != "cp")
-    finding = findings(alike, MOST)[layout, case]
+@pytest.mark.parametrize("case", QUICK)
+def test_so_they_do_with_activations_that_are_recomputed(case):
+    finding = findings(QUICK, recomputed=True)[case]
     assert finding.held, str(finding)
 
 
