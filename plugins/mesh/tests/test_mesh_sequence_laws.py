@@ -141,11 +141,10 @@ OTHERS = tuple(sorted(CASES.keys() - QUICK))
 
 
 @cache
-def findings(names: tuple[str, ...], recomputed: bool = False):
+def findings(names: tuple[str, ...]):
     """By case, from one launch."""
-    options = {"cp": 2, "activation_checkpointing": recomputed}
     cases = tuple(Case("gradient", name, "", CASES[name]) for name in names)
-    config = RunConfig(strategy="mesh", strategy_options=options, nproc=2)
+    config = RunConfig(strategy="mesh", strategy_options={"cp": 2}, nproc=2)
     return {finding.case: finding for finding in measure([Subject(config=config, cases=cases)])[0]}
 
 
@@ -159,13 +158,6 @@ def test_a_law_holds_with_cp(case):
 @pytest.mark.parametrize("case", OTHERS)
 def test_so_do_the_others(case):
     finding = findings(OTHERS)[case]
-    assert finding.held, str(finding)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", QUICK)
-def test_so_they_do_with_activations_that_are_recomputed(case):
-    finding = findings(QUICK, recomputed=True)[case]
     assert finding.held, str(finding)
 
 
