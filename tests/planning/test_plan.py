@@ -82,7 +82,7 @@ def test_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, capsys: 
 
 def test_a_model_that_cannot_be_a_skeleton_says_where(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (work_folder / "own.py").write_text(
-        "from distcore.tasks.text_classification import TextClassification\n"
+        "from distcore.tasks.text_classification.task import TextClassification\n"
         "class Own(TextClassification):\n"
         "    def build_model(self, config, data):\n"
         "        import torch\n"
