@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, ends of lines of any kind, and what UTF-8 cannot say."""
 
 
 class DistcoreError(Exception):
@@ -11,6 +15,10 @@ class DistcoreError(Exception):
 
     exit_code = 2
     """Exit status of a process that ends with this error."""
+
+    def __str__(self) -> str:
+        """Return the message on one line, whatever stands in the names and values of the user that it repeats."""
+        return NOT_ON_A_LINE.sub(lambda found: found[0].encode("unicode_escape").decode(), super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: where in distcore it was raised helps nobody."""

@@ -24,6 +24,9 @@ from distcore.cli.inspection import ls
 from distcore.config import dump_config
 from distcore.data.files import read_records
 from distcore.engine.resolve import resolve
+from distcore.tasks.text_classification.data.labelled import read_rows
+from distcore.tasks.text_classification.options import Columns
+from distcore.tasks.text_classification.problems import PROBLEMS
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
@@ -108,6 +111,19 @@ def put_state(path: Path, text: bytes) -> None:
     sealed = json.dumps(manifest).encode()
     (path / MANIFEST).write_bytes(sealed)
     (path / CHECKSUM).write_bytes(checksum_line(sealed))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rows.json", '[{"\\u001e": 1}]'), ("rows.csv", "\u2028text,label\na,0\n"), ("rows.jsonl", '{"\\ud800": 1}\n')],
+    ids=["a record separator", "a line separator", "half a surrogate pair"],
+)
+def test_names_of_columns(name: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    line = outcome(lambda: read_rows(file, Columns(), next(iter(PROBLEMS.values()))))
+    assert line is not None
+    assert "no column 'text'" in line
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))

@@ -21,7 +21,11 @@ import work_folder as work
 pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(900)]
 
 JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
-RANKS = "train --data rows.json --model bert-tiny --max-seq-len 16 --strategy ddp --nproc 2 --max-steps 3 --lr 1e-3"
+RANKS = (
+    "-m torch.distributed.run --standalone --nproc-per-node 2 -m distcore train --data rows.json --model bert-tiny "
+    "--max-seq-len 16 --strategy ddp --max-steps 3 --lr 1e-3"
+)
+"""By torchrun: there is one device, which each rank sees as its own; distcore alone starts a rank per device."""
 STEP = {"in": 0, "out": 0, "waits": 0, "pageable": 0, "races": 0, "unrecorded": 0}
 """What a step of one process may do on the stream that computes: no copy, and no wait of the host for the device."""
 
@@ -149,7 +153,7 @@ def test_a_collation_that_hangs_does_not_keep_the_process(folder: Path) -> None:
 def test_two_ranks_train_as_on_the_cpu_over_their_backend(folder: Path) -> None:
     losses = {}
     for device in ("sim", "cpu"):
-        ran = program(folder, *f"-m distcore {RANKS} --device {device} --out ddp-{device}".split())
+        ran = program(folder, *f"{RANKS} --device {device} --out ddp-{device}".split())
         assert ran.returncode == 0, ran.stderr
         report = json.loads((folder / f"ddp-{device}/report.json").read_text())
         assert (report["device"], report["world_size"]) == (device, 2)

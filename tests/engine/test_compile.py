@@ -59,12 +59,12 @@ def test_lengths_that_change_compile_nothing_again() -> None:
         torch.testing.assert_close(model(x), before)
         counts.append(found.compilations)
     assert counts == [counts[0]] * len(inputs)
-    assert found.recompilations == counts[0] - 1
+    assert found.recompilations == 0
     assert list(model.state_dict()) == names
     model.eval()
     with torch.no_grad():
         model(inputs[0])
-    assert found.compilations > counts[0]  # an evaluation has code of its own
+    assert found.compilations == counts[0] + found.recompilations > counts[0]  # an evaluation has code of its own
     assert found.seconds > 0
 
 

@@ -109,6 +109,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
 
 FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
 """Pages whose commands run in every test run; those of the others take minutes."""
+OTHERS = [page for page in PAGES if page not in (*FIRST_READ, TASKS) and lines(page, "sh")]
 
 
 @pytest.mark.ranks
@@ -117,7 +118,7 @@ FIRST_READ = [ROOT / "README.md", ROOT / "plugins/fsdp/README.md"]
     "pages",
     [
         pytest.param(FIRST_READ, id="first"),
-        pytest.param([p for p in PAGES if p not in (*FIRST_READ, TASKS)], id="others", marks=pytest.mark.slow),
+        *(pytest.param([page], id=name_of(page), marks=pytest.mark.slow) for page in OTHERS),
     ],
 )
 def test_every_published_command_runs_in_the_order_of_its_page(pages: list[Path], tmp_path: Path) -> None:

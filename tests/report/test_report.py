@@ -151,6 +151,12 @@ def test_what_is_not_finite_is_left_out_of_its_curve(runs: Path) -> None:
     assert [step for step, _ in norm.curves[0].points][:3] == [10, 30, 40]
 
 
+def test_memory_is_in_mib(runs: Path) -> None:
+    lines = [json.loads(line) for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
+    (memory,) = [chart for chart in charts_of([lines]) if chart.title == "peak memory, MiB"]
+    assert {value for _, value in memory.curves[0].points} == {256.0}
+
+
 def test_many_points_become_means_and_keep_their_ends() -> None:
     points = [(step, float(step)) for step in range(10 * MOST_POINTS)]
     few = thinned(points)

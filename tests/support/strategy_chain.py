@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distcore import RunConfig, launch, train
+from distcore import RunConfig, StrategyError, launch, train
 from distcore.plugin import registry
 
 WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
@@ -18,7 +18,15 @@ STEPS = 2
 
 
 def is_offered(way: str) -> bool:
-    return way.partition(":")[0] in registry.offers("strategies")
+    """Whether the strategy is installed and its library, too: Horovod is built, or is not."""
+    name = way.partition(":")[0]
+    if name not in registry.offers("strategies"):
+        return False
+    try:
+        registry.load("strategies", name)
+    except StrategyError:
+        return False
+    return True
 
 
 def options_of(way: str) -> dict[str, Any]:

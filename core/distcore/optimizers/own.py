@@ -38,6 +38,7 @@ def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
         "__doc__": inspect.getdoc(target),
     }
     made = dataclasses.make_dataclass("Own", fields, namespace=namespace, frozen=True, kw_only=True)
+    made.__module__ = getattr(target, "__module__", "")  # else ours, from Python 3.12 on
     return cast("type[BuildsOptimizer]", made)
 
 
