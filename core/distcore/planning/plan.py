@@ -47,6 +47,7 @@ class Row:
     strategy: str
     """As the user wrote it."""
     ranks: int
+    """How many ranks share the work."""
     memory: Memory | None = None
     """``None``: not known."""
     reason: str = ""
@@ -66,6 +67,7 @@ class Plan:
     checkpoint: int
     """Bytes of the tensors of one checkpoint, the same under every strategy."""
     rows: tuple[Row, ...]
+    """In the order of the strategies, then of the numbers of ranks."""
 
 
 def make_plan(request: Request) -> Plan:
