@@ -42,7 +42,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
-    with _Valueless():
+    with _Valueless():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         optimizer.step()
     return nbytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
 
