@@ -18,7 +18,7 @@ import pytest
 import simulated_device
 import work_folder as work
 
-pytestmark = [pytest.mark.slow, pytest.mark.programs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(900)]
 
 JOBS = Path(simulated_device.SOURCE).with_name("jobs.py")
 RANKS = (

@@ -95,8 +95,13 @@ def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     class Wrapped(dist.ProcessGroup):  # type: ignore[misc]
         """What the strategies need, done when the call returns."""
 
+        supports_splitting = False
+
         def getBackendName(self) -> str:
             return "simgloo"
+
+        def _get_backend(self, device: Any) -> Any:
+            return self
 
         def allreduce(self, tensors: Any, options: Any = None) -> Any:
             sums = [tensor.cpu() for tensor in tensors]

@@ -175,9 +175,9 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     own = vars(module).get("forward")  # some wrappers replace the method on the instance
-    module.forward = lambda: torch.stack([parameter.sum() for parameter in trained]).sum()
+    module.forward = lambda _: torch.stack([parameter.sum() for parameter in trained]).sum()
     try:
-        wrapped().backward()
+        wrapped(trained[0].detach()).backward()  # of an accelerator, where the wrapper cannot be called with no input
     finally:
         del module.forward
         if own is not None:
