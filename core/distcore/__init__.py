@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distcore.data.varying import row_random as row_random
     from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat as flat
+    from distcore.distributed import footprint as footprint
     from distcore.distributed.blocks import repeated_classes as repeated_classes
     from distcore.distributed.devices import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
+    from distcore.plugin.memory import Memory as Memory
     from distcore.plugin.ragged import Ragged as Ragged
     from distcore.plugin.report import Report as Report
     from distcore.plugin.sampling import BatchPlan as BatchPlan
@@ -71,6 +73,7 @@ _HOME = {
     "defaults": "distcore.plugin.defaults",
     "dtensors": "distcore.distributed.dtensors",
     "flat": "distcore.distributed.flat",
+    "footprint": "distcore.distributed.footprint",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
     "SPEC_VERSION": "distcore.plugin.capabilities",
@@ -83,6 +86,7 @@ _HOME = {
     "Dataset": "distcore.plugin.task",
     "Datasets": "distcore.plugin.task",
     "FileRows": "distcore.plugin.task",
+    "Memory": "distcore.plugin.memory",
     "MicroBatch": "distcore.plugin.contract",
     "ModelSource": "distcore.plugin.contract",
     "OptimizerFactory": "distcore.plugin.contract",
@@ -133,4 +137,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
-    return module if name in ("defaults", "dtensors", "flat") else getattr(module, name)
+    return module if name in ("defaults", "dtensors", "flat", "footprint") else getattr(module, name)

@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": "evaluate a checkpoint, under any strategy",
     "predict": "predict rows without labels, under any strategy",
     "compare": "run one job under several strategies, side by side",
+    "plan": "say what each rank holds and sends under each strategy, before anything runs",
     "report": "curves, tables and answers of runs, in the terminal or as a page",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy or a task",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from torch import nn
+
 from distcore.config import RunConfig
+from distcore.distributed import footprint
 from distcore.distributed.devices import device_of
 from distcore.plugin.capabilities import Capabilities
-from distcore.plugin.contract import RankInfo, World
+from distcore.plugin.contract import OptimizerFactory, RankInfo, World
 from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.memory import Memory
 
 
 class SingleStrategy:
@@ -22,6 +26,12 @@ class SingleStrategy:
         compiles=frozenset({"on", "regions"}),
         collectives_per_step=0,
     )
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the whole of the model; nothing is sent."""
+        return footprint.whole(skeleton, make_optimizer)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from distcore import (
     Capabilities,
     Clip,
+    ConfigError,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     Progress,
@@ -47,6 +49,12 @@ class Backend(ABC):
 
     def check_evaluation(self, config: RunConfig) -> None:  # noqa: B027  # most have nothing to refuse
         """The same for a run that only evaluates."""
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return what each rank holds and sends; raises ConfigError where that is not known."""
+        raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")
 
     @abstractmethod
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distcore import (
     Capabilities,
     Clip,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     Run,
@@ -20,6 +22,7 @@ from distcore import (
     StrategyError,
     World,
     check_gradients_averaged,
+    footprint,
     has_state_in_buffers,
     rebuild_gradient_buckets,
 )
@@ -54,6 +57,13 @@ class Replicated(Backend):
             gradient_as_bucket_view=True,
         )
         return {"kwargs_handlers": [handler]}
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the whole of the model, and its gradients as what each step all-reduces."""
+        held = footprint.whole(skeleton, make_optimizer)
+        return replace(held, sent=footprint.shared(held.gradients, ranks, times=2))
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory

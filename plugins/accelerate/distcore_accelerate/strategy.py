@@ -15,6 +15,7 @@ from distcore import (
     Capabilities,
     Clip,
     ConfigError,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     Progress,
@@ -82,6 +83,12 @@ class AccelerateStrategy(AccelerateOptions):
         """The same for a run that only evaluates."""
         check_settings(self.settings, config)
         self.active_backend.check_evaluation(config)
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return what the chosen backend holds and sends."""
+        return self.active_backend.plan_memory(config, skeleton, ranks, make_optimizer)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distcore import (
     Capabilities,
     Clip,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     Progress,
@@ -30,7 +31,16 @@ from distcore_accelerate.backend import Backend
 from distcore_accelerate.deepspeed_config import ZERO, check_supported, user_config
 from distcore_accelerate.precision import mixed_precision, unsharded
 from distcore_accelerate.settings import Tree
-from distcore_deepspeed import UserConfig, check_evaluation, check_training, engine, library, partitions, resolve
+from distcore_deepspeed import (
+    UserConfig,
+    check_evaluation,
+    check_training,
+    engine,
+    library,
+    partitions,
+    planned,
+    resolve,
+)
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
 FP32_ONLY = "deepspeed: stage 0 in fp32 only"
@@ -70,6 +80,12 @@ class ZeRO(Backend):
     def check_evaluation(self, config: RunConfig) -> None:
         """Raise ConfigError, one line, for a DeepSpeed config that cannot be evaluated."""
         check_evaluation(self.user, config)
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return what DeepSpeed holds and sends at the user's stage."""
+        return planned(self.user, config, skeleton, ranks, make_optimizer)
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Start DeepSpeed's communication; return its plugin with nothing but the stage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distcore import (
     Capabilities,
     Clip,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     RankInfo,
@@ -21,6 +22,7 @@ from distcore import (
     World,
     check_gradients_averaged,
     defaults,
+    footprint,
     gather_rows,
     has_state_in_buffers,
     hookimpl,
@@ -78,6 +80,14 @@ class DDPStrategy:
             reason = f"gradients are sent in {self.compression}"
             exempt |= dict.fromkeys(("gradient", "clipping", "neutral-names", "into-single", "from-single"), reason)
         return exempt
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the whole of the model, and its gradients as what each step all-reduces."""
+        held = footprint.whole(skeleton, make_optimizer)
+        on_wire = held.gradients // (1 if self.compression == "none" else 2)
+        return replace(held, sent=footprint.shared(on_wire, ranks, times=2))
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

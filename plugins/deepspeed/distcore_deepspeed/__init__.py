@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distcore_deepspeed.json_config import Setting as Setting
     from distcore_deepspeed.json_config import UserConfig as UserConfig
     from distcore_deepspeed.json_config import read as read
+    from distcore_deepspeed.memory import planned as planned
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOME = {
     "engine": "engine",
     "library": "library",
     "partitions": "partitions",
+    "planned": "memory",
     "read": "json_config",
     "resolve": "derived",
 }

@@ -43,6 +43,14 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
     return tree
 
 
+def resolved_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.Module) -> Tree:
+    """Return DeepSpeed's section ``zero_optimization`` with nothing left to choose, before a run has its steps."""
+    settings = [*derived_settings(user, config, ranks), *_bucket_settings(model)]
+    # The optimizer's and the scheduler's sections may have an "auto" that only a run can fill in.
+    section: Tree = fill(user.for_evaluation(), settings)[ZERO]
+    return section
+
+
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
     """What follows from distcore's config and the user's options alone, before there is a model."""
     if config.micro_batch_size == "auto":

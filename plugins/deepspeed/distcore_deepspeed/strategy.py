@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from distcore import (
     Capabilities,
     Clip,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     Progress,
@@ -33,6 +34,7 @@ from distcore import (
 from distcore_deepspeed import engine, library, partitions
 from distcore_deepspeed.build import build
 from distcore_deepspeed.checks import check_evaluation, check_training
+from distcore_deepspeed.memory import planned
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 
@@ -79,6 +81,12 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     def check_evaluation(self, config: RunConfig) -> None:
         """The same for a run that only evaluates: no optimizer, so that every stage takes every precision."""
         check_evaluation(self.user_config, config)
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return what the stage holds and sends; raises ConfigError for what is not known."""
+        return planned(self.user_config, config, skeleton, ranks, make_optimizer)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

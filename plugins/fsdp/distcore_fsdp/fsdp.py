@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from distcore import (
     Capabilities,
     ConfigError,
+    Memory,
     ModelSource,
     OptimizerFactory,
     PreparedModel,
@@ -44,6 +45,7 @@ from distcore import (
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
 from distcore_fsdp.memory import return_large_blocks
+from distcore_fsdp.planned import Sharded, planned
 from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise, with_adapter
 
 log = logging.getLogger("distcore")
@@ -117,6 +119,21 @@ class FSDPStrategy:
         if ranks % shard:
             possible = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
             raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return shards, and of buffers the root's parameters and the largest unit's, which are whole at once."""
+        policy, shards = self._policy(config), self._shard_size(ranks)
+        how = Sharded(
+            shards=shards,
+            replicas=ranks // shards,
+            frees=not self._reshard_options(),
+            offloads=self.cpu_offload,
+            gathered_in=policy.param_dtype or torch.float32,
+            reduced_in=policy.reduce_dtype or torch.float32,
+        )
+        return planned(skeleton, blocks(skeleton, self.wrap), make_optimizer, how)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from distcore import (
     Capabilities,
     Clip,
     ConfigError,
+    Memory,
     OptimizerFactory,
     PreparedModel,
     RankInfo,
@@ -26,6 +27,7 @@ from distcore import (
     available_cores,
     defaults,
     device_of,
+    footprint,
     hookimpl,
 )
 from distcore_horovod import launcher
@@ -35,6 +37,8 @@ from distcore_horovod.rendezvous import connect
 from distcore_horovod.wire import broadcast, gather_rows, lost_peers, sum_over_ranks
 
 _NO_CONTEXT = nullcontext()
+FUSION_BYTES = 128 * 2**20
+"""Horovod's fusion buffer where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,19 @@ class HorovodStrategy:
             raise ConfigError(
                 "strategy_options.op = 'adasum': combines steps, not gradients, so clipping and fp16 are not possible"
             )
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the whole of the model and the fusion buffer; raises ConfigError for adasum, which keeps copies."""
+        if self.op == "adasum":
+            raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
+        held = footprint.whole(skeleton, make_optimizer)
+        fusion = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES))
+        if self.fusion_mb is not None:
+            fusion = int(self.fusion_mb * 2**20)
+        on_wire = held.gradients // (1 if self.compression == "none" else 2)
+        return replace(held, buffers=fusion, sent=footprint.shared(on_wire, ranks, times=2))
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -1,0 +1,59 @@
+"""``distcore plan``: its flags. What plans is imported only when it runs, to keep help fast."""
+
+from __future__ import annotations
+
+import argparse
+
+from distcore.cli.commands.train import add_job_flags, changes_of
+from distcore.errors import ConfigError
+
+NOT_HERE = ("--strategy", "--nproc", "--max-restarts", "--out", "--resume", "--resume-changed")
+"""Flags of ``distcore train`` that a plan has in another form, or none of."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAME,NAME:VALUE,…] [--nproc N,N,…] [FLAGS]"
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
+    group = parser.add_argument_group("plan")
+    group.add_argument(
+        "--strategies", metavar="NAMES", default="",
+        help="strategies, or NAME:VALUE, separated by commas (default: the config's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--nproc", dest="ranks", metavar="N,N,…", default="1", help="numbers of ranks, up to 1024 (default: 1)"
+    )
+    group.add_argument(
+        "--device-memory", metavar="SIZES", default="",
+        help="memory of a device, such as 24G,80G: say whether the states fit",
+    )  # fmt: skip
+    group.add_argument("--json", action="store_true", default=False, help="print JSON, all sizes in bytes")
+    add_job_flags(parser, leave_out=NOT_HERE)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan and return 0, or 1 if nothing of it is known; raises DistcoreError."""
+    from distcore.planning import table
+    from distcore.planning.plan import Request, make_plan
+    from distcore.planning.sizes import parse_size
+
+    devices = {size.strip(): parse_size(size) for size in arguments.device_memory.split(",") if size.strip()}
+    request = Request(
+        config=arguments.config,
+        changes=changes_of(arguments),
+        strategies=arguments.strategies,
+        ranks=_ranks(arguments.ranks),
+    )
+    plan = make_plan(request)
+    if arguments.json:
+        print(table.as_json(plan, devices))
+    else:
+        table.show(plan, devices)
+    return 0 if any(row.memory is not None for row in plan.rows) else 1
+
+
+def _ranks(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--nproc {text}: expected numbers of ranks separated by commas, such as 8,64")
+    return [int(word) for word in words]

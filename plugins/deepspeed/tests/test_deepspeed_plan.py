@@ -1,0 +1,69 @@
+"""What ``plan_memory`` says at ZeRO-2 and ZeRO-3, beside DeepSpeed's published estimates for T0_3B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+from torch import nn
+
+from distcore import Memory, RunConfig, load_config
+from distcore_deepspeed.strategy import DeepSpeedStrategy
+
+LAYER, COUNT = 32_000_000, 2_851_000_000
+"""Of T0_3B, as DeepSpeed's page on memory gives them: parameters of the largest layer, and of the model."""
+
+
+def t0_3b() -> nn.Module:
+    """A model of so many parameters in layers of that size and a smaller last one; no weights."""
+    whole, rest = divmod(COUNT, LAYER)
+    with torch.device("meta"):
+        return nn.ParameterList([nn.Parameter(torch.empty(size)) for size in [LAYER] * whole + [rest]])
+
+
+def planned(ranks: int, **options: Any) -> Memory:
+    config: RunConfig = load_config(None, {"precision": "fp16", "nproc": ranks, "device": "cpu", "lr": 1e-4})
+    strategy = DeepSpeedStrategy(**options)
+    return strategy.plan_memory(config, t0_3b(), ranks, lambda module: torch.optim.AdamW(module.parameters()))
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_zero_2_is_the_published_estimate_but_for_what_lives_during_the_step(gpus: int) -> None:
+    _, published = estimate_zero2_model_states_mem_needs(COUNT, gpus, 1, cpu_offload=False)
+    # The estimate counts gradients in fp16 and again in fp32; the second copy is made by the step itself.
+    made_by_step = 4 * COUNT // gpus
+    assert planned(gpus, stage=2).states + made_by_step == pytest.approx(published, rel=1e-6)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_zero_2_with_offload_is_the_published_estimate_and_the_buffer_of_updated_weights(gpus: int) -> None:
+    host, published = estimate_zero2_model_states_mem_needs(COUNT, gpus, 1, additional_buffer_factor=1.0)
+    found = planned(gpus, stage=2, offload_optimizer="cpu")
+    assert found.states == pytest.approx(published, rel=1e-6)
+    # What all ranks of the machine keep; DeepSpeed copies the updated weights to the device through 2 bytes each.
+    assert gpus * found.host - 2 * COUNT == pytest.approx(host, rel=1e-6)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_zero_3_is_the_published_estimate_but_for_the_largest_layer(gpus: int) -> None:
+    _, published, layer = estimate_zero3_model_states_mem_needs(COUNT, LAYER, gpus, 1, False, False)
+    # The estimate counts the fp32 gradients of the step where the plan has the fp16 ones before it.
+    assert planned(gpus, stage=3).states + 2 * COUNT // gpus == pytest.approx(published - layer, rel=1e-6)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_zero_3_with_offload_is_the_published_estimate(gpus: int) -> None:
+    host, published, layer = estimate_zero3_model_states_mem_needs(
+        COUNT, LAYER, gpus, 1, cpu_offload=True, cpu_offload_params=False, additional_buffer_factor=1.0
+    )
+    found = planned(gpus, stage=3, offload_optimizer="cpu")
+    assert found.states == pytest.approx(published - layer, rel=1e-6)
+    assert gpus * (found.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)  # as above: fp32 gradients
+
+    host, published, layer = estimate_zero3_model_states_mem_needs(COUNT, LAYER, gpus, 1, additional_buffer_factor=1.0)
+    found = planned(gpus, stage=3, offload_optimizer="cpu", offload_param="cpu")
+    assert (found.states, published) == (0, layer)
+    assert gpus * (found.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)

@@ -1,0 +1,136 @@
+"""``distcore plan``: what it says of a job without running it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distcore import ConfigError, footprint, load_config
+from distcore.checkpoint import find
+from distcore.cli.main import main
+from distcore.engine.optim import load_optimizer, optimizer_factory
+from distcore.engine.parameter_groups import parameter_groups
+from distcore.planning.sizes import parse_size, shown
+
+JOB = ("--data", "rows.json", "--model", "bert-tiny")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What the command prints as JSON, rows by strategy and ranks."""
+    assert main(["plan", *JOB, "--json", *arguments]) == 0
+    tree: dict[str, Any] = json.loads(capsys.readouterr().out)
+    tree["rows"] = {(row["strategy"], row["ranks"]): row for row in tree["rows"]}
+    return tree
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2,deepspeed:3")
+    found = plan(capsys, *strategies, "--nproc", "2,1024", "--device-memory", "1G,1M")
+    count, rows = found["parameters"], found["rows"]
+    assert ("single", 1) in rows  # one process, whatever --nproc says
+    assert ("single", 1024) not in rows
+    single = rows["single", 1]["memory"]
+    assert (single["parameters"], single["gradients"]) == (4 * count, 4 * count)
+    assert single["states"] == pytest.approx(16 * count, rel=1e-3)
+    for ranks in (2, 1024):
+        assert rows["ddp", ranks]["memory"]["states"] == single["states"]
+        assert rows["deepspeed:2", ranks]["memory"]["states"] == pytest.approx((4 + 16 / ranks) * count, rel=0.01)
+        # Shards are whole rows, so on many ranks they do not come down to 16 / N.
+        assert 16 * count / ranks <= rows["fsdp", ranks]["memory"]["states"] < 2 * 16 * count / ranks + 2**20
+    assert rows["ddp", 1024]["memory"]["sent"] == 2 * 4 * count * 1023 // 1024
+    assert rows["ddp", 2]["states_fit"] == {"1G": True, "1M": False}
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_the_table_names_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--strategies", "ddp,fsdp:hybrid:shard_size=3,dp", "--nproc", "4", "--device-memory", "8G")
+    assert main(["plan", *JOB, *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "fits 8G (states)" in " ".join(text.split())
+    assert "dp on 1 rank(s): not known: the strategy does not say what it holds" in text
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--freeze", "embeddings")
+    memory = found["rows"]["single", 1]["memory"]
+    assert found["trained"] < found["parameters"]
+    assert memory["gradients"] == 4 * found["trained"]
+    assert memory["optimizer"] == pytest.approx(8 * found["trained"], rel=1e-3)
+
+
+@pytest.mark.usefixtures("work_folder")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nproc", "2048"), "--nproc 2048: a plan is for 1 to 1024 ranks"),
+        (("--nproc", "two"), "--nproc two: expected numbers of ranks separated by commas, such as 8,64"),
+        (("--device-memory", "80"), "--device-memory 80: expected a size such as 80G or 512M"),
+        (("--strategies", "ddp,,fsdp"), "--strategies ddp,,fsdp: expected names separated by commas"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB, *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_model_that_cannot_be_a_skeleton_says_where(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work_folder / "own.py").write_text(
+        "from distcore.tasks.text_classification.task import TextClassification\n"
+        "class Own(TextClassification):\n"
+        "    def build_model(self, config, data):\n"
+        "        import torch\n"
+        "        return torch.nn.Linear(2, int(torch.ones(2).sum()))\n"
+    )
+    assert main(["plan", *JOB, "--task", "own.py:Own"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: plan: the model cannot be built without its weights: build_model() fails")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["80G", "80GiB", "80 gb", "81920M", "0.078125T"])
+def test_sizes_are_read(size: str) -> None:
+    assert parse_size(size) == 80 * 2**30
+
+
+def test_sizes_are_shown_to_three_digits() -> None:
+    assert [shown(size) for size in (0, 12, 1536, 12_033_252, 80 * 2**30)] == [
+        "0", "12 B", "1.50 KiB", "11.5 MiB", "80.0 GiB",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError):
+        parse_size("0G")
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon", "lion"])
+def test_an_optimizer_keeps_on_the_meta_device_what_it_keeps_of_values(name: str) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(5, 4), *(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(2)))
+
+    config = load_config(None, {"optimizer.name": name, "lr": 1e-3, "device": "cpu"})
+    with torch.device("meta"):
+        planned = footprint.optimizer_bytes(optimizer_factory(config)(model()))
+    module, own = model(), load_optimizer(config)
+    optimizer = own.build(module, parameter_groups(config, module, getattr(own, "weight_decay", None)))
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    assert planned == sum(value.nbytes for value in kept)
+
+
+@pytest.mark.programs
+def test_a_checkpoint_has_the_size_that_was_planned(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = plan(capsys)["checkpoint"]
+    out = work_folder / "run"
+    assert main(["train", *JOB, "--max-steps", "2", "--set", "device=cpu", "--out", str(out)]) == 0
+    newest = find("auto", out)
+    assert newest is not None
+    files = list(newest.rglob("*.safetensors"))
+    headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in files)
+    assert sum(file.stat().st_size for file in files) - headers == size
