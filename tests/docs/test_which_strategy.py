@@ -29,7 +29,7 @@ def benchmark() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", list(filter(is_offered, registry.entries("strategies"))))
+@pytest.mark.parametrize("name", [name for name in registry.entries("strategies") if is_offered(name)])
 def test_every_limit_that_a_strategy_declares_stands_on_the_page(name: str) -> None:
     words = " ".join(PAGE.split())
     assert f"`{name}`" in words

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 from transformers import (
     BertConfig,
     BertModel,
@@ -84,7 +85,9 @@ def distance(name, strategy, world):
     for at, parameter in whole.named_parameters():
         split = layout.splits.get(at)
         wanted = split.part_of(parameter, layout.rank, layout.ranks) if split else parameter
-        errors.append(float((model.get_parameter(at) - wanted).detach().abs().max() / wanted.detach().abs().max()))
+        held = model.get_parameter(at)
+        held = held.full_tensor() if isinstance(held, DTensor) else held
+        errors.append(float((held - wanted).detach().abs().max() / wanted.detach().abs().max()))
     return max(errors)
 
 
@@ -110,8 +113,9 @@ def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, found):
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_so_is_one_with_split_layers_too():
-    found = launch(distances, {"cp": 2, "tp": 2}, nproc=4)
+@pytest.mark.parametrize("other", ["tp", "shard", "replicate"])
+def test_so_is_one_on_a_mesh_of_two_dimensions(other):
+    found = launch(distances, {"cp": 2, other: 2}, nproc=4)
     assert max(max(rank.values()) for rank in found) < 1e-5
 
 
