@@ -92,7 +92,7 @@ class MeshStrategy:
         )
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for sizes that do not make the number of ranks, a plan that is none, and what does not go together."""
+        """Raise ConfigError for sizes that do not make the number of ranks, a plan that is none, and what excludes another."""
         self.sizes(int(config.nproc))
         if self.plan is not None:
             read_plan(self.plan)
@@ -101,9 +101,8 @@ class MeshStrategy:
         if self.tp > 1 and config.lora.rank is not None:
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with tp = 1 only")
         if self.cp > 1 and self.activation_checkpointing:
-            raise ConfigError(
-                f"strategy_options.activation_checkpointing: not with cp = {self.cp}; use --set gradient_checkpointing=true"
-            )
+            instead = "use --set gradient_checkpointing=true"
+            raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
 
     def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
         """Raise StrategyError for a model without a plan, or whose heads and sizes the ranks do not divide."""

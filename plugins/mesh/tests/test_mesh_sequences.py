@@ -49,6 +49,8 @@ MODELS: dict[str, Any] = {
     "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
 }
+TWICE = ("llama, classifier", "mistral", "qwen2", "gpt2")
+"""Those with a plan for tp and heads enough for both."""
 LENGTHS = (8, 7)
 """One divides by the ranks, one is padded; in both some rows are shorter."""
 
@@ -95,7 +97,8 @@ def distances(options):
     strategy = MeshStrategy(**options)
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(RunConfig(device="cpu"), rank_info)
-    found = {name: distance(name, strategy, world) for name in MODELS}
+    names = TWICE if strategy.tp > 1 else MODELS
+    found = {name: distance(name, strategy, world) for name in names}
     strategy.teardown(world)
     return found
 
