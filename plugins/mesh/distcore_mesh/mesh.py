@@ -92,7 +92,7 @@ class MeshStrategy:
         )
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for sizes that do not make the number of ranks, a plan that is none, and what excludes another."""
+        """Raise ConfigError for sizes that do not make the ranks, a plan that is none, and what excludes another."""
         self.sizes(int(config.nproc))
         if self.plan is not None:
             read_plan(self.plan)
