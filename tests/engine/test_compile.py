@@ -103,7 +103,8 @@ def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.M
     line = r"^compile = 'on': needs a C\+\+ compiler, and there is no no-such-compiler here: .* --compile off$"
     with pytest.raises(ConfigError, match=line):
         with_compile(RunConfig(compile="on", device="cpu"), capabilities)
-    assert "a C compiler" in missing_compiler("cuda") or "triton" in missing_compiler("cuda")
+    monkeypatch.setenv("CC", "no-such-c-compiler")
+    assert "needs a C compiler, and there is no no-such-c-compiler here" in missing_compiler("cuda")
 
 
 def test_yaml_reads_on_and_off_as_truth_values(tmp_path: Path) -> None:
