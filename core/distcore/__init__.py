@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import RankInfo as RankInfo
     from distcore.plugin.contract import Run as Run
     from distcore.plugin.contract import Sampler as Sampler
+    from distcore.plugin.contract import StepLoss as StepLoss
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from distcore.plugin.state import Piece as Piece
     from distcore.plugin.state import SavedState as SavedState
     from distcore.plugin.state import State as State
+    from distcore.plugin.task import Batch as Batch
     from distcore.plugin.task import Dataset as Dataset
     from distcore.plugin.task import Datasets as Datasets
     from distcore.plugin.task import FileRows as FileRows
@@ -121,6 +123,8 @@ _HOME = {
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
     "sum_over_ranks": "distcore.distributed.process_group",
+    "Batch": "distcore.plugin.task",
+    "StepLoss": "distcore.plugin.contract",
     "BatchPlan": "distcore.plugin.sampling",
     "rank_sampler": "distcore.plugin.sampling",
     "row_random": "distcore.data.varying",

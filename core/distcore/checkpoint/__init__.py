@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from distcore.checkpoint.commit import begin, clean_up, commit, discard, publish_rank_manifest, staging_of
@@ -157,7 +158,7 @@ def load(
     check_base(run.base, job_state, path)
     progress = saved_progress(job_state, path)
     check_progress(run, progress, path)
-    _check_names(run, checkpoint)
+    _check_names(run, hooks, checkpoint)
     hooks.load_checkpoint(run, checkpoint, progress)
     averages.load(run, hooks, checkpoint)
     restore(run, job_state, progress, path)
@@ -171,19 +172,30 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
     check_base(run.base, checkpoint.job_state(), path)
-    _check_names(run, checkpoint)
+    _check_names(run, hooks, checkpoint)
     hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(checkpoint.job_state(), path))
     return weights_of(checkpoint)
 
 
-def _check_names(run: Run, checkpoint: Checkpoint) -> None:
+def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError, with the first name, for tensors that belong to nothing in the run's model."""
     parameters = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     known = parameters | {name for name, _ in run.module.named_buffers(remove_duplicate=False)}
-    for name in checkpoint:
-        kind, _, rest = name.partition("/")
-        if rest not in known and (kind != "optimizer" or rest.rpartition("/")[0] not in parameters):
-            raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
+    names = list(checkpoint)
+    parts = [name.partition("/") for name in names]
+    foreign = torch.tensor(
+        [
+            rest not in known and (kind != "optimizer" or rest.rpartition("/")[0] not in parameters)
+            for kind, _, rest in parts
+        ],
+        dtype=torch.uint8,
+    )
+    if run.capabilities.ranks_per_shard > 1:  # a rank may have a part of the model: foreign is what none of them has
+        mine = foreign[None].to(run.world.device)
+        foreign = hooks.gather_outputs(run, {"foreign": mine})["foreign"].cpu().amin(0)
+    if foreign.any():
+        name = names[int(foreign.argmax())]
+        raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
 
 
 def _verified(path: Path, world: World) -> Checkpoint:

@@ -102,7 +102,7 @@ def environment(toolchain: Path) -> dict[str, str]:
         "HOROVOD_WITH_MPI" if have.mpi else "HOROVOD_WITHOUT_MPI": "1",
         "CMAKE_TOOLCHAIN_FILE": str(toolchain),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "CXXFLAGS": "-include cstdint",
+        "CXXFLAGS": "-include cstdint -include string",
         "LDFLAGS": "-Wl,-s",
         "MAKEFLAGS": f"-j{jobs()}",
     }

@@ -1,10 +1,11 @@
-"""``mesh``: layers and sequences split over groups of ranks, sharded and replicated over the groups (FSDP2)."""
+"""``mesh``: layers, sequences and blocks split over groups of ranks; sharded and replicated over the groups (FSDP2)."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal, cast
 
 import torch
@@ -32,15 +33,18 @@ from distcore import (
     hookimpl,
     join_process_group,
     leave_process_group,
+    repeated_classes,
     sum_over_ranks,
 )
 from distcore_fsdp import blocks, memory
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.group import Group
 from distcore_mesh.layers import split_layers, styles_for
+from distcore_mesh.pipeline import train_step
 from distcore_mesh.plans import plan_for, read_plan
 from distcore_mesh.sequences import check_sequences, split_sequences
 from distcore_mesh.splits import Layout
+from distcore_mesh.stages import check_stages, cut_into_stages, end_forward_early, of_stage, stage_of
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
@@ -50,7 +54,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class MeshStrategy:
-    """Split layers and sequences over groups of ranks; shard over some of the groups, replicate over others."""
+    """Split layers, sequences and blocks over groups of ranks; shard over some groups, replicate over others."""
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
@@ -60,6 +64,10 @@ class MeshStrategy:
     """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all that are left."""
     cp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each sequence in the blocks of a decoder (context parallelism); part of a data shard, too."""
+    pp: Annotated[int, Field(ge=1)] = 1
+    """Stages of a pipeline: each has its share of the model's blocks, and passes what it computes on to the next."""
+    pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of a stage's passes: forward and backward in turns, or all forward passes first."""
     param_dtype: Dtype = "fp32"
     """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype of
     ``--precision``, which also rounds embeddings and normalisations."""
@@ -71,14 +79,18 @@ class MeshStrategy:
     """A file that says which layers are split, and how: ``NAME: STYLE`` on each line. Default: the plan for the type of
     model, or the one that the model has."""
 
+    def __post_init__(self) -> None:
+        if self.pp > 1:  # else the strategy has no such hook, so that the loop's own passes run
+            object.__setattr__(self, "train_step", train_step)
+
     @property
     def capabilities(self) -> Capabilities:
-        """What the strategy declares; the ranks of a data shard depend on ``tp`` and ``cp``."""
+        """What the strategy declares; the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
         return Capabilities(
             spec_version=2,
             precisions=frozenset({"fp32", "bf16"}),
             other_optimizers="elementwise",
-            ranks_per_shard=self.tp * self.cp,
+            ranks_per_shard=self.tp * self.cp * self.pp,
             shards_parameters=True,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
@@ -87,8 +99,10 @@ class MeshStrategy:
                 "every rank builds the whole model on the CPU before it is split",
                 "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
                 "dropout of heads, hidden units and tokens that are split draws the same mask on each rank of a group",
-                "cp is for decoders of a few model types, and they cannot generate text with it",
+                "cp is for decoders of a few model types; with cp or pp a model cannot generate text",
+                "pp is for models with one stack of blocks and without tied weights",
             ),
+            exempt={"tied-parameters": "two stages of a pipeline cannot share a weight"} if self.pp > 1 else {},
         )
 
     def check_config(self, config: RunConfig) -> None:
@@ -100,22 +114,29 @@ class MeshStrategy:
                 raise ConfigError(f"strategy_options.plan = {self.plan!r}: is for tp greater than 1")
         if self.tp > 1 and config.lora.rank is not None:
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with tp = 1 only")
+        if self.pp > 1 and self.cp > 1:
+            raise ConfigError(f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them")
+        if self.pp > 1 and config.lora.rank is not None:
+            raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with pp = 1 only")
         if self.cp > 1 and self.activation_checkpointing:
             instead = "use --set gradient_checkpointing=true"
             raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
 
     def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
-        """Raise StrategyError for a model without a plan, or whose heads and sizes the ranks do not divide."""
+        """Raise StrategyError for a model without a plan, or whose heads, sizes or blocks the ranks do not divide."""
         if self.tp > 1:
             styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
         if self.cp > 1:
             check_sequences(skeleton, self.cp, self.tp)
+        if self.pp > 1:
+            check_stages(skeleton, self.pp)
 
-    def sizes(self, ranks: int) -> tuple[int, int, int, int]:
-        """Return ``replicate``, ``shard``, ``cp`` and ``tp``; raises ConfigError if they do not make so many ranks."""
-        given = {"tp": self.tp if self.tp > 1 else None, "cp": self.cp if self.cp > 1 else None}
+    def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
+        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``; raises ConfigError if they do not make the ranks."""
+        inner = {"tp": self.tp, "cp": self.cp, "pp": self.pp}
+        given = {name: size if size > 1 else None for name, size in inner.items()}
         given |= {"replicate": self.replicate, "shard": self.shard}
-        unit = self.tp * self.cp * (self.replicate or 1) * (self.shard or 1)
+        unit = self.tp * self.cp * self.pp * (self.replicate or 1) * (self.shard or 1)
         left, over = divmod(ranks, unit)
         if over or (left > 1 and self.replicate is not None and self.shard is not None):
             said = " * ".join(f"{name} = {size}" for name, size in given.items() if size is not None)
@@ -123,17 +144,22 @@ class MeshStrategy:
             would = f"{unit} ranks would" if closed else f"a multiple of {unit} would"
             raise ConfigError(f"strategy_options: {said} does not make nproc = {ranks}: {would}")
         if self.shard is None:
-            return self.replicate or 1, left, self.cp, self.tp
-        return self.replicate or left, self.shard, self.cp, self.tp
+            return self.pp, self.replicate or 1, left, self.cp, self.tp
+        return self.pp, self.replicate or left, self.shard, self.cp, self.tp
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group; ranks that share layers or sequences follow each other, and are a shard."""
+        """Join torch's process group; ranks that share layers, sequences or blocks are a data shard.
+
+        Ranks of a stage follow each other, and in a stage those that share layers or sequences. The last stage speaks.
+        """
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
             memory.return_large_blocks()
-        shard, number = divmod(world.rank, self.tp * self.cp)
-        return replace(world, shard=shard, shards=world.size // (self.tp * self.cp), speaks=number == 0)
+        stage, in_stage = divmod(world.rank, world.size // self.pp)
+        shard, number = divmod(in_stage, self.tp * self.cp)
+        shards = world.size // (self.tp * self.cp * self.pp)
+        return replace(world, shard=shard, shards=shards, speaks=number == 0 and stage == self.pp - 1)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
@@ -141,18 +167,29 @@ class MeshStrategy:
         mesh = self._mesh(run.world)
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits = split_layers(model, plan_for(model, self.plan), layers) if self.tp > 1 else {}
+        layout = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
+        kinds = tuple(repeated_classes(model))  # of the whole model: a stage may have one block
+        if self.pp > 1:
+            stage = stage_of(mesh, self.pp_schedule)
+            make_optimizer = make_optimizer and partial(of_stage, make_optimizer(model), dict(model.named_parameters()))
+            mine = cut_into_stages(model, stage, self._param_dtype(run), run.world.device)
+            first = run.world.rank == stage.rank * (run.world.size // self.pp)
+            layout = replace(layout, of_stage=mine, is_first_of_stage=first)
+            vars(model)["distcore_stage"] = stage
         # The model is all that the core hands from hook to hook.
-        vars(model)["distcore_layout"] = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
+        vars(model)["distcore_layout"] = layout
         if self.cp > 1:
             vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp)
         model = model.to(run.world.device)
-        units = blocks.blocks(model, "auto")
+        units = blocks.blocks(model, kinds)
         if run.world.shards > 1:
             self._shard(
                 run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
             )
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             blocks.recompute(units.values())
+        if self.pp > 1:
+            end_forward_early(model, stage)
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl
@@ -209,13 +246,16 @@ class MeshStrategy:
 
     def _mesh(self, world: World) -> DeviceMesh:
         sizes = self.sizes(world.size)
-        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicate", "shard", "cp", "tp"))
+        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("pp", "replicate", "shard", "cp", "tp"))
+
+    def _param_dtype(self, run: Run) -> torch.dtype:
+        return DTYPES[run.config.precision] if self.param_dtype == "precision" else torch.float32
 
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
         log.info("mesh: %s", blocks.describe(model, units))
-        dtypes = {"fp32": torch.float32, "precision": DTYPES[run.config.precision]}
+        reduce_dtype = DTYPES[run.config.precision] if self.reduce_dtype == "precision" else torch.float32
         policy = MixedPrecisionPolicy(
-            param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
+            param_dtype=self._param_dtype(run), reduce_dtype=reduce_dtype, cast_forward_inputs=False
         )
         for module in (*units.values(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy)

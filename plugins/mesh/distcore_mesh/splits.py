@@ -60,12 +60,15 @@ class Layout:
     """Size of that group."""
     replica: bool = False
     """Whether another rank of the data shard holds the same part."""
+    of_stage: frozenset[str] = frozenset()
+    """Parameters that only the ranks of one pipeline stage hold."""
+    is_first_of_stage: bool = True
+    """Whether this rank is the first of those."""
 
     def of(self, name: str, tensor: Tensor) -> Split | None:
         """Return how an entry of the state is split: a parameter, or a moment of its shape; ``None`` if it is not."""
-        kind, _, rest = name.partition("/")
-        split = self.splits.get(rest.rpartition("/")[0] if kind == "optimizer" else rest)
-        if split is None or kind == "model":
+        split = self.splits.get(_parameter_of(name))
+        if split is None or name.startswith("model/"):
             return split
         own = list(split.shape)
         own[split.dimension] //= self.ranks
@@ -78,7 +81,7 @@ class Layout:
             if dtensors.is_empty(tensor):
                 continue
             split = self.of(name, tensor)
-            state[name] = self._held(tensor.detach()) if split is None else self._boxes(tensor.detach(), split)
+            state[name] = self._held(name, tensor.detach()) if split is None else self._boxes(tensor.detach(), split)
         return state
 
     @torch.no_grad()
@@ -113,10 +116,14 @@ class Layout:
         else:
             target.copy_(state[name])
 
-    def _held(self, tensor: Tensor) -> Tensor | Piece:
+    def _held(self, name: str, tensor: Tensor) -> Tensor | Piece:
         """Return a tensor that is not split: the same on every rank of the group."""
         held = dtensors.held(tensor)
-        return replace(held, replica=held.replica or self.rank > 0 or self.replica) if isinstance(held, Piece) else held
+        if isinstance(held, Piece):
+            return replace(held, replica=held.replica or self.rank > 0 or self.replica)
+        if _parameter_of(name) not in self.of_stage:
+            return held
+        return Piece(held.reshape(-1), 0, tuple(held.shape), replica=not self.is_first_of_stage)
 
     def _boxes(self, tensor: Tensor, split: Split) -> list[Box]:
         local, first = _rows(tensor)
@@ -127,6 +134,12 @@ class Layout:
             found.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
             at += length
         return found
+
+
+def _parameter_of(name: str) -> str:
+    """Return the parameter that an entry of the state belongs to, or the buffer."""
+    kind, _, rest = name.partition("/")
+    return rest.rpartition("/")[0] if kind == "optimizer" else rest
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, int]:
