@@ -43,8 +43,8 @@ class Stage:
     """In which order it runs its passes: ``1f1b`` or ``gpipe``."""
     in_training: bool = field(default=False, init=False)
     """Whether hidden states are kept for a backward pass."""
-    past: bool = field(default=False, init=False)
-    """Whether the forward pass that runs is past this stage's first exchange."""
+    past: bool | None = field(default=None, init=False)
+    """Whether the forward pass that runs is past this stage's first exchange; ``None``: none runs."""
     received: Tensor | None = field(default=None, init=False)
     """What came from the stage before, in the forward pass that ran last."""
     sent: Tensor | None = field(default=None, init=False)
@@ -175,7 +175,7 @@ def check_stages(model: nn.Module, pp: int) -> None:
         if own := next(model.get_submodule(owner).named_parameters(recurse=False), None):
             raise StrategyError(f"{where}: {own[0]!r} of {type(model.get_submodule(owner)).__name__} is in no stage")
     state = model.state_dict().keys()
-    buffers = [name for name, _ in model.named_buffers() if name in state and name.startswith(f"{path}.")]
+    buffers = [name for name, _ in model.named_buffers() if name in state and _is_inside(name, path)]
     if buffers:
         raise StrategyError(f"{where}: {buffers[0]} is a running statistic of a block, which other stages cannot see")
 
@@ -190,7 +190,7 @@ def cut_into_stages(model: nn.Module, stage: Stage, dtype: torch.dtype, device: 
     before, behind = _around(model, path)
     own = len(blocks) // stage.size
     first, last = stage.rank * own, (stage.rank + 1) * own
-    kept: set[str] = {f"{path}.{number}" for number in range(first, last)}
+    kept = {f"{path}.{number}".lstrip(".") for number in range(first, last)}
     for names, is_kept, misplaced in ((before, stage.rank == 0, "behind"), (behind, stage.is_last, "before")):
         for name in names:
             module = model.get_submodule(name)
@@ -216,6 +216,7 @@ def end_forward_early(model: nn.Module, stage: Stage) -> None:
         stage.past, stage.received, stage.sent = False, None, None
 
     def end(_module: nn.Module, _inputs: object, _output: object) -> None:
+        stage.past = None
         if stage.in_training and not stage.is_last:
             raise SentError
 
@@ -235,7 +236,7 @@ def _exchange(stage: Stage, number: int, first: int, last: int) -> Any:
 
 
 def _check_order(stage: Stage, name: str, misplaced: str, _module: nn.Module, _inputs: object) -> None:
-    if stage.past == (misplaced == "behind"):
+    if stage.past is (misplaced == "behind"):  # not where activations are computed again in a backward pass
         raise StrategyError(
             f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced} the blocks"
         )
@@ -258,6 +259,11 @@ def _stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
     return next(iter(found.items()))
 
 
+def _is_inside(name: str, path: str) -> bool:
+    """True for the name of something inside a module; the model's own path is empty."""
+    return name.startswith(f"{path}." if path else "")
+
+
 def _ancestors(path: str) -> Iterator[str]:
     """Yield the names of the modules around a module, the model's own (empty) first."""
     parts = path.split(".")
@@ -275,7 +281,7 @@ def _around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
     for name, module in model.named_modules():
         if name == path:
             found = behind
-        elif not name.startswith(f"{path}.") and any(True for _ in module.parameters(recurse=False)):
+        elif not _is_inside(name, path) and any(True for _ in module.parameters(recurse=False)):
             found.append(name)
     return before, behind
 

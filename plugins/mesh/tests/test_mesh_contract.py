@@ -25,3 +25,22 @@ class TestTensorParallelAndReplicated(StrategyContract):
     strategy = "mesh"
     options = {"tp": 2, "replicate": 2}
     nproc = 4
+
+
+class TestPipeline(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2}
+
+
+@pytest.mark.slow
+class TestPipelineSharded(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2, "shard": 2}
+    nproc = 4
+
+
+@pytest.mark.slow
+class TestPipelineOfTensorParallelStages(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2, "tp": 2}
+    nproc = 4

@@ -1,0 +1,236 @@
+"""A pipeline over a model's own code: loss, gradients and evaluation of two stages are those of the whole model."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from torch import nn
+
+from distcore import ConfigError, MicroBatch, Run, RunConfig, StrategyError, launch
+from distcore.testing.rank import Subject, lab_of
+from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.pipeline import order
+from distcore_mesh.stages import check_stages
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+ENCODER = SIZES | {"max_position_embeddings": 64, "num_labels": 3}
+DECODER = SIZES | {"tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = DECODER | {"num_key_value_heads": 2}
+MODELS = {
+    "bert": lambda: t.BertForSequenceClassification(t.BertConfig(**ENCODER)),
+    "roberta": lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**ENCODER)),
+    "distilbert": lambda: t.DistilBertForSequenceClassification(
+        t.DistilBertConfig(vocab_size=64, dim=32, n_layers=4, n_heads=4, hidden_dim=48, max_position_embeddings=64)
+    ),
+    "electra": lambda: t.ElectraForSequenceClassification(t.ElectraConfig(**ENCODER, embedding_size=32)),
+    "modernbert": lambda: t.ModernBertForSequenceClassification(
+        t.ModernBertConfig(**DECODER, num_labels=3, cls_token_id=1, sep_token_id=2)
+    ),
+    "gpt2": lambda: t.GPT2LMHeadModel(
+        t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64, tie_word_embeddings=False)
+    ),
+    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED)),
+    "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**GROUPED)),
+    "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED)),
+    "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**GROUPED, head_dim=8)),
+    "phi3": lambda: t.Phi3ForCausalLM(t.Phi3Config(**GROUPED)),
+    "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**GROUPED, head_dim=8)),
+    "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**DECODER)),
+    "vit": lambda: t.ViTForImageClassification(
+        t.ViTConfig(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=8,
+                    patch_size=4, num_labels=3)
+    ),
+}  # fmt: skip
+OPTIONS = {
+    "1f1b": {},
+    "gpipe": {"pp_schedule": "gpipe"},
+    "activation_checkpointing": {"activation_checkpointing": True},
+}
+CASES = [*((name, "1f1b") for name in MODELS), *((name, options) for name in ("bert", "llama") for options in OPTIONS)]
+
+
+class OutOfOrder(nn.Module):
+    """Registers the norm that it calls last before its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.norm(hidden)
+
+
+def inputs_of(name, length):
+    if name == "vit":
+        return {"pixel_values": torch.linspace(-1, 1, length * 192).view(length, 3, 8, 8)}
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[0, length - 2 :] = 0
+    return {"input_ids": torch.arange(3 * length).view(3, length) % 61 + 3, "attention_mask": mask}
+
+
+def squares(model, _micro, batch):
+    return model(**batch).logits.square().mean()
+
+
+def wrapped(lab, model, **options):
+    strategy = MeshStrategy(pp=2, **options)
+    run = Run(
+        config=RunConfig(device="cpu"), world=lab.world, capabilities=strategy.capabilities, module=model, model=model
+    )
+    prepared = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters()))
+    return strategy, replace(run, model=prepared.model, optimizer=prepared.optimizer)
+
+
+def compared(lab, name, options):
+    """How far loss, gradients and outputs in evaluation are from the whole model's, and what part a stage holds."""
+    torch.manual_seed(0)
+    whole = MODELS[name]().eval()  # without dropout
+    strategy, run = wrapped(lab, copy.deepcopy(whole), **OPTIONS[options])
+    batches = [inputs_of(name, length) for length in (6, 9, 5)]
+    rows = np.arange(3)
+    micros = [(MicroBatch(indices=rows, last=at == 2), batch) for at, batch in enumerate(batches)]
+    loss = strategy.train_step(run, micros, squares)
+    expected = sum(squares(whole, None, batch) for batch in batches)
+    expected.backward()
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    mine = dict(run.module.named_parameters())
+    unlike = max(
+        float((parameter.grad - gradients[name]).norm() / (gradients[name].norm() + 1e-6))
+        for name, parameter in mine.items()
+    )
+    with torch.no_grad():
+        outputs = float((run.model(**batches[1]).logits - whole(**batches[1]).logits).abs().max())
+    stepped = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
+    assert stepped == {id(parameter) for parameter in mine.values()}
+    return float(loss), float(expected.detach()), unlike, outputs, frozenset(mine), frozenset(gradients)
+
+
+def in_a_rank(folder):
+    subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"), cases=())
+    with lab_of(subject, folder) as lab:
+        found = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
+        _, run = wrapped(lab, OutOfOrder())
+        with pytest.raises(StrategyError) as misplaced:
+            run.model(torch.ones(2, 4))
+        _, run = wrapped(lab, MODELS["llama"]())
+        with pytest.raises(StrategyError) as generates:
+            run.module.generate(torch.ones(1, 3, dtype=torch.long))
+    return found, str(misplaced.value), str(generates.value)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return launch(in_a_rank, tmp_path_factory.mktemp("pipeline"), nproc=2)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("name", "options"), list(dict.fromkeys(CASES)))
+def test_two_stages_compute_what_the_whole_model_does(name, options, ranks):
+    (loss_of_first, _, first, _, held_by_first, _), (loss, expected, second, outputs, held, whole) = (
+        found[name, options] for found, *_ in ranks
+    )
+    assert loss_of_first == 0.0
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert max(first, second) < 1e-6
+    assert outputs < 1e-6
+    assert held | held_by_first == whole
+    assert not held & held_by_first
+
+
+@pytest.mark.ranks
+def test_a_module_in_the_wrong_stage_is_named_when_it_is_called(ranks):
+    for _, line, _ in ranks:
+        assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it behind the blocks"
+
+
+@pytest.mark.ranks
+def test_generating_is_refused(ranks):
+    for *_, line in ranks:
+        assert line == "strategy 'mesh': with pp greater than 1 a model cannot generate; use pp = 1"
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("micros", [1, 2, 3, 8])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_each_micro_batch_goes_forward_then_backward(schedule, micros, stages):
+    for stage in range(stages):
+        running, most = 0, 0
+        passes = list(order(schedule, micros, stage, stages))
+        for each in passes:
+            running += 1 if each == "forward" else -1
+            assert running >= 0
+            most = max(most, running)
+        assert passes.count("forward") == passes.count("backward") == micros
+        assert most == (micros if schedule == "gpipe" else min(micros, stages - stage))
+
+
+def blocks(number):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(number)))
+
+
+def with_statistics():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)))
+
+
+def with_own_weight():
+    model = nn.Module()
+    model.scale, model.blocks = nn.Parameter(torch.ones(1)), blocks(2)
+    return model
+
+
+def tied():
+    model = nn.Module()
+    model.first, model.blocks, model.last = nn.Linear(4, 4), blocks(2), nn.Linear(4, 4)
+    model.last.weight = model.first.weight
+    return model
+
+
+SMALL_T5 = t.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "pp", "line"),
+    [
+        (partial(blocks, 6), 4, r"must divide the model's 6 blocks \(possible: 1, 2, 3, 6\)"),
+        (tied, 2, r"first.weight and last.weight are one weight, which two stages cannot share; untie them"),
+        (with_own_weight, 2, r"'scale' of Module is in no stage"),
+        (with_statistics, 2, r"0.1.running_mean is a running statistic of a block, which other stages cannot see"),
+        (partial(nn.Linear, 4, 4), 2, r"needs a model with one list of repeated blocks; Linear has: none"),
+        (
+            partial(t.T5ForConditionalGeneration, SMALL_T5),
+            2,
+            r"needs a model with one list .* has: encoder.block, decoder.block",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_what_would_do(make, pp, line):
+    with torch.device("meta"):
+        model = make()
+    with pytest.raises(StrategyError, match=rf"^strategy_options.pp = {pp}: {line}"):
+        check_stages(model, pp)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "line"),
+    [
+        ({"pp": 2, "cp": 2}, {"nproc": 4}, r"^strategy_options.pp = 2: not with cp = 2; choose one of them$"),
+        ({"pp": 2}, {"nproc": 2, "lora": {"rank": 4}}, r"^lora.rank = 4: .* trains adapters with pp = 1 only$"),
+        ({"pp": 2}, {"nproc": 3}, r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$"),
+    ],
+)
+def test_options_that_exclude_each_other_are_one_line(options, changes, line):
+    with pytest.raises(ConfigError, match=line):
+        MeshStrategy(**options).check_config(RunConfig(strategy="mesh", **changes))
+
+
+def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
+    assert not hasattr(MeshStrategy(tp=2), "train_step")
+    assert hasattr(MeshStrategy(pp=2), "train_step")
