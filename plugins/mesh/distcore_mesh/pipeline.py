@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from distcore import Batch, MicroBatch, Run, StepLoss, hookimpl
+from distcore import Batch, MicroBatch, Run, StepLoss, StrategyError, hookimpl
 from distcore_mesh.stages import SentError, Stage
 
 
@@ -55,11 +55,15 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
 
 def _forward(run: Run, stage: Stage, micro: MicroBatch, batch: Batch, loss: StepLoss) -> Tensor:
     """Return the loss of a micro-batch or, but on the last stage, the hidden state that was sent."""
+    stage.has_run = False
     try:
-        return loss(run.model, micro, batch)
+        result = loss(run.model, micro, batch)
     except SentError:
         assert stage.sent is not None  # only a stage that sent ends so
         return stage.sent
+    if not stage.is_last:
+        raise StrategyError("strategy 'mesh': with pp a task's loss must call model(...); use pp = 1")
+    return result
 
 
 def _backward(run: Run, stage: Stage, last: bool, received: Tensor | None, result: Tensor) -> None:

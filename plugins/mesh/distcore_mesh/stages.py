@@ -43,6 +43,8 @@ class Stage:
     """In which order it runs its passes: ``1f1b`` or ``gpipe``."""
     in_training: bool = field(default=False, init=False)
     """Whether hidden states are kept for a backward pass."""
+    has_run: bool = field(default=False, init=False)
+    """Whether the model was called for the micro-batch that is computed."""
     past: bool | None = field(default=None, init=False)
     """Whether the forward pass that runs is past this stage's first exchange; ``None``: none runs."""
     received: Tensor | None = field(default=None, init=False)
@@ -213,7 +215,9 @@ def end_forward_early(model: nn.Module, stage: Stage) -> None:
     """Have a forward pass in training end behind the model on all stages but the last; call it on a wrapped model."""
 
     def start(_module: nn.Module, _inputs: object) -> None:
-        stage.past, stage.received, stage.sent = False, None, None
+        if stage.in_training and stage.has_run:
+            raise StrategyError("strategy 'mesh': with pp a task's loss can call the model once; use pp = 1")
+        stage.has_run, stage.past, stage.received, stage.sent = True, False, None, None
 
     def end(_module: nn.Module, _inputs: object, _output: object) -> None:
         stage.past = None

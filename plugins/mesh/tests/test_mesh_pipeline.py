@@ -80,6 +80,14 @@ def squares(model, _micro, batch):
     return model(**batch).logits.square().mean()
 
 
+def part_only(model, _micro, batch):
+    return model.model(**batch)[0].mean()
+
+
+def twice(model, _micro, batch):
+    return (model(**batch).logits + model(**batch).logits).mean()
+
+
 def wrapped(lab, model, **options):
     strategy = MeshStrategy(pp=2, **options)
     run = Run(
@@ -123,7 +131,11 @@ def in_a_rank(folder):
         _, run = wrapped(lab, MODELS["llama"]())
         with pytest.raises(StrategyError) as generates:
             run.module.generate(torch.ones(1, 3, dtype=torch.long))
-    return found, str(misplaced.value), str(generates.value)
+        strategy, run = wrapped(lab, MODELS["llama"]())
+        loss = part_only if lab.world.rank == 0 else twice
+        with pytest.raises(StrategyError) as calls:
+            strategy.train_step(run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss)
+    return found, str(misplaced.value), str(generates.value), str(calls.value)
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +159,21 @@ def test_two_stages_compute_what_the_whole_model_does(name, options, ranks):
 
 @pytest.mark.ranks
 def test_a_module_in_the_wrong_stage_is_named_when_it_is_called(ranks):
-    for _, line, _ in ranks:
+    for _, line, *_ in ranks:
         assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it behind the blocks"
 
 
 @pytest.mark.ranks
 def test_generating_is_refused(ranks):
-    for *_, line in ranks:
+    for *_, line, _ in ranks:
         assert line == "strategy 'mesh': with pp greater than 1 a model cannot generate; use pp = 1"
+
+
+@pytest.mark.ranks
+def test_a_loss_that_calls_the_model_otherwise_than_once_is_refused(ranks):
+    (*_, first), (*_, last) = ranks
+    assert first == "strategy 'mesh': with pp a task's loss must call model(...); use pp = 1"
+    assert last == "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
