@@ -11,14 +11,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
+from distcore.plugin.capabilities import ChecksModel
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
 from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
+from distcore.testing.problem import Classifier
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve, setup_of, teardown_of
 from distcore.testing.trace import positions, who_is_stuck
 
@@ -52,12 +56,21 @@ def subject_of(
 ) -> Subject:
     """Return what ``check`` measures, with one rank for a strategy that declares one process.
 
-    Raises DistcoreError where the strategy is not installed, an option is wrong, or ``only`` names no case.
+    Raises DistcoreError where the strategy is not installed, an option is wrong, ``only`` names no case, or the
+    strategy cannot train the model with which the laws are measured.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
     config = expand_shorthand(load_config(None, changes | dict(settings or {})))
     subject = Subject(config=config, cases=tuple(_chosen(only)))
-    if capabilities_of(config.strategy, subject.strategy()).processes == "one":
+    built = subject.strategy()
+    if isinstance(built, ChecksModel):
+        with torch.device("meta"):
+            model = Classifier()
+        try:
+            built.check_model(config, model)
+        except DistcoreError as error:
+            raise StrategyError(f"the model with which the laws are measured: {error}") from error
+    if capabilities_of(config.strategy, built).processes == "one":
         nproc = 1
     return replace(subject, config=config.model_copy(update={"nproc": nproc}))
 

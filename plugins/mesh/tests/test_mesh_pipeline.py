@@ -1,8 +1,10 @@
 """A pipeline over a model's own code: loss, gradients and evaluation of two stages are those of the whole model."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +14,22 @@ from torch import nn
 
 from distcore import ConfigError, MicroBatch, Run, RunConfig, StrategyError, launch
 from distcore.testing.rank import Subject, lab_of
+from distcore.testing.runner import subject_of
 from distcore_mesh.mesh import MeshStrategy
 from distcore_mesh.pipeline import order
 from distcore_mesh.stages import check_stages
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 ENCODER = SIZES | {"max_position_embeddings": 64, "num_labels": 3}
 DECODER = SIZES | {"tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = DECODER | {"num_key_value_heads": 2}
-MODELS = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: t.BertForSequenceClassification(t.BertConfig(**ENCODER)),
     "roberta": lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**ENCODER)),
     "distilbert": lambda: t.DistilBertForSequenceClassification(
@@ -28,7 +37,7 @@ MODELS = {
     ),
     "electra": lambda: t.ElectraForSequenceClassification(t.ElectraConfig(**ENCODER, embedding_size=32)),
     "modernbert": lambda: t.ModernBertForSequenceClassification(
-        t.ModernBertConfig(**DECODER, num_labels=3, cls_token_id=1, sep_token_id=2)
+        t.ModernBertConfig(**DECODER, cls_token_id=1, sep_token_id=2)
     ),
     "gpt2": lambda: t.GPT2LMHeadModel(
         t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64, tie_word_embeddings=False)
@@ -42,10 +51,10 @@ MODELS = {
     "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**DECODER)),
     "vit": lambda: t.ViTForImageClassification(
         t.ViTConfig(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48, image_size=8,
-                    patch_size=4, num_labels=3)
+                    patch_size=4)
     ),
 }  # fmt: skip
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"pp_schedule": "gpipe"},
     "activation_checkpointing": {"activation_checkpointing": True},
@@ -108,7 +117,7 @@ def compared(lab, name, options):
     loss = strategy.train_step(run, micros, squares)
     expected = sum(squares(whole, None, batch) for batch in batches)
     expected.backward()
-    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
     mine = dict(run.module.named_parameters())
     unlike = max(
         float((parameter.grad - gradients[name]).norm() / (gradients[name].norm() + 1e-6))
@@ -254,3 +263,15 @@ def test_options_that_exclude_each_other_are_one_line(options, changes, line):
 def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
     assert not hasattr(MeshStrategy(tp=2), "train_step")
     assert hasattr(MeshStrategy(pp=2), "train_step")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"cp": 2}, r"strategy_options.cp = 2: Classifier is not known to compute parts of sequences"),
+        ({"pp": 3}, r"strategy_options.pp = 3: must divide the model's 2 blocks \(possible: 1, 2\)"),
+    ],
+)
+def test_laws_that_the_kits_model_cannot_show_are_one_line(options, line):
+    with pytest.raises(StrategyError, match=f"^the model with which the laws are measured: {line}"):
+        subject_of("mesh", 6, options)
