@@ -13,6 +13,7 @@ import transformers as t
 from torch import nn
 
 from distcore import ConfigError, MicroBatch, Run, RunConfig, StrategyError, launch
+from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
 from distcore.testing.runner import subject_of
 from distcore_mesh.mesh import MeshStrategy
@@ -89,6 +90,11 @@ def squares(model, _micro, batch):
     return model(**batch).logits.square().mean()
 
 
+def rates_of(job):
+    names = {id(parameter): name for name, parameter in job.run.module.named_parameters()}
+    return {names[id(each)]: group["lr"] for group in job.run.optimizer.param_groups for each in group["params"]}
+
+
 def part_only(model, _micro, batch):
     return model.model(**batch)[0].mean()
 
@@ -135,6 +141,8 @@ def in_a_rank(folder):
     subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
         found = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
+        seeds = lab.share(torch.initial_seed())
+        rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.alone)]
         _, run = wrapped(lab, OutOfOrder())
         with pytest.raises(StrategyError) as misplaced:
             run.model(torch.ones(2, 4))
@@ -145,7 +153,7 @@ def in_a_rank(folder):
         loss = part_only if lab.world.rank == 0 else twice
         with pytest.raises(StrategyError) as calls:
             strategy.train_step(run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss)
-    return found, str(misplaced.value), str(generates.value), str(calls.value)
+    return found, (seeds, rates), str(misplaced.value), str(generates.value), str(calls.value)
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +176,21 @@ def test_two_stages_compute_what_the_whole_model_does(name, options, ranks):
 
 
 @pytest.mark.ranks
+def test_stages_draw_other_masks_than_each_other(ranks):
+    for _, (seeds, _), *_ in ranks:
+        assert seeds[0] != seeds[1]  # of the last step; both were seeded alike
+
+
+@pytest.mark.ranks
+def test_learning_rates_are_those_of_the_whole_model(ranks):
+    for _, (_, (mine, whole)), *_ in ranks:
+        assert mine.items() < whole.items()
+        assert len(set(whole.values())) > 2
+
+
+@pytest.mark.ranks
 def test_a_module_in_the_wrong_stage_is_named_when_it_is_called(ranks):
-    for _, line, *_ in ranks:
+    for _, _, line, *_ in ranks:
         assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it behind the blocks"
 
 
