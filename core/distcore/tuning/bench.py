@@ -28,7 +28,7 @@ MOST = 150
 """Most steps of a trial."""
 FIT_STEPS = 3
 """Timed steps of a trial that shows whether the job fits."""
-PATIENCE = 4.0
+PATIENCE: Mapping[Kind, float] = {"screen": 4.0, "final": 10.0}
 """How many times as long as the first trial another one may take."""
 SHORTEST = 60.0
 """Seconds that each trial may take at least: compiling takes its time."""
@@ -129,7 +129,7 @@ class Bench:
         first = next((one.outcome.seconds for one in self.record.trials if one.outcome.result == "ok"), None)
         if first is None or kind == "fit":
             return left
-        return min(left, max(SHORTEST, PATIENCE * first))
+        return min(left, max(SHORTEST, PATIENCE[kind] * first))
 
     def _stopped(self) -> StoppedError:
         return StoppedError(f"tune stopped after {len(self.record.trials)} trials; go on with: {self.again}")

@@ -25,7 +25,9 @@ MARGIN = 1.02
 BEHIND = 0.7
 """Part of the best speed below which the others of a family are left out."""
 FINALISTS = 4
-"""Settings that are measured again, beside the reference."""
+"""Most settings that are measured again, beside the reference; fewer where there is no time for two rounds of them."""
+LONGER = 1.5
+"""How many times as long as a trial of the search one of the finals takes, about."""
 ROUNDS = 5
 """Most times to measure them again."""
 PASSES = 2
@@ -100,7 +102,8 @@ class Search:
             key=lambda pair: -pair[1].speed,
         )
         field = {key_of(one): one for one in (best, *(one for one, _ in others))}
-        return self._finals(list(field.values())[:FINALISTS], start)
+        room = int((self._budget - self.spent) / (2 * LONGER * self._expected())) - 1
+        return self._finals(list(field.values())[: min(FINALISTS, max(1, room))], start)
 
     def _along(self, axes: Sequence[Axis], best: Setting) -> Setting:
         """Go along the axes from ``best``, and return the fastest setting that was found."""
@@ -171,7 +174,10 @@ class Search:
             if not racing:
                 break
         # Who has left was slower than those who stayed, whatever its few rounds say.
-        return sorted((one for one in finalists if one.speeds), key=lambda one: (-len(one.speeds), -one.speed))
+        measured = [one for one in finalists if one.speeds]
+        if not measured:  # then what the search has seen must do
+            return [Finalist(setting=field[0], speeds=[self._seen[key_of(field[0])][1].speed])]
+        return sorted(measured, key=lambda one: (-len(one.speeds), -one.speed))
 
 
 def fit(

@@ -40,6 +40,8 @@ class Place:
     """Computing threads of a rank that is alone; ``None`` where they are not to be varied."""
     compiles: bool
     """Whether there is a compiler."""
+    packing: str
+    """What ``packing`` comes to for the job as given."""
 
 
 def key_of(setting: Setting) -> str:
@@ -75,7 +77,7 @@ def axes(base: RunConfig, resolved: RunConfig, place: Place, strategies: Sequenc
     found = [
         Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, place))]),
         Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(place.ranks) if ranks > 1]),
-        Axis("packing", [[{"packing": value}] for value in ("on", "off") if value != base.packing]),
+        Axis("packing", [[{"packing": value}] for value in ("on", "off") if value != place.packing]),
         Axis("micro-batch", [[one] for one in micro_batches(resolved)]),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
         Axis("loader", [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers]),
@@ -106,6 +108,12 @@ def strategy_settings(base: RunConfig, name: str, one_process: bool, options: Se
     mine = own.strategy_options if own.strategy == name else {}
     many = {"nproc": 1 if one_process else ranks, THREADS: None}
     return [{"strategy": name, "strategy_options": {**mine, **one}, **many} for one in options]
+
+
+def is_same(setting: Setting, config: RunConfig) -> bool:
+    """Return True if a strategy's setting is what the resolved ``config`` of the job has already."""
+    there = {"strategy": config.strategy, "strategy_options": config.strategy_options, "nproc": config.nproc}
+    return {key: setting[key] for key in there} == there
 
 
 def _threads(config: RunConfig, place: Place) -> Iterator[Setting]:

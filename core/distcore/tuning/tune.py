@@ -20,7 +20,8 @@ from distcore.distributed.devices import available_cores, count_devices
 from distcore.engine.compiling import missing_compiler
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze
-from distcore.engine.resolve import load_task, resolve
+from distcore.engine.packing import choose
+from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.errors import ConfigError, DistcoreError, RankError, SkeletonError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
@@ -95,7 +96,7 @@ def run(request: Request) -> int:
     facts = facts_of(record.trials, [], None, about)
     try:
         with stop_signals(runner.stop, says_so=False):
-            chosen, facts = _search(request, base, resolved, bench, about)
+            chosen, facts = _search(request, base, resolved, data, bench, about)
     finally:  # a tune that is stopped leaves what it has so far
         if not facts["complete"]:
             facts = facts_of(record.trials, [], None, about)
@@ -107,10 +108,10 @@ def run(request: Request) -> int:
 
 
 def _search(
-    request: Request, base: RunConfig, resolved: RunConfig, bench: Bench, about: Facts
+    request: Request, base: RunConfig, resolved: RunConfig, data: Datasets, bench: Bench, about: Facts
 ) -> tuple[Setting | None, Facts]:
-    place = _place(request, resolved)
-    families = list(_strategies(request, base, bench.skeleton, place))
+    place = _place(request, resolved, data)
+    families = list(_strategies(request, base, resolved, bench.skeleton, place))
     rungs = _rungs(request, bench.skeleton, families)
     done = about | {"complete": True}
     if request.fit_only:
@@ -144,7 +145,7 @@ def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
     return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
 
 
-def _place(request: Request, resolved: RunConfig) -> Place:
+def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
     cores, on_cpu = available_cores(), resolved.device == "cpu"
     asked = load_config(request.config, dict(request.changes)).nproc
     here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
@@ -152,10 +153,20 @@ def _place(request: Request, resolved: RunConfig) -> Place:
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
-    return Place(cores=cores, ranks=most, threads=threads, compiles=not missing_compiler(resolved.device))
+    declared = capabilities_of(resolved.strategy, build_strategy(resolved))
+    packing, _ = choose(resolved, declared, load_task(resolved), data)
+    return Place(
+        cores=cores,
+        ranks=most,
+        threads=threads,
+        compiles=not missing_compiler(resolved.device),
+        packing=packing.packing,
+    )
 
 
-def _strategies(request: Request, base: RunConfig, skeleton: nn.Module | None, place: Place) -> Iterator[Family]:
+def _strategies(
+    request: Request, base: RunConfig, resolved: RunConfig, skeleton: nn.Module | None, place: Place
+) -> Iterator[Family]:
     """Yield the settings of each strategy that is installed, by what it sends: least first, unknown last."""
     found: list[tuple[float, Family]] = []
     for name in registry.offers("strategies"):
@@ -167,7 +178,7 @@ def _strategies(request: Request, base: RunConfig, skeleton: nn.Module | None, p
             continue
         family = settings.strategy_settings(base, name, one, getattr(cls, "tunes", ({},)), place.ranks)
         known = {key_of(setting): _memory(request, setting, skeleton) for setting in family}
-        family = [one for one in family if _is_worth(known[key_of(one)])]
+        family = [one for one in family if _is_worth(known[key_of(one)]) and not settings.is_same(one, resolved)]
         if family and (one or place.ranks > 1):
             first = known[key_of(family[0])]
             found.append((first[0].sent + first[0].sent_each if first else math.inf, family))
