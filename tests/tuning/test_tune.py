@@ -98,7 +98,11 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_no_trial_outlives_the_tune(number: signal.Signals, tmp_path: Path) -> None:
     write_rows(tmp_path)
     own = {"DISTCORE_CACHE": str(tmp_path / "cache"), "DISTCORE_BLOCK_PLUGINS": "", "DISTCORE_LOAD_PLUGINS": ""}
@@ -175,8 +179,8 @@ def test_a_rank_of_another_launcher_does_not_tune(
 
 
 HEAVY = (
-    "--model", "bert-medium", "--data", "long.json", "--max-seq-len", "512", "--set", "device=cpu", "--max-steps", "4",
-    "--set", "packing=off", "--dropout", "0",
+    "--model", "bert-medium", "--data", "long.json", "--max-seq-len", "512", "--set", "device=cpu", "--max-steps", "2",
+    "--set", "packing=off", "--dropout", "0", "--global-batch-size", "8",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from distcore.config import RunConfig
 from distcore.tuning.search import Outcome
 from distcore.tuning.settings import Setting
 
+TOKENS = 4096
+"""Tokens of a micro-batch to come back to, where the job counts rows."""
 ONE_ROW: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
 RECOMPUTED: Setting = {"gradient_checkpointing": True}
 
@@ -25,8 +27,11 @@ def larger(config: RunConfig, rung: Setting) -> list[Setting]:
     """Return the rung with larger micro-batches, the largest first; ``config`` is that of the job, resolved."""
     if "micro_batch_size" not in rung:
         return []
-    tokens = config.micro_batch_tokens or 4096
-    return [{**rung, "micro_batch_size": "auto", "micro_batch_tokens": bound} for bound in (tokens, tokens // 4)]
+    tokens = config.micro_batch_tokens or TOKENS
+    bounds = [tokens, tokens // 4]
+    if rung.keys() == ONE_ROW.keys():  # with all of the tokens it would be the job as given
+        bounds[0] //= 2
+    return [{**rung, "micro_batch_size": "auto", "micro_batch_tokens": bound} for bound in bounds]
 
 
 def frontier(trials: Sequence[tuple[Setting, Outcome]]) -> list[tuple[Setting, Outcome]]:
