@@ -50,7 +50,7 @@ def key_of(setting: Setting) -> str:
 
 
 def name_of(setting: Setting) -> str:
-    """Return a setting as the table shows it: ``ddp bucket_mb=5 nproc=2``, or ``as given``."""
+    """Return a setting as the table shows it: ``NAME bucket_mb=5 nproc=2``, or ``as given``."""
     words = [str(setting["strategy"])] if "strategy" in setting else []
     words += [f"{name}={_text(value)}" for name, value in setting.get("strategy_options", {}).items()]
     skipped = ("strategy", "strategy_options")

@@ -13,7 +13,7 @@ NOT_HERE = ("--max-restarts", "--out", "--resume", "--resume-changed")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore tune [CONFIG.yaml] [--budget MINUTES | --fit-only] [FLAGS]"
+    parser.usage = "distcore tune [CONFIG.yaml] [--budget MINUTES] [--fit-only] [FLAGS]"
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     group = parser.add_argument_group("tune")
     group.add_argument(
