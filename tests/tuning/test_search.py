@@ -140,7 +140,7 @@ def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any)
         return None if fits else Outcome(result="out of memory", seconds=1.0)
 
     machine = Machine(ends=ends)
-    found = fit(ladder, lambda rung: larger(resolved, rung), machine.measure)
+    found = fit(ladder, lambda rung: larger(resolved, rung), machine.measure, 1000)
     assert found is not None
     assert found[0]["micro_batch_tokens"] == 1024
     assert found[0]["strategy"] == "slow"
@@ -149,7 +149,10 @@ def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any)
         "micro_batch_size=1",
         "micro_batch_size=1 gradient_checkpointing=true",
     ]
-    assert fit(ladder, lambda rung: [], Machine(ends=fails("failed")).measure) is None
+    assert fit(ladder, lambda rung: [], Machine(ends=fails("failed")).measure, 1000) is None
+    short = Machine(ends=ends)
+    assert fit(ladder, lambda rung: [], short.measure, 2) is None  # its budget is spent by two trials of a second
+    assert len(short.asked) == 2
 
 
 def test_the_ladder_has_what_is_fastest_for_its_memory() -> None:

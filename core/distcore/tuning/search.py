@@ -181,18 +181,26 @@ class Search:
 
 
 def fit(
-    rungs: Sequence[Setting], larger: Callable[[Setting], Sequence[Setting]], measure: Measure
+    rungs: Sequence[Setting], larger: Callable[[Setting], Sequence[Setting]], measure: Measure, budget: float
 ) -> tuple[Setting, Outcome] | None:
     """Go down the rungs until a run fits, then up again in its micro-batch; return the setting, ``None`` if none fits.
 
-    ``larger`` gives the settings with larger micro-batches than that of a rung, the largest first.
+    ``larger`` gives the settings with larger micro-batches than that of a rung, the largest first. No trial begins
+    after those before it have taken ``budget`` seconds.
     """
+    spent = 0.0
     for rung in rungs:
         found = measure("fit", rung, 0)
+        spent += found.seconds
         if found.result == "ok":
-            for setting in larger(rung):
+            for setting in larger(rung) if spent < budget else ():
                 more = measure("fit", setting, 0)
+                spent += more.seconds
                 if more.result == "ok":
                     return setting, more
+                if spent >= budget:
+                    break
             return rung, found
+        if spent >= budget:
+            return None
     return None

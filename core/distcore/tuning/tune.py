@@ -21,6 +21,7 @@ from distcore.engine.compiling import missing_compiler
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze
 from distcore.engine.packing import choose
+from distcore.engine.paths import with_absolute_paths
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.errors import ConfigError, DistcoreError, RankError, SkeletonError
 from distcore.files import strict_json
@@ -103,7 +104,7 @@ def run(request: Request) -> int:
         _write(out, facts)
     if chosen is not None:
         _write_config(request, chosen, out)
-    _tell(request, facts, chosen, out)
+    _tell(request, facts, chosen, out, bench.spent() < bench.budget)
     return 0 if chosen is not None else RankError.exit_code
 
 
@@ -115,7 +116,7 @@ def _search(
     rungs = _rungs(request, bench.skeleton, families)
     done = about | {"complete": True}
     if request.fit_only:
-        found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure)
+        found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
         chosen = found[0] if found else None
         return chosen, facts_of(bench.record.trials, [], chosen, done)
     finals = Search(bench.measure, bench.budget).run(settings.axes(base, resolved, place, families), rungs)
@@ -224,6 +225,7 @@ def _write(out: Path, facts: Facts) -> None:
 
 def _write_config(request: Request, chosen: Setting, out: Path) -> None:
     config = resolve(with_setting(request.config, request.changes, chosen))
+    config = with_absolute_paths(config, load_task(config))
     head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
     (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
 
@@ -234,13 +236,15 @@ def _train(chosen: Setting, out: Path) -> str:
     return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
 
 
-def _tell(request: Request, facts: Facts, chosen: Setting | None, out: Path) -> None:
+def _tell(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
     if request.json:
         print(strict_json(facts, indent=1), flush=True)
         return
     show(facts)
     print(f"tuned: {out}/tune.md, tune.json, {FILE}")
-    if chosen is None:
+    if chosen is None and not all_tried:
+        print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
+    elif chosen is None:
         print("no setting runs; smaller models, shorter rows, --precision bf16, --lora or more ranks are what is left")
     else:
         print(f"train with: {_train(chosen, out)}", flush=True)
