@@ -180,7 +180,7 @@ def test_a_rank_of_another_launcher_does_not_tune(
 
 HEAVY = (
     "--model", "bert-medium", "--data", "long.json", "--max-seq-len", "512", "--set", "device=cpu", "--max-steps", "2",
-    "--set", "packing=off", "--dropout", "0", "--global-batch-size", "8",
+    "--set", "packing=off", "--global-batch-size", "8",
 )  # fmt: skip
 
 

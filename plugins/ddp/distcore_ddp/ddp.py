@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -48,7 +48,7 @@ class _Replicated(DistributedDataParallel):
 class DDPStrategy:
     """Replicate the model on every rank and average gradients while they are computed."""
 
-    tunes: ClassVar = ({}, {"bucket_mb": 5}, {"bucket_mb": 100})
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"bucket_mb": 5}, {"bucket_mb": 100})
 
     bucket_mb: int = 25
     """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""

@@ -48,7 +48,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     """Shard optimizer state, gradients and parameters over ranks, and keep them in host memory or on NVMe."""
 
     shorthand: ClassVar = "stage"
-    tunes: ClassVar = (
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = (
         {"stage": 1, "reduce_bucket_size": "auto"},
         {"stage": 2, "reduce_bucket_size": "auto"},
         {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": "cpu"},

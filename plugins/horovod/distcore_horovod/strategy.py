@@ -45,7 +45,7 @@ FUSION_BYTES = 128 * 2**20
 class HorovodStrategy:
     """Replicate the model on every rank and all-reduce gradients with Horovod while they are computed."""
 
-    tunes: ClassVar = ({}, {"groups": 4})
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"groups": 4})
 
     op: Op = "average"
     """How gradients are combined. ``sum`` and ``average`` train in the same way: the core scales the loss for either.

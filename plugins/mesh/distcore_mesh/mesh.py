@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -52,7 +52,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class MeshStrategy:
     """Split layers and sequences over groups of ranks; shard over some of the groups, replicate over others."""
 
-    tunes: ClassVar = ({"tp": 2},)
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({"tp": 2},)
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
