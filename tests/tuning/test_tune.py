@@ -185,6 +185,7 @@ HEAVY = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_job_that_dies_in_two_gibibytes_fits_after_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ulimit -d: what a process allocates. -v would count addresses, of which torch reserves many it never uses."""
     enter(tmp_path, monkeypatch)
