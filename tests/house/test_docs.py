@@ -39,6 +39,7 @@ SEPARATELY = (
     (" check ", "the contract tests measure the laws for every strategy"),
     ("--compile regions", "a C++ compiler takes minutes; test_compile_strategies.py runs it"),
     ("--strategy localsgd", "test_distributions.py installs that package and runs it"),
+    ("distcore tune --data reviews.jsonl --model bert-tiny --budget 10", "docs/tune.md has one of half a minute"),
     ("python benchmarks/", "they take minutes to hours; below they say what they are"),
 )
 SHORT = {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

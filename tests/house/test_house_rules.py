@@ -21,7 +21,7 @@ PLUGINS = sorted(file for file in ROOT.glob("plugins/*/*/**/*.py") if "tests" no
 PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py"))
 ROOMS = (
     "config", "plugin", "distributed", "launchers", "fronts", "data", "checkpoint", "optimizers", "engine", "tasks",
-    "extensions", "jobs", "report", "compare", "planning", "testing", "migrate", "cli",
+    "extensions", "jobs", "report", "compare", "planning", "tuning", "testing", "migrate", "cli",
 )  # fmt: skip
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "errors", "files", "tables"}

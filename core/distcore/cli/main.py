@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": "predict rows without labels, under any strategy",
     "compare": "run one job under several strategies, side by side",
     "plan": "say what each rank holds and sends under each strategy, before anything runs",
+    "tune": "find the fastest setting of a job that keeps its mathematics, by short runs",
     "report": "curves, tables and answers of runs, in the terminal or as a page",
     "checkpoint": "list, check, compare and export checkpoints",
     "check": "measure the laws against a strategy or a task",

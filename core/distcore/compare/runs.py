@@ -95,7 +95,7 @@ def _train(config: RunConfig, out: Path) -> str | None:
             code = child.wait()
         finally:
             end(child)
-    return _error_line(log, code) if code else None
+    return error_line(log, code) if code else None
 
 
 def train_command(file: Path, out: Path) -> list[str]:
@@ -115,7 +115,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _error_line(log: Path, code: int) -> str:
+def error_line(log: Path, code: int) -> str:
     """Return the last error line in the log of a run that failed, or how its process ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -269,3 +269,9 @@ def cgroup_quota(root: Path = Path("/")) -> float:
 def _cores(quota: str, period: str) -> float:
     """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 stand for no limit."""
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def total_memory(kind: str) -> int | None:
+    """Return the memory in bytes of the first device of an accelerator's kind; ``None`` where torch does not say."""
+    ask = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    return getattr(ask(0), "total_memory", None) if ask else None

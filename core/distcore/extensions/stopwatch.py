@@ -66,7 +66,7 @@ class Stopwatch:
         facts = {
             "began": self._began,
             "threads": torch.get_num_threads(),
-            "seconds": [_seconds(*span) for span in self._spans],
+            "seconds": [seconds_between(*span) for span in self._spans],
             "samples": self._samples,
         }
         Path(str(run.config.out), self.file).write_text(strict_json(facts), encoding="utf-8")
@@ -80,7 +80,8 @@ class Stopwatch:
         return event
 
 
-def _seconds(start: Mark, end: Mark) -> float:
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Return the seconds from one point in time to another of the same kind; waits for the device."""
     if isinstance(start, torch.Event) and isinstance(end, torch.Event):
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

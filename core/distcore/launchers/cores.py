@@ -23,10 +23,15 @@ def threads_per_rank(ranks: int) -> int:
 
     A single rank takes what torch would, mostly one thread per physical core, but never more than it has cores.
     """
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if given.isdigit() and int(given):
-        return int(given)
+    if chosen := threads_chosen():
+        return chosen
     return max(1, available_cores() // ranks) if ranks > 1 else min(torch.get_num_threads(), available_cores())
+
+
+def threads_chosen() -> int:
+    """Return the threads that the user has chosen by OMP_NUM_THREADS, 0 if none."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdigit() else 0
 
 
 def keep_to_cores() -> None:

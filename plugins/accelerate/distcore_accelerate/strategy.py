@@ -46,6 +46,7 @@ class AccelerateStrategy(AccelerateOptions):
     """Train on a backend of Hugging Face Accelerate, from its config file, its launcher or these options."""
 
     shorthand: ClassVar = "backend"
+    tunes: ClassVar = ()  # its backends are tried under their own names
 
     @cached_property
     def settings(self) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -47,6 +47,8 @@ class _Replicated(DistributedDataParallel):
 @dataclass(frozen=True, kw_only=True)
 class DDPStrategy:
     """Replicate the model on every rank and average gradients while they are computed."""
+
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"bucket_mb": 5}, {"bucket_mb": 100})
 
     bucket_mb: int = 25
     """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""

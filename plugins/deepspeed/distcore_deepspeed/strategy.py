@@ -48,6 +48,14 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     """Shard optimizer state, gradients and parameters over ranks, and keep them in host memory or on NVMe."""
 
     shorthand: ClassVar = "stage"
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"stage": 1, "reduce_bucket_size": "auto"},
+        {"stage": 2, "reduce_bucket_size": "auto"},
+        {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": "cpu"},
+        {"stage": 3},
+        {"stage": 3, "offload_param": "cpu"},
+        {"stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"},
+    )
 
     @property
     def capabilities(self) -> Capabilities:

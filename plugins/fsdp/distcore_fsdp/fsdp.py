@@ -69,6 +69,11 @@ class FSDPStrategy:
     """Shard parameters, gradients and optimizer state over the ranks; gather each block just before it computes."""
 
     shorthand: ClassVar = "sharding"
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"sharding": "grad"},
+        {"sharding": "full"},
+        {"sharding": "full", "cpu_offload": True},
+    )
 
     sharding: Sharding = "full"
     """``full``: parameters are freed after a block's forward and gathered again for its backward (ZeRO-3).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,6 +44,8 @@ FUSION_BYTES = 128 * 2**20
 @dataclass(frozen=True, kw_only=True)
 class HorovodStrategy:
     """Replicate the model on every rank and all-reduce gradients with Horovod while they are computed."""
+
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"groups": 4})
 
     op: Op = "average"
     """How gradients are combined. ``sum`` and ``average`` train in the same way: the core scales the loss for either.

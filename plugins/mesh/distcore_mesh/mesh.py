@@ -6,7 +6,7 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -55,6 +55,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 @dataclass(frozen=True, kw_only=True)
 class MeshStrategy:
     """Split layers, sequences and blocks over groups of ranks; shard over some groups, replicate over others."""
+
+    tunes: ClassVar[tuple[dict[str, Any], ...]] = ({"tp": 2},)
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""

@@ -1,0 +1,250 @@
+"""Run a tune: from the request to the trials, and to config.yaml, tune.md and tune.json."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from distcore.compare.rows import refuse_ranks
+from distcore.config import RunConfig, dump_config, flatten, load_config
+from distcore.distributed.devices import available_cores, count_devices
+from distcore.engine.compiling import missing_compiler
+from distcore.engine.model_source import model_source
+from distcore.engine.optim import freeze
+from distcore.engine.packing import choose
+from distcore.engine.paths import with_absolute_paths
+from distcore.engine.resolve import build_strategy, load_task, resolve
+from distcore.errors import ConfigError, DistcoreError, RankError, SkeletonError
+from distcore.files import strict_json
+from distcore.jobs.logs import set_up_logging
+from distcore.jobs.train import check
+from distcore.launchers.contexts import stop_signals
+from distcore.launchers.cores import foreign_load, threads_chosen, threads_per_rank
+from distcore.plugin import registry
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.memory import Memory
+from distcore.plugin.options import build
+from distcore.plugin.task import Datasets
+from distcore.report.page import command_line
+from distcore.tuning import ladder, settings
+from distcore.tuning.agreement import tolerance_of
+from distcore.tuning.bench import Bench
+from distcore.tuning.limits import needed, planned
+from distcore.tuning.record import FILE, open_record
+from distcore.tuning.running import Runner
+from distcore.tuning.search import Search, fit
+from distcore.tuning.settings import THREADS, Family, Place, Setting, key_of, name_of, with_setting
+from distcore.tuning.table import Facts, facts_of, markdown, show
+
+log = logging.getLogger("distcore")
+MOST_RANKS = 8
+"""Most ranks of a job on CPU cores that is given without ``--nproc``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to tune: the flags of ``distcore tune``."""
+
+    config: str | None
+    """Path of a config file, or none."""
+    changes: Mapping[str, Any]
+    """Values by dotted key that override the file."""
+    budget: float
+    """Minutes for all trials."""
+    fit_only: bool
+    """Look for a setting that fits into memory, not for the fastest."""
+    json: bool
+    """Print JSON instead of tables."""
+    out: str | None
+    """The folder to write to; ``None``: a new one under runs/."""
+
+
+def run(request: Request) -> int:
+    """Tune, and return the exit code: 0, or 3 if no setting runs. Raises DistcoreError, and StoppedError."""
+    refuse_ranks("tune")
+    if not 0 < request.budget < float("inf"):
+        raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
+    load = foreign_load()
+    base = load_config(request.config, dict(request.changes))
+    set_up_logging(base, rank=0)
+    out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
+    resolved, data = check(base.model_copy(update={"out": str(out / "run"), "resume": None}))
+    record = open_record(out, _job(resolved, request.fit_only))
+    runner = Runner(out / "trials")
+    skeleton = _skeleton(resolved, data)
+    bench = Bench(
+        file=request.config,
+        changes=request.changes,
+        budget=60 * request.budget,
+        record=record,
+        runner=runner,
+        skeleton=skeleton,
+        rows=resolved.global_batch_size,
+        tolerance=tolerance_of(resolved, _is_masked(resolved, skeleton)),
+        again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
+    )
+    about: Facts = {"command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False}
+    chosen: Setting | None = None
+    facts = facts_of(record.trials, [], None, about)
+    try:
+        with stop_signals(runner.stop, says_so=False):
+            chosen, facts = _search(request, base, resolved, data, bench, about)
+    finally:  # a tune that is stopped leaves what it has so far
+        if not facts["complete"]:
+            facts = facts_of(record.trials, [], None, about)
+        _write(out, facts)
+    if chosen is not None:
+        _write_config(request, chosen, out)
+    _tell(request, facts, chosen, out, bench.spent() < bench.budget)
+    return 0 if chosen is not None else RankError.exit_code
+
+
+def _search(
+    request: Request, base: RunConfig, resolved: RunConfig, data: Datasets, bench: Bench, about: Facts
+) -> tuple[Setting | None, Facts]:
+    place = _place(request, resolved, data)
+    families = list(_strategies(request, base, resolved, bench.skeleton, place))
+    rungs = _rungs(request, bench.skeleton, families)
+    done = about | {"complete": True}
+    if request.fit_only:
+        found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
+        chosen = found[0] if found else None
+        return chosen, facts_of(bench.record.trials, [], chosen, done)
+    finals = Search(bench.measure, bench.budget).run(settings.axes(base, resolved, place, families), rungs)
+    chosen = finals[0].setting if finals else None
+    return chosen, facts_of(bench.record.trials, finals, chosen, done)
+
+
+def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
+    """Return what must be equal in a tune that goes on, by dotted key."""
+    job = flatten(resolved.model_dump(mode="json", exclude={"out", "resume"}))
+    return {**job, "fit_only": fit_only}
+
+
+def _skeleton(resolved: RunConfig, data: Datasets) -> nn.Module | None:
+    try:
+        skeleton = model_source(resolved, load_task(resolved), data).skeleton()
+    except SkeletonError:
+        return None
+    freeze(resolved, skeleton)
+    return skeleton
+
+
+def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
+    """Return True if the model may have dropout that no option of the task switches off."""
+    if "dropout" in resolved.task_options:
+        return False
+    return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
+
+
+def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
+    cores, on_cpu = available_cores(), resolved.device == "cpu"
+    asked = load_config(request.config, dict(request.changes)).nproc
+    here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
+    most = int(asked) if asked not in ("auto", 1) else here
+    while resolved.global_batch_size % most:
+        most -= 1
+    threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
+    declared = capabilities_of(resolved.strategy, build_strategy(resolved))
+    packing, _ = choose(resolved, declared, load_task(resolved), data)
+    return Place(
+        cores=cores,
+        ranks=most,
+        threads=threads,
+        compiles=not missing_compiler(resolved.device),
+        packing=packing.packing,
+    )
+
+
+def _strategies(
+    request: Request, base: RunConfig, resolved: RunConfig, skeleton: nn.Module | None, place: Place
+) -> Iterator[Family]:
+    """Yield the settings of each strategy that is installed, by what it sends: least first, unknown last."""
+    found: list[tuple[float, Family]] = []
+    for name in registry.offers("strategies"):
+        try:
+            cls = registry.load("strategies", name)
+            one = capabilities_of(name, build("strategy", name, cls, {})).processes == "one"
+        except DistcoreError as error:
+            log.warning("strategy %s is not tried: %s", name, error)
+            continue
+        family = settings.strategy_settings(base, name, one, getattr(cls, "tunes", ({},)), place.ranks)
+        known = {key_of(setting): _memory(request, setting, skeleton) for setting in family}
+        family = [one for one in family if _is_worth(known[key_of(one)]) and not settings.is_same(one, resolved)]
+        if family and (one or place.ranks > 1):
+            first = known[key_of(family[0])]
+            found.append((first[0].sent + first[0].sent_each if first else math.inf, family))
+    yield from (family for _, family in sorted(found, key=lambda pair: pair[0]))
+
+
+def _memory(request: Request, setting: Setting, skeleton: nn.Module | None) -> tuple[Memory, str] | None:
+    """Return what a setting needs, and its device; ``None`` if that is not known."""
+    if skeleton is None:
+        return None
+    try:
+        config = resolve(with_setting(request.config, request.changes, setting))
+    except DistcoreError:
+        return None  # its trial says why
+    memory = planned(config, skeleton)
+    return (memory, config.device) if memory else None
+
+
+def _is_worth(known: tuple[Memory, str] | None) -> bool:
+    """Return False for offload to main memory where that is what the ranks compute in."""
+    return known is None or not (known[0].host and known[1] == "cpu")
+
+
+def _rungs(request: Request, skeleton: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
+    """Return the ladder: the job as given, then what spares memory, then strategies by what they need, most first."""
+    needs = {key_of(one): _memory(request, one, skeleton) for one in ({}, *chain(*families))}
+    own = needs[key_of({})]
+    if own is None:
+        return ladder.rungs([])
+    sizes = {key: needed(*known) for key, known in needs.items() if known and needed(*known) < needed(*own)}
+    frugal = [one for one in chain(*families) if key_of(one) in sizes]
+    return ladder.rungs(sorted(frugal, key=lambda one: -sizes[key_of(one)]))
+
+
+def _write(out: Path, facts: Facts) -> None:
+    """Write tune.json and tune.md; raises ConfigError if that fails."""
+    try:
+        (out / "tune.json").write_text(strict_json(facts, indent=1), encoding="utf-8")
+        (out / "tune.md").write_text(markdown(facts), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+def _write_config(request: Request, chosen: Setting, out: Path) -> None:
+    config = resolve(with_setting(request.config, request.changes, chosen))
+    config = with_absolute_paths(config, load_task(config))
+    head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
+    (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
+
+
+def _train(chosen: Setting, out: Path) -> str:
+    """Return the command that trains with what was chosen."""
+    threads = f"OMP_NUM_THREADS={chosen[THREADS]} " if chosen.get(THREADS) else ""
+    return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
+
+
+def _tell(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
+    if request.json:
+        print(strict_json(facts, indent=1), flush=True)
+        return
+    show(facts)
+    print(f"tuned: {out}/tune.md, tune.json, {FILE}")
+    if chosen is None and not all_tried:
+        print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
+    elif chosen is None:
+        print("no setting runs; smaller models, shorter rows, --precision bf16, --lora or more ranks are what is left")
+    else:
+        print(f"train with: {_train(chosen, out)}", flush=True)
