@@ -66,15 +66,8 @@ def resolve_device(config: RunConfig) -> str:
 
 def _seen() -> str | None:
     """Return the kind of the accelerator that torch sees here."""
-    found = _current_accelerator()
+    found = torch.accelerator.current_accelerator()
     return found.type if found is not None and count_devices(found.type) else None
-
-
-def _current_accelerator() -> torch.device | None:
-    try:
-        return torch.accelerator.current_accelerator()
-    except RuntimeError:  # torch 2.6, where there is none
-        return None
 
 
 def count_devices(kind: str) -> int:
@@ -224,7 +217,7 @@ def why_not_fork() -> str | None:
     After a process has used the CUDA driver, its forked children find no GPU; counting GPUs does not use it, by what
     ``count_devices`` sets. Other kinds of device are not known to survive a fork.
     """
-    accelerator = _current_accelerator()
+    accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return None
     if accelerator.type != "cuda":

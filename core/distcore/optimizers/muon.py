@@ -16,9 +16,6 @@ from distcore.optimizers.adam import AdamW
 from distcore.optimizers.blocks import hidden_matrices
 from distcore.plugin.optimizer import ParameterGroup
 
-if not hasattr(torch.optim, "Muon"):
-    raise ImportError(f"torch.optim.Muon came with torch 2.9; here is {torch.__version__}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:

@@ -72,10 +72,11 @@ def refused(nproc=4, **options):
         ({"shard": 1}, (4, 1, 1)),
         ({"shard": 2}, (2, 2, 1)),
         ({"tp": 2, "shard": 1}, (2, 1, 2)),
+        ({"pp": 2, "tp": 2}, (1, 1, 2)),
     ],
 )
 def test_what_is_left_of_the_ranks_is_filled_in(options, sizes):
-    assert MeshStrategy(**options).sizes(4) == (*sizes[:2], 1, sizes[2])
+    assert MeshStrategy(**options).sizes(4) == (options.get("pp", 1), *sizes[:2], 1, sizes[2])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, mess
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("option", ["pp", "sequence_parallel", "loss_parallel"])
+@pytest.mark.parametrize("option", ["sequence_parallel", "loss_parallel"])
 def test_what_is_not_there_is_no_option(option):
     with pytest.raises(StrategyError, match=f"unknown option '{option}'"):
         refused(**{option: 2})
