@@ -109,8 +109,15 @@ class Rows:
 
 
 def settings(
-    kind: str, strategy: str, shape: str, *, scale: str = "small", checkpointing: bool = False, nproc: int = 2,
-    precision: str = "fp32", micro_batches: int = 1,
+    kind: str,
+    strategy: str,
+    shape: str,
+    *,
+    scale: str = "small",
+    checkpointing: bool = False,
+    nproc: int = 2,
+    precision: str = "fp32",
+    micro_batches: int = 1,
 ) -> dict[str, Any]:
     """The config of a job, as changes; ``shape`` is rows x tokens of a micro-batch."""
     rows, length = map(int, shape.split("x"))
@@ -182,7 +189,9 @@ def main() -> int:
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=1)
     given = parser.parse_args()
-    print("| model | strategy | batch | checkpointing | planned | in | real | apart |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | strategy | batch | checkpointing | planned | in | real | apart |\n|---|---|---|---|---|---|---|---|"
+    )
     choices = (given.kinds, given.strategies, given.shapes, given.checkpointing)
     for kind, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
         changes = settings(

@@ -62,6 +62,8 @@ class Row:
     """Why it is not known, where ``memory`` is."""
     batch: Batch | None = None
     """The micro-batch that was traced."""
+    sends: bool = True
+    """Whether ``memory`` says what is sent; the trace of a step alone does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,10 @@ class Plan:
     """How many of them are trained."""
     checkpoint: int
     """Bytes of the tensors of one checkpoint, the same under every strategy."""
+    device: str
+    """The type of device that the job is for."""
+    packed: bool
+    """Whether rows are computed without padding."""
     rows: tuple[Row, ...]
     """In the order of the strategies, then of the numbers of ranks."""
 
@@ -111,6 +117,8 @@ def make_plan(request: Request) -> Plan:
         parameters=sum(p.numel() for p in skeleton.parameters()),
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
         checkpoint=_checkpoint(alone, skeleton),
+        device=alone.device,
+        packed=alone.packing == "on",
         rows=tuple(rows),
     )
 
@@ -169,26 +177,37 @@ def _row(request: Request, name: str, ranks: int, model: _Model) -> Row:
     try:
         config = _resolved(request, name, ranks)
         strategy = build_strategy(config)
-        if not isinstance(strategy, PlansMemory):
+        if not isinstance(strategy, PlansMemory | TracesStep):
             return Row(strategy=name, ranks=ranks, reason="the strategy does not say what it holds")
         if isinstance(strategy, ChecksModel):
             strategy.check_model(config, model.skeleton)
-        # A copy: a strategy may change the module that it is asked about.
-        memory = strategy.plan_memory(config, copy.deepcopy(model.skeleton), ranks, optimizer_factory(config))
+        memory = None
+        if isinstance(strategy, PlansMemory):
+            # A copy: a strategy may change the module that it is asked about.
+            memory = strategy.plan_memory(config, copy.deepcopy(model.skeleton), ranks, optimizer_factory(config))
     except DistcoreError as error:
         return Row(strategy=name, ranks=ranks, reason=_line(error))
     row = Row(strategy=name, ranks=ranks, memory=memory)
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")
     try:
-        declared = capabilities_of(config.strategy, strategy)
-        batch, values = longest(config, model.data.train, max(1, ranks // declared.ranks_per_shard))
+        batch, values = longest(config, model.data.train, _shards(config, ranks))
         job = Job(
             config=config, task=model.task, skeleton=model.skeleton, batch=values, after_others=not batch.is_whole
         )
-        return replace(row, step=trace(job, strategy.traced()), batch=batch)
+        step = trace(job, strategy.traced())
     except DistcoreError as error:
-        return replace(row, untraced=_line(error))
+        return replace(row, untraced=_line(error)) if memory else replace(row, reason=_line(error))
+    return replace(row, step=step, batch=batch, memory=memory or _held(step), sends=memory is not None)
+
+
+def _held(step: Step) -> Memory:
+    """Return what a traced step shows of what is held; of what is sent it shows nothing."""
+    return Memory(
+        parameters=step.moments[0].parameters,
+        gradients=max(moment.gradients for moment in step.moments),
+        optimizer=step.moments[0].optimizer,
+    )
 
 
 def _line(error: DistcoreError) -> str:

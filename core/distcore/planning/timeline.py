@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PHASES = ("forward", "backward", "step")
 """The parts of a step in order; averaging over ranks is in ``backward`` where a strategy does it there."""
+KINDS = ("parameters", "gradients", "optimizer", "activations")
+"""What memory is used for."""
 POINTS = 240
 """Most moments of a timeline."""
 

@@ -1,0 +1,73 @@
+"""What to say when a run has died for want of memory: what the plan says that it needs, and what to try next."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+
+import torch
+
+from distcore.config import RunConfig
+from distcore.planning.plan import Request, Row, make_plan
+from distcore.planning.sizes import shown
+
+MESSAGE = re.compile(
+    r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
+)
+"""How torch's allocators and Python say that there is none left."""
+
+
+def advice(request: Request, config: RunConfig) -> str:
+    """Return the end of an error line: needed and available, as far as both are known, and the ladder's next step.
+
+    ``request`` asks for the row of ``config``, which is resolved.
+    """
+    row: Row | None = None
+    with suppress(Exception):  # what a plan cannot do must not hide the error of the run
+        row = make_plan(request).rows[0]
+    available, known = available_memory(config.device), row is not None and row.memory is not None
+    said = "the plan does not know what it needs"
+    states = 0
+    if row is not None and row.memory is not None:
+        states = row.memory.states + row.memory.buffers
+        said = f"the plan needs {shown(states)} per rank without activations"
+        if row.step is not None:
+            said = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
+    there = f", {shown(available)} are available" if available else ""
+    return f"{said}{there}; next: {next_step(config, too_large=known and 0 < available < states)}"
+
+
+def next_step(config: RunConfig, too_large: bool = False) -> str:
+    """Return what to try next, the cheapest first; ``too_large``: the states alone do not fit."""
+    rows, tokens = config.micro_batch_size, config.micro_batch_tokens
+    if not too_large:
+        if tokens is not None and tokens > 256 and rows != 1:
+            return f"--micro-batch-tokens {tokens // 2}"
+        if rows != "auto" and rows > 1:
+            return f"--micro-batch-size {rows // 2}"
+        if not config.gradient_checkpointing:
+            return "--set gradient_checkpointing=true"
+    if not config.strategy.startswith(("fsdp", "deepspeed", "mesh")):
+        return "--strategy fsdp on more devices, which shards parameters, gradients and optimizer state"
+    return "more ranks, or offload to main memory (distcore strategies)"
+
+
+def available_memory(device: str) -> int:
+    """Return the bytes that a process may have at most: of the device, or of main memory and the limits on it.
+
+    0 where that is not known.
+    """
+    if device != "cpu":
+        with suppress(RuntimeError, AssertionError):
+            return int(torch.cuda.get_device_properties(0).total_memory) if device == "cuda" else 0
+        return 0
+    limits = []
+    with suppress(ImportError):
+        import resource
+
+        soft = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+        limits += [limit for limit in soft if limit != resource.RLIM_INFINITY]
+    with suppress(AttributeError, ValueError, OSError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=0)
