@@ -6,11 +6,14 @@ import os
 import re
 from contextlib import suppress
 
-import torch
-
 from distcore.config import RunConfig
+from distcore.distributed.devices import total_memory
+from distcore.engine.declared import strategies_that
+from distcore.engine.resolve import build_strategy
 from distcore.planning.plan import Request, Row, make_plan
 from distcore.planning.sizes import shown
+from distcore.plugin.hooks import capabilities_of
+from distcore.plugin.shorthand import expand_shorthand
 
 MESSAGE = re.compile(
     r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
@@ -48,8 +51,9 @@ def next_step(config: RunConfig, too_large: bool = False) -> str:
             return f"--micro-batch-size {rows // 2}"
         if not config.gradient_checkpointing:
             return "--set gradient_checkpointing=true"
-    if not config.strategy.startswith(("fsdp", "deepspeed", "mesh")):
-        return "--strategy fsdp on more devices, which shards parameters, gradients and optimizer state"
+    expanded = expand_shorthand(config)
+    if not capabilities_of(expanded.strategy, build_strategy(expanded)).shards_parameters:
+        return f"a strategy that shards parameters, on more devices: {strategies_that(lambda d: d.shards_parameters)}"
     return "more ranks, or offload to main memory (distcore strategies)"
 
 
@@ -59,9 +63,7 @@ def available_memory(device: str) -> int:
     0 where that is not known.
     """
     if device != "cpu":
-        with suppress(RuntimeError, AssertionError):
-            return int(torch.cuda.get_device_properties(0).total_memory) if device == "cuda" else 0
-        return 0
+        return total_memory(device)
     limits = []
     with suppress(ImportError):
         import resource

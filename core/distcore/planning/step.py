@@ -33,6 +33,7 @@ class Job:
     config: RunConfig
     """Resolved."""
     task: Task
+    """Its ``loss`` is traced."""
     skeleton: nn.Module
     """On the meta device, frozen parameters without ``requires_grad``."""
     batch: Batch

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -36,6 +37,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """What makes tensors without values."""
         self.changes: list[tuple[int, int]] = []
         """What happened, in order: number of a storage, and by how many bytes more of it live."""
+        self._counts = True
         self._numbers: dict[int, int] = {}
         self._sizes: list[int] = []
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -43,19 +45,29 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     @contextmanager
     def tracing(self) -> Iterator[Storages]:
         """Have tensors made inside be without values, and count them."""
-        resize = torch.UntypedStorage.resize_
+        resize, shape_of = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
-        def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
             found = resize(storage, size)
             self._count(storage)
             return found
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]  # no operation: no mode hears of it
+        def shape(*arguments: Any) -> Any:
+            self._counts = False
+            try:
+                return shape_of(*arguments)
+            finally:
+                self._counts = True
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # no operation: no mode hears of it
+        # DTensor finds the shape of a whole result by computing it without values: that never is in memory.
+        ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign]
         try:
             with torch.random.fork_rng(devices=[]), self.fakes, self:
                 yield self
         finally:
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            ShardingPropagator._propagate_tensor_meta_non_cached = shape_of  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(_has_parts(kind) for kind in types):
@@ -78,7 +90,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of tensors, each once."""
-        for tensor in tensors:
+        for tensor in tensors if self._counts else ():
             self._count(tensor.untyped_storage())
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from distcore.planning.outside import OTHER
+from distcore.distributed.devices import beside_tensors
 from distcore.planning.plan import Plan, Row
 from distcore.planning.sizes import shown
 from distcore.tables import print_cells, say, stdout_console
@@ -43,7 +43,7 @@ def remarks(plan: Plan) -> list[str]:
     lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
     if plan.device != "cpu" and batches:
         lines.append(f"activations and peak are an estimate for {plan.device}: traced with the kernels of a CPU")
-        lines += [f"{name}: {size}" for name, size in OTHER.items()]
+        lines += [f"{name}: {size}" for name, size in beside_tensors(plan.device).items()]
     reasons: dict[str, list[str]] = {}
     for row in plan.rows:
         if row.untraced:

@@ -20,8 +20,11 @@ class Moment:
     phase: str
     """One of ``PHASES``."""
     parameters: int
+    """Parameters, or this rank's shards of them."""
     gradients: int
+    """What is a parameter's gradient when the optimizer steps."""
     optimizer: int
+    """What the optimizer keeps from step to step."""
     activations: int
     """All that is none of these: buffers of the model, the batch, and what is gathered or computed for a while."""
 

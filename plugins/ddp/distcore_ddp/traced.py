@@ -28,7 +28,8 @@ class Buckets:
         views: dict[nn.Parameter, Tensor] = {}
         for bucket in self._buckets([p for p in model.parameters() if p.requires_grad]):
             flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
-            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parts = torch.split(flat, [p.numel() for p in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
                 views[parameter] = part.view_as(parameter)
 
         def move(parameter: Tensor) -> None:
@@ -37,7 +38,7 @@ class Buckets:
                 parameter.grad = views[parameter]
 
         for parameter in views:
-            parameter.register_post_accumulate_grad_hook(move)
+            parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl
