@@ -61,7 +61,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # no operation: no mode hears of it
         # DTensor finds the shape of a whole result by computing it without values: that never is in memory.
-        ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign]
+        ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign, assignment]
         try:
             with torch.random.fork_rng(devices=[]), self.fakes, self:
                 yield self
