@@ -44,7 +44,17 @@ def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str
         # Shards are whole rows, so on many ranks they do not come down to 16 / N.
         assert 16 * count / ranks <= rows["fsdp", ranks]["memory"]["states"] < 2 * 16 * count / ranks + 2**20
     assert rows["ddp", 1024]["memory"]["sent"] == 2 * 4 * count * 1023 // 1024
-    assert rows["ddp", 2]["states_fit"] == {"1G": True, "1M": False}
+    assert rows["ddp", 2]["fits"] == {"1G": True, "1M": False}
+    # Fewer rows a rank need less; a sharded model less still. The peak is never below what outlives the step.
+    assert rows["single", 1]["step"]["peak"]["activations"] > rows["ddp", 2]["step"]["peak"]["activations"]
+    assert rows["fsdp", 2]["step"]["peak"]["total"] < rows["ddp", 2]["step"]["peak"]["total"]
+    for row in rows.values():
+        if row["step"]:
+            assert row["step"]["peak"]["total"] >= row["memory"]["parameters"] + row["memory"]["optimizer"]
+            assert [m["phase"] for m in row["step"]["moments"]][:: len(row["step"]["moments"]) - 1] == [
+                "forward",
+                "step",
+            ]
 
 
 @pytest.mark.usefixtures("work_folder")
@@ -52,8 +62,20 @@ def test_the_table_names_what_is_not_known(capsys: pytest.CaptureFixture[str]) -
     arguments = ("--strategies", "ddp,fsdp:hybrid:shard_size=3,dp", "--nproc", "4", "--device-memory", "8G")
     assert main(["plan", *JOB, *arguments]) == 0
     text = capsys.readouterr().out
-    assert "fits 8G (states)" in " ".join(text.split())
+    assert "fits 8G" in " ".join(text.split())
     assert "dp on 1 rank(s): not known: the strategy does not say what it holds" in text
+
+
+def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *JOB, "--strategies", "single,dp", "--html", "plan.html"]) == 0
+    text = (work_folder / "plan.html").read_text(encoding="utf-8")
+    assert text.count("<polygon") == 4  # one area for each kind of memory
+    assert all(f">{phase}</text>" in text for phase in ("forward", "backward", "step"))
+    assert "http" not in text.replace("http-equiv", "")  # works alone
+    assert "dp on 1 rank(s): not known" in text
+    capsys.readouterr()
+    assert main(["plan", *JOB, "--html", "none/plan.html"]) == 2
+    assert capsys.readouterr().err == "error: --html none/plan.html: cannot be written: No such file or directory\n"
 
 
 @pytest.mark.usefixtures("work_folder")
@@ -92,6 +114,24 @@ def test_a_model_that_cannot_be_a_skeleton_says_where(work_folder: Path, capsys:
     said = capsys.readouterr().err
     assert said.startswith("error: plan: the model cannot be built without its weights: build_model() fails")
     assert said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_model_that_cannot_be_traced_is_planned_by_its_states(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work_folder / "own.py").write_text(
+        "import torch\n"
+        "from distcore.tasks.text_classification.task import TextClassification\n"
+        "class Own(TextClassification):\n"
+        "    def loss(self, model, batch):\n"
+        "        logits = model(input_ids=batch['input_ids']).logits\n"
+        "        return logits[logits.flatten().nonzero()].sum()\n"
+    )
+    assert main(["plan", *JOB, "--task", "own.py:Own"]) == 0
+    text = capsys.readouterr().out
+    (said,) = (line for line in text.splitlines() if "activations are not known" in line)
+    assert "BertForSequenceClassification cannot be traced: loss() fails without values" in said
 
 
 @pytest.mark.parametrize("size", ["80G", "80GiB", "80 gb", "81920M", "0.078125T"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distcore.tuning.limits import machine_limits
+from distcore.planning.available import machine_limits
 from distcore.tuning.record import FILE, Trial, open_record
 from distcore.tuning.search import Outcome
 

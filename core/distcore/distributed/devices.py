@@ -264,7 +264,20 @@ def _cores(quota: str, period: str) -> float:
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
-def total_memory(kind: str) -> int | None:
-    """Return the memory in bytes of the first device of an accelerator's kind; ``None`` where torch does not say."""
-    ask = getattr(torch.get_device_module(kind), "get_device_properties", None)
-    return getattr(ask(0), "total_memory", None) if ask else None
+def total_memory(kind: str) -> int:
+    """Return the bytes of memory of the first device of a kind of accelerator; 0 where that is not known."""
+    try:
+        return int(getattr(torch, kind).get_device_properties(0).total_memory)
+    except (AttributeError, AssertionError, RuntimeError):
+        return 0
+
+
+def beside_tensors(kind: str) -> dict[str, str]:
+    """Return what a device needs beside tensors, by name: what is known of it, and where from."""
+    if kind != "cuda":
+        return {}
+    return {
+        "CUDA context": "not known: it depends on GPU, driver and the kernels that are loaded; nvidia-smi shows it",
+        "NCCL buffers": "not known in all: NCCL_BUFFSIZE, 4 MiB by default, for each pair of GPUs (NCCL's manual)",
+        "fragmentation": "not known: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lessens it (torch's manual)",
+    }

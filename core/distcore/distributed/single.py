@@ -33,6 +33,10 @@ class SingleStrategy:
         """Return the whole of the model; nothing is sent."""
         return footprint.whole(skeleton, make_optimizer)
 
+    def traced(self) -> object:
+        """Return itself: a step sends nothing."""
+        return self
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Return a world of one rank, on the configured device."""

@@ -138,14 +138,15 @@ def _cost(config: RunConfig, dataset: Dataset, shards: int) -> int:
 
 def _padded(data: Datasets) -> Datasets | None:
     """Return the data sets in their padded form; ``None`` if they have none."""
-    train, evaluation = _padded_rows(data.train), _padded_rows(data.evaluation)
-    test = evaluation if data.test is data.evaluation else _padded_rows(data.test)
+    train, evaluation = padded_rows(data.train), padded_rows(data.evaluation)
+    test = evaluation if data.test is data.evaluation else padded_rows(data.test)
     if train is None or evaluation is None or test is None:
         return None
     return replace(data, train=train, evaluation=evaluation, test=test)
 
 
-def _padded_rows(dataset: Dataset) -> Dataset | None:
+def padded_rows(dataset: Dataset) -> Dataset | None:
+    """Return the rows of a data set, padded; ``None`` if they are not the same then."""
     return dataset.padded() if isinstance(dataset, PacksOrPads) else dataset
 
 

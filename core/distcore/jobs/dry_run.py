@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 
 from distcore.config import RunConfig, dump_config
 from distcore.distributed.devices import available_cores
 from distcore.engine.micro_batches import description
-from distcore.engine.optim import with_warmup
+from distcore.engine.model_source import model_source
+from distcore.engine.optim import freeze, optimizer_factory, with_warmup
+from distcore.engine.resolve import build_strategy, load_task
 from distcore.engine.trainer import total_steps_of
+from distcore.errors import DistcoreError
 from distcore.launchers import join
 from distcore.launchers.cores import crowded, threads_per_rank
+from distcore.plugin.memory import PlansMemory
 from distcore.plugin.sampling import BatchPlan, training_plan
 from distcore.plugin.task import Datasets
 
@@ -37,9 +42,23 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
     yield description(config)
+    yield from _memory(config, data)
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
+
+
+def _memory(config: RunConfig, data: Datasets) -> Iterator[str]:
+    """Yield what each rank holds of the states, where the strategy says it of a model without weights."""
+    strategy = build_strategy(config)
+    if not isinstance(strategy, PlansMemory):
+        return
+    with suppress(DistcoreError):
+        skeleton = model_source(config, load_task(config), data).skeleton()
+        freeze(config, skeleton)
+        held = strategy.plan_memory(config, skeleton, int(config.nproc), optimizer_factory(config))
+        what = "parameters, gradients and optimizer state"
+        yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}; distcore plan says what activations add"
 
 
 def _first_step(plan: BatchPlan, rank: int, ranks: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -17,10 +17,14 @@ from distcore.engine.optim import check_optimizer, freeze, optimizer_factory
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.task_calls import prepare
 from distcore.errors import ConfigError, DistcoreError, SkeletonError
+from distcore.planning.longest import Batch, longest
+from distcore.planning.step import Job, trace
+from distcore.planning.timeline import Step
 from distcore.plugin.capabilities import ChecksModel
 from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.memory import Memory, PlansMemory
+from distcore.plugin.memory import Memory, PlansMemory, TracesStep
 from distcore.plugin.shorthand import expand_shorthand
+from distcore.plugin.task import Datasets, Task
 
 MOST_RANKS = 1024
 """Most ranks that a plan is for."""
@@ -52,6 +56,23 @@ class Row:
     """``None``: not known."""
     reason: str = ""
     """Why it is not known."""
+    step: Step | None = None
+    """A traced step with the longest micro-batch; ``None``: not known."""
+    untraced: str = ""
+    """Why it is not known, where ``memory`` is."""
+    batch: Batch | None = None
+    """The micro-batch that was traced."""
+    sends: bool = True
+    """Whether ``memory`` says what is sent; the trace of a step alone does not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What all rows are about."""
+
+    task: Task
+    data: Datasets
+    skeleton: nn.Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +87,10 @@ class Plan:
     """How many of them are trained."""
     checkpoint: int
     """Bytes of the tensors of one checkpoint, the same under every strategy."""
+    device: str
+    """The type of device that the job is for."""
+    packed: bool
+    """Whether rows are computed without padding."""
     rows: tuple[Row, ...]
     """In the order of the strategies, then of the numbers of ranks."""
 
@@ -79,9 +104,11 @@ def make_plan(request: Request) -> Plan:
     _check_ranks(request.ranks)
     base = load_config(request.config, dict(request.changes))
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
-    skeleton, alone = _skeleton(_resolved(request, "single", 1))
+    alone = _resolved(request, "single", 1)
+    model = _model(alone)
+    skeleton = model.skeleton
     rows = [
-        _row(request, name, ranks, skeleton)
+        _row(request, name, ranks, model)
         for name in names
         for ranks in ([1] if _is_one_process(request, name) else dict.fromkeys(request.ranks))
     ]
@@ -90,6 +117,8 @@ def make_plan(request: Request) -> Plan:
         parameters=sum(p.numel() for p in skeleton.parameters()),
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
         checkpoint=_checkpoint(alone, skeleton),
+        device=alone.device,
+        packed=alone.packing == "on",
         rows=tuple(rows),
     )
 
@@ -119,36 +148,70 @@ def _is_one_process(request: Request, strategy: str) -> bool:
 def _resolved(request: Request, strategy: str, ranks: int) -> RunConfig:
     """Resolve the config for so many ranks, which this machine need not have room for."""
     config = _loaded(request, strategy)
-    # Neither the devices of this machine nor the size of the batch change what states take.
-    batch = -(-config.global_batch_size // ranks) * ranks
+    # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
+    each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
+    unit = each * _shards(config, ranks)
+    batch = -(-config.global_batch_size // unit) * unit
     device = "cpu" if config.device == "auto" else config.device
     return resolve(config.model_copy(update={"nproc": ranks, "device": device, "global_batch_size": batch}))
 
 
-def _skeleton(config: RunConfig) -> tuple[nn.Module, RunConfig]:
+def _shards(config: RunConfig, ranks: int) -> int:
+    expanded = expand_shorthand(config)
+    return max(1, ranks // capabilities_of(expanded.strategy, build_strategy(expanded)).ranks_per_shard)
+
+
+def _model(config: RunConfig) -> _Model:
     task = load_task(config)
+    data = prepare(task, config)
     try:
-        skeleton = model_source(config, task, prepare(task, config)).skeleton()
+        skeleton = model_source(config, task, data).skeleton()
     except SkeletonError as error:
         raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
     freeze(config, skeleton)
     check_optimizer(config, skeleton)
-    return skeleton, config
+    return _Model(task=task, data=data, skeleton=skeleton)
 
 
-def _row(request: Request, name: str, ranks: int, skeleton: nn.Module) -> Row:
+def _row(request: Request, name: str, ranks: int, model: _Model) -> Row:
     try:
         config = _resolved(request, name, ranks)
         strategy = build_strategy(config)
-        if not isinstance(strategy, PlansMemory):
+        if not isinstance(strategy, PlansMemory | TracesStep):
             return Row(strategy=name, ranks=ranks, reason="the strategy does not say what it holds")
         if isinstance(strategy, ChecksModel):
-            strategy.check_model(config, skeleton)
-        # A copy: a strategy may change the module that it is asked about.
-        memory = strategy.plan_memory(config, copy.deepcopy(skeleton), ranks, optimizer_factory(config))
+            strategy.check_model(config, model.skeleton)
+        memory = None
+        if isinstance(strategy, PlansMemory):
+            # A copy: a strategy may change the module that it is asked about.
+            memory = strategy.plan_memory(config, copy.deepcopy(model.skeleton), ranks, optimizer_factory(config))
     except DistcoreError as error:
-        return Row(strategy=name, ranks=ranks, reason=" ".join(str(error).split()))
-    return Row(strategy=name, ranks=ranks, memory=memory)
+        return Row(strategy=name, ranks=ranks, reason=_line(error))
+    row = Row(strategy=name, ranks=ranks, memory=memory)
+    if not isinstance(strategy, TracesStep):
+        return replace(row, untraced="the strategy does not say how its step can be traced")
+    try:
+        batch, values = longest(config, model.data.train, _shards(config, ranks))
+        job = Job(
+            config=config, task=model.task, skeleton=model.skeleton, batch=values, after_others=not batch.is_whole
+        )
+        step = trace(job, strategy.traced())
+    except DistcoreError as error:
+        return replace(row, untraced=_line(error)) if memory else replace(row, reason=_line(error))
+    return replace(row, step=step, batch=batch, memory=memory or _held(step), sends=memory is not None)
+
+
+def _held(step: Step) -> Memory:
+    """Return what a traced step shows of what is held; of what is sent it shows nothing."""
+    return Memory(
+        parameters=step.moments[0].parameters,
+        gradients=max(moment.gradients for moment in step.moments),
+        optimizer=step.moments[0].optimizer,
+    )
+
+
+def _line(error: DistcoreError) -> str:
+    return " ".join(str(error).split())
 
 
 def _checkpoint(config: RunConfig, skeleton: nn.Module) -> int:

@@ -6,11 +6,16 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from distcore.distributed.devices import beside_tensors
 from distcore.planning.plan import Plan, Row
 from distcore.planning.sizes import shown
 from distcore.tables import print_cells, say, stdout_console
 
-HEADINGS = ("strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "buffers", "host", "sent")
+HEADINGS = (
+    "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",
+    "buffers", "host", "sent",
+)  # fmt: skip
+UNKNOWN = "–"
 
 
 def show(plan: Plan, devices: Mapping[str, int]) -> None:
@@ -21,12 +26,30 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
     known = [row for row in plan.rows if row.memory is not None]
     if known:
         console.print()
-        headings = [*HEADINGS, *(f"fits {size} (states)" for size in devices)]
-        print_cells(console, headings, [_cells(row, devices) for row in known], numbers=True)
-        say(console, "per rank, without activations; sent: in a step of one micro-batch")
+        headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
+        print_cells(console, headings, [cells(row, devices) for row in known], numbers=True)
+        for line in remarks(plan):
+            say(console, line)
     for row in plan.rows:
         if row.memory is None:
             say(console, f"{row.strategy} on {row.ranks} rank(s): not known: {row.reason}")
+
+
+def remarks(plan: Plan) -> list[str]:
+    """Return what stands below the table: what the figures are of, and what is not known."""
+    lines = ["per rank; sent: in a step of one micro-batch"]
+    batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
+    padding = "without padding" if plan.packed else "padded to the longest"
+    lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
+    if plan.device != "cpu" and batches:
+        lines.append(f"activations and peak are an estimate for {plan.device}: traced with the kernels of a CPU")
+        lines += [f"{name}: {size}" for name, size in beside_tensors(plan.device).items()]
+    reasons: dict[str, list[str]] = {}
+    for row in plan.rows:
+        if row.untraced:
+            reasons.setdefault(row.untraced, []).append(f"{row.strategy} on {row.ranks}")
+    lines += [f"{', '.join(rows)}: activations are not known: {reason}" for reason, rows in reasons.items()]
+    return lines
 
 
 def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
@@ -35,21 +58,26 @@ def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
     for found, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:
             found["memory"]["states"] = row.memory.states
-            found["states_fit"] = {size: _fits(row, limit) for size, limit in devices.items()}
+            found["fits"] = {size: fits(row, limit) for size, limit in devices.items()}
+        if row.step is not None:
+            found["step"]["peak"]["total"] = row.step.peak.total
     return json.dumps(tree, indent=2)
 
 
-def _cells(row: Row, devices: Mapping[str, int]) -> list[str]:
-    memory = row.memory
+def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
+    """Return the cells of a row whose states are known, below ``HEADINGS`` and the sizes of ``devices``."""
+    memory, step = row.memory, row.step
     assert memory is not None
-    sizes = (
-        memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states, memory.buffers,
-        memory.host, memory.sent + memory.sent_each,
-    )  # fmt: skip
-    fits = ("yes" if _fits(row, limit) else "no" for limit in devices.values())
-    return [row.strategy, str(row.ranks), *map(shown, sizes), *fits]
+    states = (memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states)
+    peak = (shown(step.peak.activations), shown(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
+    others = (memory.buffers, memory.host)
+    sent = shown(memory.sent + memory.sent_each) if row.sends else UNKNOWN
+    fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
+    return [row.strategy, str(row.ranks), *map(shown, states), *peak, *map(shown, others), sent, *fit]
 
 
-def _fits(row: Row, limit: int) -> bool:
-    """Return True if states and buffers take no more than ``limit``; activations come on top."""
+def fits(row: Row, limit: int) -> bool:
+    """Return True if the peak takes no more than ``limit``; where it is not known, states and buffers."""
+    if row.step is not None:
+        return row.step.peak.total <= limit
     return row.memory is not None and row.memory.states + row.memory.buffers <= limit

@@ -56,3 +56,16 @@ class PlansMemory(Protocol):
         strategies need. Raises DistcoreError, one line, for what it does not know.
         """
         ...
+
+
+@runtime_checkable
+class TracesStep(Protocol):
+    """A strategy whose step ``distcore plan`` can trace on tensors without values, in one process."""
+
+    def traced(self) -> object:
+        """Return a strategy that holds the same tensors at the same time as this one: itself, or a stand-in for it.
+
+        Of its hooks ``wrap_model``, ``accumulate``, ``backward`` and ``step`` are called, in the first of as many ranks
+        as are planned for. Collectives of torch return at once and send nothing; those of other libraries are none.
+        """
+        ...

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 from torch import nn
 
 from distcore.config import RunConfig
@@ -15,6 +11,7 @@ from distcore.distributed.devices import total_memory
 from distcore.engine.optim import optimizer_factory
 from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
+from distcore.planning.available import machine_limits, process_limits
 from distcore.planning.sizes import shown
 from distcore.plugin.memory import Memory, PlansMemory
 
@@ -53,31 +50,3 @@ def why_not(config: RunConfig, memory: Memory | None) -> str:
 
 def _over(need: int, limit: int, who: str) -> str:
     return f"needs {shown(need)} beside its activations, and {who} {shown(limit)}" if need > limit else ""
-
-
-def process_limits() -> Iterator[int]:
-    """Yield the bytes that each process may take by ``ulimit``: of data (-d), of addresses (-v)."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            yield soft
-
-
-def machine_limits(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the bytes that all processes share: the machine's, and those of the cgroups above this process.
-
-    ``root`` stands for the file system.
-    """
-    yield int(psutil.virtual_memory().total)
-    with contextlib.suppress(OSError):  # not Linux, or not mounted
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-        for group in (Path(own), *Path(own).parents):
-            with contextlib.suppress(OSError, ValueError):  # "max" is none
-                yield int((root / "sys/fs/cgroup" / group / "memory.max").read_text())
-        with contextlib.suppress(OSError, ValueError):
-            yield int((root / "sys/fs/cgroup/memory/memory.limit_in_bytes").read_text())

@@ -32,6 +32,7 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
+from distcore_ddp.traced import Buckets
 
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
@@ -90,6 +91,10 @@ class DDPStrategy:
         held = footprint.whole(skeleton, make_optimizer)
         on_wire = held.gradients // (1 if self.compression == "none" else 2)
         return replace(held, sent=footprint.shared(on_wire, ranks, times=2))
+
+    def traced(self) -> object:
+        """Return what stands for DDP: its reducer cannot run without values."""
+        return Buckets(self.bucket_mb)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

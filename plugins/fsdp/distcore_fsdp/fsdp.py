@@ -140,6 +140,10 @@ class FSDPStrategy:
         )
         return planned(skeleton, blocks(skeleton, self.wrap), make_optimizer, how)
 
+    def traced(self) -> object:
+        """Return itself: torch's collectives are all that it sends."""
+        return self
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group."""

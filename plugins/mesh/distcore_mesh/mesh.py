@@ -149,6 +149,10 @@ class MeshStrategy:
             return self.pp, self.replicate or 1, left, self.cp, self.tp
         return self.pp, self.replicate or left, self.shard, self.cp, self.tp
 
+    def traced(self) -> object:
+        """Return itself: torch's collectives are all that it sends."""
+        return self
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group; ranks that share layers, sequences or blocks are a data shard.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from distcore.cli.commands.train import add_job_flags, changes_of
 from distcore.errors import ConfigError
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-memory", metavar="SIZES", default="",
         help="memory of a device, such as 24G,80G: say whether the states fit",
     )  # fmt: skip
+    group.add_argument("--html", metavar="FILE", default=None, help="also write a page with bars and a timeline")
     group.add_argument("--json", action="store_true", default=False, help="print JSON, all sizes in bytes")
     add_job_flags(parser, leave_out=NOT_HERE)
 
@@ -45,6 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
         ranks=_ranks(arguments.ranks),
     )
     plan = make_plan(request)
+    if arguments.html is not None:
+        from distcore.planning.page import page
+        from distcore.report.page import command_line
+
+        try:
+            Path(arguments.html).write_text(page(plan, devices, command_line()), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {arguments.html}: cannot be written: {error.strerror}") from None
     if arguments.json:
         print(table.as_json(plan, devices))
     else:

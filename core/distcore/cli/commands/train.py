@@ -121,7 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
         from distcore.compare import sweep
 
         return sweep.run(arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run)
+    from distcore.cli.exhausted import explained
     from distcore.jobs import train
 
-    train.run(partial(config_of, arguments), arguments.dry_run)
+    with explained(arguments.config, changes_of(arguments), partial(config_of, arguments)):
+        train.run(partial(config_of, arguments), arguments.dry_run)
     return 0

@@ -1,0 +1,47 @@
+"""How much memory there is: of a device, of the machine, and under the limits on a process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from distcore.distributed.devices import total_memory
+
+
+def available_memory(device: str) -> int:
+    """Return the bytes that a process may have at most: of the device, or of main memory and the limits on it.
+
+    0 where that is not known.
+    """
+    return total_memory(device) if device != "cpu" else min((*process_limits(), *machine_limits()))
+
+
+def process_limits() -> Iterator[int]:
+    """Yield the bytes that each process may take by ``ulimit``: of data (-d), of addresses (-v)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            yield soft
+
+
+def machine_limits(root: Path = Path("/")) -> Iterator[int]:
+    """Yield the bytes that all processes share: the machine's, and those of the cgroups above this process.
+
+    ``root`` stands for the file system.
+    """
+    yield int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError):  # not Linux, or not mounted
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+        for group in (Path(own), *Path(own).parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" is none
+                yield int((root / "sys/fs/cgroup" / group / "memory.max").read_text())
+        with contextlib.suppress(OSError, ValueError):
+            yield int((root / "sys/fs/cgroup/memory/memory.limit_in_bytes").read_text())

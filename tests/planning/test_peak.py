@@ -1,0 +1,55 @@
+"""The peak that a plan says is the allocator's own, held against jobs that run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/planned_memory.py"
+
+
+def apart(*flags: str) -> dict[str, float]:
+    """How far plan and allocator are apart, in percent, by row of the benchmark's table."""
+    done = subprocess.run([sys.executable, BENCHMARK, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("|").split("|") for line in done.stdout.splitlines()[2:] if line.startswith("|")]
+    return {" ".join(map(str.strip, row[:4])): float(row[-1].strip().rstrip("%")) for row in rows}
+
+
+@pytest.mark.programs
+@pytest.mark.ranks
+def test_the_peak_is_the_allocators() -> None:
+    found = apart("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
+    assert len(found) == 3
+    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.programs
+@pytest.mark.ranks
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
+def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
+    found = apart("--strategies", strategy)
+    assert len(found) == 16
+    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.programs
+def test_seven_billion_parameters_are_planned_in_a_minute_and_4_gigabytes() -> None:
+    code = (
+        "import resource, sys, time; sys.path.insert(0, sys.argv[1]); start = time.monotonic()\n"
+        "import planned_memory as benchmark\n"
+        "row = benchmark.planned(benchmark.settings('llama', 'fsdp', '1x2048', scale='7b', nproc=8))\n"
+        "assert row.step is not None, row\n"
+        "print(row.step.peak.total, time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, BENCHMARK.parent], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peak, seconds, kibibytes = map(float, done.stdout.split())
+    assert 16 * 6.7e9 / 8 < peak < 6 * 16 * 6.7e9 / 8
+    assert seconds < 60
+    assert kibibytes < 4 * 2**20
