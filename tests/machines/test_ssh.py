@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -49,7 +50,9 @@ def test_sigterm_stops_both_machines_with_a_checkpoint_and_the_run_goes_on_from_
     assert front.returncode == 143, said
     assert f"stopped after step {newest(tmp_path)}" in said
     assert is_quiet(nodes)
-    again = start(nodes[0], tmp_path)
+    lines = [line for line in said.splitlines() if "go on with: " in line]
+    command = shlex.split(lines[0].partition("go on with: ")[2])
+    again = nodes[0].start(*command, "--set", "task_options.seconds=0", folder=tmp_path)
     said = again.communicate(timeout=200)[0]
     assert again.returncode == 0, said
     job.is_same(tmp_path / "run", single, STEPS)

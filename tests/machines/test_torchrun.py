@@ -27,7 +27,7 @@ def test_every_strategy_has_the_losses_of_one_process(
         pytest.skip(f"{strategy} is not installed")
     agents = [start(node, tmp_path, f"--nodes 2 --strategy {strategy} --max-steps 12") for node in nodes]
     said = [agent.communicate(timeout=200)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
     job.is_same(tmp_path / "run", single, 12)
 
 
