@@ -16,7 +16,9 @@ from distcore import ConfigError
 from distcore_ray.job import Job
 
 PATIENCE = 10
-"""Seconds that a placement group gets: for some seconds a node that was lost still counts as there."""
+"""Seconds that a placement group gets: for up to a minute a node that was lost still counts as there."""
+LEAST = 120
+"""Seconds, at the least, for nodes to come: longer than Ray takes to notice that one was lost."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ def alive() -> frozenset[str]:
 def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
     """Return as many nodes as are free, ``job.most`` at the most; ``None`` if ``job.least`` do not come in time.
 
-    Waits for ``job.patience`` seconds, and ends early once ``stopping()`` is true.
+    Waits for ``patience(job)`` seconds, and ends early once ``stopping()`` is true.
     """
     bundle = {"CPU": job.nproc, **({"GPU": job.nproc} if job.gpus else {})}
-    deadline = time.monotonic() + job.patience
+    deadline = time.monotonic() + patience(job)
     while time.monotonic() < deadline and not stopping():
         known = alive()
         for count in range(max(job.least, min(len(known), job.most)), job.least - 1, -1):
@@ -74,6 +76,11 @@ def reserve(job: Job, stopping: Callable[[], bool]) -> Nodes | None:
                 return Nodes(group, frozenset(placement_group_table(group)["bundles_to_node_id"].values()), known)
             remove_placement_group(group)
     return None
+
+
+def patience(job: Job) -> float:
+    """Return the seconds for which nodes are waited for."""
+    return max(job.patience, LEAST)
 
 
 def release(nodes: Nodes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from distcore import ConfigError
 from distcore_ray.attempt import Attempt, Outcome
-from distcore_ray.cluster import connected, reserve
+from distcore_ray.cluster import connected, patience, reserve
 from distcore_ray.job import Job, read
 
 STOPPED = 143
@@ -59,7 +59,7 @@ def run(job: Job, stop: threading.Event) -> int:
     if stop.is_set():
         return STOPPED
     _say(f"error: Ray has no {job.least} node(s) with {job.nproc} free CPU(s){' and GPU(s)' * job.gpus} each, "
-         f"within {job.patience:g} seconds")  # fmt: skip
+         f"within {patience(job):g} seconds")  # fmt: skip
     return FAILED
 
 
