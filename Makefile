@@ -3,18 +3,21 @@
 # make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
+# make chaos: random faults on two such machines; writes docs/chaos.json and the table of its page.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Whose dependency is large and not needed to test it: installed without it.
+ALONE := $(wildcard plugins/ray)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 DIST := dist
 # Tests start hundreds of processes. With this variable, which containers like to set, each would compile our files again.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo quick test slow machines gpu check docs pictures install dist release-check clean
+.PHONY: demo quick test slow machines chaos gpu check docs pictures install dist release-check clean
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
@@ -29,7 +32,7 @@ test: quick
 slow: install
 	$(BIN)/python -m pytest -m "slow and not machines"
 
-machines: $(VENV)/.machines
+machines: $(VENV)/.machines $(VENV)/.ray
 	$(BIN)/python -m pytest -m machines tests/machines
 
 # In an environment of its own: the models of Kubeflow would bring versions of what the others need.
@@ -38,6 +41,17 @@ $(VENV)/.machines: $(VENV)/.installed
 	build/machines/bin/python -m pip install --quiet --upgrade pip
 	build/machines/bin/python -m pip install --quiet --group machines
 	touch $@
+
+# Another one, with Ray beside all that is installed here: on a cluster distcore and Ray must be in one environment.
+$(VENV)/.ray: $(VENV)/.installed
+	test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(\"%s\")" % sysconfig.get_path("purelib"))' > "$$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/installed.pth"
+	build/ray/bin/python -m pip install --quiet --upgrade pip
+	build/ray/bin/python -m pip install --quiet --group ray
+	touch $@
+
+chaos: install
+	$(BIN)/python benchmarks/chaos.py --page
 
 # Prints a table at its end. Where there is no accelerator everything is skipped.
 gpu: install
@@ -69,7 +83,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch seqeval
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS))
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
+	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")
 	touch $@
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -47,6 +50,28 @@ def test_a_group_of_ours_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dist.group.WORLD is not left
     leave_process_group(world)
     assert not dist.is_initialized()
+
+
+COME_AND_GO = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=1, world_size=2)
+dist.barrier()
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_that_has_gone_already_does_not_make_a_finished_run_fail(tmp_path: Path) -> None:
+    file = str(tmp_path / "store")
+    other = subprocess.Popen([sys.executable, "-c", COME_AND_GO, file])
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=0, world_size=2)
+    try:
+        world = join_process_group(CONFIG, RankInfo(size=2))
+        dist.barrier()
+        assert other.wait(timeout=60) == 0
+        assert leave_process_group(world)
+    finally:
+        dist.destroy_process_group()
 
 
 def agreed(store: HashStore, size: int) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -65,6 +66,18 @@ def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeyp
         monkeypatch.setenv(name, value)
     assert main(["train", "--launcher", "ssh"]) == 2
     assert "--launcher ssh: torchrun started this process as a rank" in capsys.readouterr().err
+
+
+def test_ranks_know_by_which_flags_a_run_that_goes_on_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("host0 slots=1\n")
+    flags = "--launcher ssh --hostfile hosts --env 'A=b c' --env B=2 --bind-cores --nproc 1"
+    assert main(["train", "--lr", "0.1", *shlex.split(flags), "--dry-run"]) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ssh ")]
+    settings = shlex.split(shlex.split(command)[-1].partition("exec env ")[2])
+    (again,) = [setting for setting in settings if setting.startswith("DISTCORE_FRONT=")]
+    assert shlex.split(again.partition("=")[2]) == [
+        *("--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b c", "--env", "B=2", "--nproc", "1", "--bind-cores")
+    ]
 
 
 class Elsewhere:

@@ -12,7 +12,7 @@ import machine_job as job
 import pytest
 from machines import Machine, machines, why_not
 
-MINUTES = 10
+MINUTES = 30
 HERE = Path(__file__).parent
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": PROGRAMS}

@@ -11,7 +11,7 @@ from typing import Any
 import machine_job as job
 import pytest
 import yaml
-from machines import Machine
+from machines import PATIENCE, Machine
 
 PYTHON = Path(__file__).parents[2] / "build/machines/bin/python"
 """The interpreter of an environment of its own, with what is not installed beside distcore."""
@@ -94,6 +94,6 @@ def test_pods_have_the_losses_of_one_process(
         node.start(*words, folder=tmp_path, environment=given)
         for node, (words, given) in zip(nodes, pods(kind, tmp_path), strict=True)
     ]
-    said = [pod.communicate(timeout=200)[0] for pod in begun]
+    said = [pod.communicate(timeout=PATIENCE)[0] for pod in begun]
     assert [pod.returncode for pod in begun] == [0, 0], said
     job.is_same(tmp_path / "run", single, 12)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import machine_job as job
 import pytest
-from machines import Machine, has_ssh, wait_for
+from machines import PATIENCE, Machine, has_ssh, wait_for
 
 KINDS = {"openmpi": "mpirun", "mpich": "mpiexec.hydra"}
 PACKAGES = {"openmpi": "openmpi-bin", "mpich": "mpich"}
@@ -28,7 +28,7 @@ def start(node: Machine, kind: str, folder: Path, flags: str) -> subprocess.Pope
     (folder / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
     words = (
         f"distcore train {job.FLAGS} --launcher mpi:{kind} --hostfile hosts --strategy ddp --out run "
-        f"--set timeout=20 {flags}"
+        f"--set timeout=120 {flags}"
     )
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return node.start(*words.split(), folder=folder, environment=root)
@@ -39,7 +39,7 @@ def test_ranks_on_two_machines_have_the_losses_of_one_process(
 ) -> None:
     front = start(nodes[0], kind, tmp_path, "--max-steps 12 --set task_options.seconds=0.3")
     wait_for(lambda: all(node.ranks() for node in nodes), front)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode == 0, said
     job.is_same(tmp_path / "run", single, 12)
 
@@ -49,9 +49,9 @@ def test_a_killed_rank_ends_all_of_them(kind: str, nodes: tuple[Machine, ...], t
     wait_for((tmp_path / "run/checkpoints/step-00000005").exists, front)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode != 0, said
-    wait_for(lambda: not any(node.ranks() for node in nodes), seconds=30)
+    wait_for(lambda: not any(node.ranks() for node in nodes))
 
 
 def test_the_other_mpi_behind_the_name_is_one_line(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_other_mpi_behind_the_name_is_one_line(nodes: tuple[Machine, ...], t
     words = f"distcore train {job.FLAGS} --launcher mpi --nproc 1 --strategy ddp --out run"
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     front = nodes[0].start(*words.split(), folder=tmp_path, environment=path)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode == 2, said
     assert (
         "error: --launcher mpi: mpirun on PATH is not Open MPI's; for MPICH or Intel MPI: --launcher mpi:mpich" in said

@@ -27,7 +27,7 @@ def slurm(nodes: tuple[Machine, ...], tmp_path_factory: pytest.TempPathFactory) 
 def submit(slurm: Cluster, folder: Path, flags: str = "", steps: int = STEPS) -> int:
     words = (
         f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run --log-dir logs "
-        f"--set timeout=30 --max-steps {steps} {flags}"
+        f"--set timeout=120 --max-steps {steps} {flags}"
     )
     return slurm.submit(*words.split(), folder=folder)
 
@@ -73,7 +73,7 @@ def test_scancel_leaves_a_checkpoint_from_which_a_new_job_goes_on(slurm: Cluster
     wait_for_step(slurm, number, tmp_path, 5)
     slurm.call("scancel", str(number), folder=tmp_path)
     slurm.wait(number, "CANCELLED", folder=tmp_path)
-    wait_for(lambda: f"stopped after step {newest(tmp_path)} " in said(tmp_path), seconds=40)
+    wait_for(lambda: f"stopped after step {newest(tmp_path)} " in said(tmp_path))
     again = submit(slurm, tmp_path, "--resume auto", steps=STEPS)
     slurm.wait(again, "COMPLETED", folder=tmp_path)
     job.is_same(tmp_path / "run", single, STEPS)
@@ -83,7 +83,7 @@ def test_a_job_whose_time_is_over_saves_a_checkpoint(slurm: Cluster, tmp_path: P
     words = f"distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run --log-dir logs"
     limited = ("env", "SBATCH_TIMELIMIT=4", *words.split(), "--max-steps", "1000", *SLOW.split())
     number = slurm.submit(*limited, folder=tmp_path)
-    slurm.wait(number, "FAILED", "TIMEOUT", "COMPLETED", folder=tmp_path, seconds=330)
+    slurm.wait(number, "FAILED", "TIMEOUT", "COMPLETED", folder=tmp_path)
     assert f"stopped after step {newest(tmp_path)} " in said(tmp_path)
     assert slurm.show(number, tmp_path)["ExitCode"] == "143:0"
 

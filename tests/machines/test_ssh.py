@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 
 import machine_job as job
 import pytest
-from machines import Machine, has_ssh, wait_for
+from machines import PATIENCE, Machine, has_ssh, wait_for
 
 pytestmark = pytest.mark.skipif(not has_ssh(), reason="no sshd: apt-get install openssh-server openssh-client")
 STEPS = 40
@@ -19,7 +20,7 @@ def start(node: Machine, folder: Path, flags: str = "") -> subprocess.Popen[str]
     (folder / "hosts").write_text("node0 slots=1\nnode1 slots=1\n")
     words = (
         f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run --resume auto "
-        f"--log-dir logs --set timeout=20 --max-steps {STEPS} {flags}"
+        f"--log-dir logs --set timeout=120 --max-steps {STEPS} {flags}"
     )
     return node.start(*words.split(), folder=folder)
 
@@ -45,12 +46,14 @@ def test_sigterm_stops_both_machines_with_a_checkpoint_and_the_run_goes_on_from_
     front = slow(nodes[0], tmp_path)
     assert [len(node.ranks()) for node in nodes] == [1, 1]
     front.send_signal(signal.SIGTERM)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode == 143, said
     assert f"stopped after step {newest(tmp_path)}" in said
     assert is_quiet(nodes)
-    again = start(nodes[0], tmp_path)
-    said = again.communicate(timeout=200)[0]
+    lines = [line for line in said.splitlines() if "go on with: " in line]
+    command = shlex.split(lines[0].partition("go on with: ")[2])
+    again = nodes[0].start(*command, "--set", "task_options.seconds=0", folder=tmp_path)
+    said = again.communicate(timeout=PATIENCE)[0]
     assert again.returncode == 0, said
     job.is_same(tmp_path / "run", single, STEPS)
 
@@ -60,7 +63,7 @@ def test_a_killed_front_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine, ..
     done = max(job.losses(tmp_path / "run"))
     front.kill()
     os.killpg(front.pid, signal.SIGKILL)
-    wait_for(lambda: is_quiet(nodes), seconds=30)
+    wait_for(lambda: is_quiet(nodes))
     assert newest(tmp_path) >= done
 
 
@@ -68,7 +71,7 @@ def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, 
     front = slow(nodes[0], tmp_path)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode == 3, said
     assert "error: rank 1 on node1 was killed by SIGKILL" in said
     assert "Traceback" not in said
@@ -79,6 +82,6 @@ def test_a_machine_that_cannot_be_reached_is_one_line(nodes: tuple[Machine, ...]
     (tmp_path / "hosts").write_text("node0 slots=1\nnode7 slots=1\n")
     words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
     front = nodes[0].start(*words.split(), folder=tmp_path)
-    said = front.communicate(timeout=200)[0]
+    said = front.communicate(timeout=PATIENCE)[0]
     assert front.returncode == 3, said
     assert "error: node7: ssh cannot reach it, or lost the connection; try: ssh node7 true" in said

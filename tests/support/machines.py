@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SSH = "/etc/ssh"
+PATIENCE = 600
+"""Seconds until a test gives up. On an idle machine most of what it waits for takes ten."""
 ENTER = (
     'hostname "$1" && mount --bind "$2/hosts-$1" /etc/hosts && '
     '{ [ ! -d "$2/ssh" ] || mount --bind "$2/ssh" /etc/ssh; } && shift 2 && exec "$@"'
@@ -67,13 +69,13 @@ class Machine:
     def run(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
         """Run ``command`` to its end; return what it prints. Fails with that if its status is not 0."""
         process = self.start(*command, folder=folder, environment=environment)
-        said = process.communicate(timeout=200)[0]
+        said = process.communicate(timeout=PATIENCE)[0]
         assert process.returncode == 0, said
         return said
 
     def output(self, *command: str | Path, folder: Path, environment: Mapping[str, str] | None = None) -> str:
         """Run ``command`` to its end; return what it prints, whatever its status is."""
-        return self.start(*command, folder=folder, environment=environment).communicate(timeout=200)[0]
+        return self.start(*command, folder=folder, environment=environment).communicate(timeout=PATIENCE)[0]
 
     def pids(self) -> list[int]:
         """Return the numbers of all processes of this machine."""
@@ -173,7 +175,7 @@ def has_ssh() -> bool:
 
 
 def wait_for(
-    condition: Callable[[], object], *processes: subprocess.Popen[str], seconds: float = 200, pause: float = 0.05
+    condition: Callable[[], object], *processes: subprocess.Popen[str], seconds: float = PATIENCE, pause: float = 0.05
 ) -> None:
     """Wait until ``condition`` holds; fails when one of ``processes`` ends before that, or after ``seconds``."""
     deadline = time.monotonic() + seconds

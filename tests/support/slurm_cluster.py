@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from machines import Machine, wait_for
+from machines import PATIENCE, Machine, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 CONFIG = """\
@@ -77,7 +77,7 @@ class Cluster:
         """Return the state of a job: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, CANCELLED …"""
         return self.show(job, folder)["JobState"]
 
-    def wait(self, job: int, *states: str, folder: Path, seconds: float = 250) -> None:
+    def wait(self, job: int, *states: str, folder: Path, seconds: float = PATIENCE) -> None:
         """Wait until a job is in one of ``states``."""
         wait_for(lambda: self.state(job, folder) in states, seconds=seconds, pause=0.5)
 
@@ -109,7 +109,7 @@ def cluster(nodes: Sequence[Machine], folder: Path) -> Iterator[Cluster]:
     quiet = {"stdout": subprocess.DEVNULL, "folder": folder, "environment": given}
     begun = [nodes[0].start(*munged, **quiet)]  # type: ignore[arg-type]
     try:
-        wait_for((folder / "munge.socket").exists, *begun, seconds=60)
+        wait_for((folder / "munge.socket").exists, *begun)
         begun.append(nodes[0].start("slurmctld", "-D", "-i", **quiet))  # type: ignore[arg-type]
         begun += [node.start("slurmd", "-D", "-N", node.name, **quiet) for node in nodes]  # type: ignore[arg-type]
         made = Cluster(nodes, given)
@@ -120,4 +120,4 @@ def cluster(nodes: Sequence[Machine], folder: Path) -> Iterator[Cluster]:
         for process in reversed(begun):
             process.terminate()
         for process in begun:
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE)

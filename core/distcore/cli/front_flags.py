@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import socket
 import sys
 import time
@@ -52,6 +53,7 @@ def is_front_asked(arguments: argparse.Namespace) -> bool:
 def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
     """Start the run by a front, or print what it would start; return the exit status. Raises DistcoreError."""
     from distcore.launchers import join
+    from distcore.launchers.environment import FRONT_VARIABLE
     from distcore.plugin import registry
 
     if arguments.sweep:
@@ -63,11 +65,13 @@ def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -
         raise ConfigError(
             f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one of them"
         )
-    plan = front.plan(spec_of(given, value, read_config(), arguments.argv))
+    config = read_config()
+    plan = front.plan(spec_of(given, value, config, arguments.argv))
     if arguments.dry_run:
         print(str(plan).rstrip("\n"))
         return 0
     sys.stdout.flush()  # the front may replace this process
+    os.environ[FRONT_VARIABLE] = again(arguments.argv, config)
     return int(front.run(plan))
 
 
@@ -95,19 +99,20 @@ def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence
         timeout=config.timeout,
         out=config.out,
         resume=config.resume,
-        here=_here(config),
+        here=_here(config, again(argv, config)),
     )
 
 
-def _here(config: RunConfig) -> Here:
+def _here(config: RunConfig, flags: str) -> Here:
     from distcore.fronts import Here
     from distcore.fronts.variables import forwarded
+    from distcore.launchers.environment import FRONT_VARIABLE
 
     return Here(
         folder=str(Path.cwd()),
         python=sys.executable,
         job=f"distcore-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
-        environment=forwarded(os.environ),
+        environment={**forwarded(os.environ), FRONT_VARIABLE: flags},
         inside=os.environ.get("SLURM_JOB_ID"),
         out_exists=config.out is not None and Path(config.out, "config.yaml").exists(),
     )
@@ -142,11 +147,28 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def _for_ranks(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the arguments of ``distcore train`` without the flags of starting, ``--nproc`` and ``--dry-run``."""
+    return tuple(_own_flags().parse_known_args(list(argv))[1])
+
+
+def again(argv: Sequence[str], config: RunConfig) -> str:
+    """Return the flags of starting in ``argv``, as a shell takes them: what a run that goes on is started with."""
+    given = vars(_own_flags().parse_known_args(list(argv))[0])
+    flags = [(name, value) for name in (*FLAGS, "--nproc") for value in _values(given.get(_dest(name)))]
+    restarts = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
+    words = [word for flag in flags for word in flag]
+    return shlex.join([*words, *(["--bind-cores"] if "bind_cores" in given else []), *restarts])
+
+
+def _own_flags() -> argparse.ArgumentParser:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_front_flags(own)
     own.add_argument("--nproc")
     own.add_argument("--dry-run", action="store_true")
-    return tuple(own.parse_known_args(list(argv))[1])
+    return own
+
+
+def _values(given: str | list[str] | None) -> list[str]:
+    return given if isinstance(given, list) else [given] if given is not None else []
 
 
 def _dest(name: str) -> str:

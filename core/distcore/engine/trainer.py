@@ -35,7 +35,7 @@ from distcore.engine.run_folder import check_out, on_main
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
-from distcore.launchers.environment import export, join
+from distcore.launchers.environment import FRONT_VARIABLE, export, join
 from distcore.launchers.network import prepare_network, spans_machines
 from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.extensions import load_extensions
@@ -236,10 +236,10 @@ def how_to_go_on(config: RunConfig) -> str:
     """Return what continues this run: a command line, unless its task cannot be named in one."""
     if config.task.startswith(GIVEN):
         return "go on with --resume auto"
-    launcher = (join(os.environ) or RankInfo()).launcher
-    again = "" if launcher == "local" else f", under {launcher} again,"
+    launcher, front = (join(os.environ) or RankInfo()).launcher, os.environ.get(FRONT_VARIABLE, "")
+    again = "" if launcher == "local" or front else f", under {launcher} again,"
     file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
-    return f"go on{again} with: distcore train {file} --out {out} --resume auto"
+    return f"go on{again} with: distcore train {file} --out {out} --resume auto {front}".rstrip()
 
 
 def is_due(step: int, every: int) -> bool:

@@ -6,7 +6,7 @@ A front is an entry point of the group ``distcore.fronts``: a class that takes n
 """
 
 from distcore.fronts.contract import Command, Front, Here, Host, Plan, Spec
-from distcore.fronts.planning import refuse, train_command
+from distcore.fronts.planning import check_restarts, need_nproc, refuse, train_command, variables_elsewhere
 from distcore.fronts.running import run_command, write_files
 
 __all__ = [
@@ -16,8 +16,11 @@ __all__ = [
     "Host",
     "Plan",
     "Spec",
+    "check_restarts",
+    "need_nproc",
     "refuse",
     "run_command",
     "train_command",
+    "variables_elsewhere",
     "write_files",
 ]

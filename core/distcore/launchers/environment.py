@@ -25,6 +25,8 @@ LAUNCHER_VARIABLE = "DISTCORE_LAUNCHER"
 
 Its other variables are the same as torchrun's.
 """
+FRONT_VARIABLE = "DISTCORE_FRONT"
+"""Environment variable with the flags by which a front started this rank, as a shell takes them."""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Smallest number that SLURM gives to batch, interactive and external steps, none of which consists of ranks."""
 MPI_RANKS = (

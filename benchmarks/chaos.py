@@ -1,0 +1,248 @@
+"""Strike runs over two machines with random faults, and see that they go on and end with the same weights.
+
+Machines are network namespaces, as in tests/machines, each with an agent of ``--launcher torchrun --nodes 2``. A fault
+is drawn for one of the machines; an agent that ends is started again by the same command, as a scheduler would. The run
+folder is a file system of 64 MiB, which one of the faults fills. Needs root.
+
+Bounds: a run goes on, or its agents end with one line and no traceback, within its ``timeout`` and ``MARGIN`` seconds
+after a fault is over; the final weights are bit for bit those of an undisturbed run of two machines.
+
+    python benchmarks/chaos.py [--faults 50] [--seed 20] [--page]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from distcore import checkpoint
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+import machine_job as job  # noqa: E402  # found only now
+from faults import FAULTS, TIMEOUT  # noqa: E402
+from machines import Machine, machines, why_not  # noqa: E402
+
+PAGE = ROOT / "docs/chaos.md"
+MARKS = re.compile(r"(<!-- chaos -->\n).*?(<!-- /chaos -->)", re.S)
+STRATEGIES = ("ddp", "fsdp", "deepspeed", "accelerate")
+MARGIN = 90
+"""Seconds beside it: for ranks that start again, on few cores."""
+STEPS = 200
+PER_RUN = 5
+"""Faults of one run."""
+SOME = 3
+"""Steps after which a run counts as going on."""
+
+
+@dataclass
+class Row:
+    """A fault, and what came of it."""
+
+    number: int
+    strategy: str
+    fault: str
+    machine: str
+    step: int
+    """The newest that was logged when it struck."""
+    seconds: float = 0.0
+    """From the end of the fault to the third step after it."""
+    lines: list[str] = field(default_factory=list)
+    """The last line of each agent that ended and was started again."""
+    problems: list[str] = field(default_factory=list)
+
+
+class Job:
+    """A run on two machines, with an agent for each."""
+
+    def __init__(self, nodes: Sequence[Machine], strategy: str, folder: Path, seconds: float) -> None:
+        """Start the agents; each micro-batch takes ``seconds`` of sleep."""
+        self.nodes, self.folder = nodes, folder
+        self.words = (
+            f"-m distcore train {job.FLAGS} --strategy {strategy} --launcher torchrun:node0:29500 --nodes 2 --nproc 1 "
+            f"--out disk/run --resume auto --max-restarts 100 --max-steps {STEPS} --set timeout={TIMEOUT} "
+            f"--set task_options.seconds={seconds}"
+        ).split()
+        self.agents: dict[str, subprocess.Popen[str]] = {}
+        self.logs: dict[str, Path] = {}
+        self.started = 0
+        for node in nodes:
+            self.start(node)
+
+    def start(self, node: Machine) -> None:
+        """Start the agent of a machine."""
+        self.started += 1
+        self.logs[node.name] = self.folder / f"agent-{self.started}.log"
+        with self.logs[node.name].open("w") as file:
+            words = (sys.executable, *self.words)
+            self.agents[node.name] = node.start(*words, folder=self.folder, stdout=file, environment=ENVIRONMENT)
+
+    def done(self) -> bool:
+        """True once both agents have ended well."""
+        return all(agent.poll() == 0 for agent in self.agents.values())
+
+    def rows(self) -> list[int]:
+        """Return the steps that were logged, in order; one that was done again stands there again."""
+        with suppress(FileNotFoundError):
+            lines = (self.folder / "disk/run/metrics.jsonl").read_text().splitlines()
+            return [int(found[1]) for line in lines if "train/loss" in line and (found := STEP.search(line))]
+        return []
+
+    def mend(self, row: Row) -> None:
+        """Start each agent again that has ended; keep its last line. An agent that was killed has none."""
+        failed = [node for node in self.nodes if self.agents[node.name].poll() not in (None, 0)]
+        for node in failed:
+            said, status = self.logs[node.name].read_text(), int(self.agents[node.name].returncode)
+            if status >= 0:
+                last = ([line for line in said.splitlines() if SAID.search(line)] or [""])[-1]
+                row.lines.append(f"{node.name}: {last}")
+                row.problems += [] if last else [f"{node.name} ended with {status} and no line"]
+            row.problems += ["a traceback on the screen"] if "Traceback (most recent" in said else []
+        for node in self.nodes if failed else ():  # also one that has ended well: alone the other would wait for it
+            if self.agents[node.name].poll() is not None:
+                self.start(node)
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+        for node in self.nodes:
+            for pid in [*node.ranks(), *node.find("distcore.fronts.agent")]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+STEP = re.compile(r'"step": (\d+)')
+SAID = re.compile(r"^(error: |.*stopped after step )")
+
+
+def wait(run: Job, row: Row, condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until ``condition`` holds, and keep the agents running; what hangs is noted in ``row`` and started again."""
+    deadline = time.monotonic() + seconds
+    while not condition() and not run.done():
+        run.mend(row)
+        if time.monotonic() > deadline:
+            row.problems.append(f"nothing for {seconds:g} seconds")
+            run.end()
+            deadline += seconds
+        time.sleep(0.1)
+
+
+def strike(run: Job, row: Row, node: Machine, chance: random.Random) -> None:
+    """Let one fault happen, and wait until the run goes on or has ended."""
+    before = len(run.rows())
+    wait(run, row, lambda: len(run.rows()) > before + SOME and all(n.ranks() for n in run.nodes), TIMEOUT + MARGIN)
+    time.sleep(2 * chance.random())
+    if run.done():
+        row.problems.append("the run was over before")
+        return
+    row.step = run.rows()[-1]
+    seconds, undo = FAULTS[row.fault](node, run.folder / "disk")
+    over = time.monotonic() + seconds
+    while time.monotonic() < over:
+        run.mend(row)
+        time.sleep(0.1)
+    undo()
+    before, begun = len(run.rows()), time.monotonic()
+    wait(run, row, lambda: len(run.rows()) >= before + SOME, TIMEOUT + MARGIN)
+    row.seconds = round(time.monotonic() - begun, 1)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Have a file system of its own in ``folder/disk``."""
+    disk = folder / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of the last checkpoint, of model and optimizer."""
+    return checkpoint.read_tensors(folder / f"disk/run/checkpoints/step-{STEPS:08d}")
+
+
+def one_run(nodes: Sequence[Machine], folder: Path, rows: Sequence[Row], chance: random.Random) -> None:
+    """Train under one strategy with the faults of ``rows``, and compare with an undisturbed run."""
+    strategy = rows[0].strategy
+    found: list[dict[str, torch.Tensor]] = []
+    for name, pause in (("whole", 0.0), ("struck", 0.1)):
+        with small_disk(folder / name):
+            run = Job(nodes, strategy, folder / name, pause)
+            try:
+                for row in rows if pause else ():
+                    strike(run, row, nodes[int(row.machine[-1])], chance)
+                    print(row, flush=True)
+                wait(run, rows[-1], run.done, 300)
+                found.append({key: value.clone() for key, value in weights(folder / name).items()})
+            finally:
+                run.end()
+    differ = [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
+    if differ or found[0].keys() != found[1].keys():
+        rows[-1].problems.append(f"other weights than undisturbed: {', '.join(differ[:3])}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as a table of Markdown, by fault."""
+    lines = ["| fault | number | went on | longest, s | what agents said that ended |", "|---|---|---|---|---|"]
+    for fault in [*FAULTS, "all"]:
+        some = [row for row in rows if fault in (row.fault, "all")]
+        if not some:
+            continue
+        lasts = {line.partition(": ")[2].partition(";")[0] for row in some for line in row.lines if fault != "all"}
+        said = "; ".join(f"`{line}`" for line in sorted({re.sub(r"\d+", "N", last)[:100] for last in lasts if last}))
+        well, longest = sum(not row.problems for row in some), max((row.seconds for row in some), default=0)
+        lines.append(f"| {fault} | {len(some)} | {well} | {longest:g} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def publish(rows: Sequence[Row]) -> None:
+    """Write the numbers of the page, and its table."""
+    PAGE.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    PAGE.write_text(MARKS.sub(lambda found: f"{found[1]}{table(rows)}{found[2]}", PAGE.read_text()))
+
+
+def main() -> int:
+    """Run the faults, print the table and return 1 if a bound was broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--page", action="store_true", help="write docs/chaos.json, and the table of its page")
+    arguments = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(reason)
+    chance = random.Random(arguments.seed)
+    rows = [Row(n + 1, STRATEGIES[n // PER_RUN % len(STRATEGIES)], chance.choice(list(FAULTS)),
+                f"node{chance.randrange(2)}", 0) for n in range(arguments.faults)]  # fmt: skip
+    with tempfile.TemporaryDirectory() as name, machines(Path(name)) as nodes:
+        for first in range(0, len(rows), PER_RUN):
+            one_run(nodes, Path(name, f"run-{first}"), rows[first : first + PER_RUN], chance)
+            if arguments.page:
+                publish(rows[: first + PER_RUN])
+    print(table(rows), *[row for row in rows if row.problems], sep="\n")
+    return int(any(row.problems for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,145 @@
+"""One life of all ranks: started on the nodes that were reserved, heard until the last of them has ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from distcore_ray.actor import Place, Rank, Said, variables_of
+from distcore_ray.cluster import Nodes, alive, release
+from distcore_ray.job import Job
+
+START = 120
+"""Seconds for Ray to start the actors."""
+LISTEN = 0.5
+"""Seconds that an actor waits for something to say."""
+GRACE = 15
+"""Seconds for the other ranks to end by themselves after one has failed, and to say why they did."""
+LOOK = 2
+"""Seconds between two looks for nodes that have come."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt has ended."""
+
+    kind: str
+    """``finished``, ``failed``, ``lost`` (a node or a worker of Ray), ``joined`` (ended for more nodes), ``wrong``."""
+    line: str = ""
+    """What is to be said of it."""
+    status: int = 0
+    """Exit status that tells of it."""
+
+
+class Attempt:
+    """Ranks that live at the same time."""
+
+    def __init__(self, job: Job, nodes: Nodes, stopping: Callable[[], bool]) -> None:
+        """Start nothing yet; once ``stopping()`` is true, ranks are asked to end after a checkpoint."""
+        self._job, self._nodes, self._stopping = job, nodes, stopping
+        self._statuses: dict[int, int | None] = {}
+        """By rank that has ended; ``None``: Ray has lost it."""
+        self._first: int | None = None
+        """The rank that failed first."""
+        self._told = self._joined = False
+
+    def run(self) -> Outcome:
+        """Start the ranks, pass on what they print, and return how they ended; none is left."""
+        with self._actors() as ranks:
+            try:
+                places: list[Place] = ray.get([rank.place.remote() for rank in ranks], timeout=START)
+                given = [
+                    {**self._job.variables, **variables_of(n, self._nodes.count, self._job.nproc, places[0])}
+                    for n in range(len(ranks))
+                ]
+                words, folder = self._job.words, self._job.folder
+                begun = [rank.start.remote(words, folder, more) for rank, more in zip(ranks, given, strict=True)]
+                for problem in ray.get(begun, timeout=START):
+                    if problem:
+                        return Outcome("wrong", problem, 2)
+                self._listen(ranks)
+            except (RayError, GetTimeoutError) as error:
+                return Outcome("lost", f"Ray cannot start the ranks: {' '.join(str(error).split())[:200]}", 3)
+            return self._outcome([place.host for place in places])
+
+    @contextmanager
+    def _actors(self) -> Iterator[list[Any]]:
+        kind = ray.remote(num_cpus=1, num_gpus=int(self._job.gpus), max_restarts=0)(Rank)
+        ranks = []
+        for node in range(self._nodes.count):
+            place = PlacementGroupSchedulingStrategy(self._nodes.group, placement_group_bundle_index=node)
+            ranks += [kind.options(scheduling_strategy=place).remote() for _ in range(self._job.nproc)]
+        try:
+            yield ranks
+        finally:
+            for rank in ranks:
+                ray.kill(rank)
+            release(self._nodes)
+
+    def _listen(self, ranks: list[Any]) -> None:
+        """Hear all ranks until the last one has ended, or for as long as those that hang are waited for."""
+        asked = {rank.listen.remote(LISTEN): number for number, rank in enumerate(ranks)}
+        deadline, look = float("inf"), time.monotonic() + LOOK
+        while asked and time.monotonic() < deadline:
+            for answer in ray.wait(list(asked), num_returns=1, timeout=LISTEN)[0]:
+                number = asked.pop(answer)
+                if self._hear(number, answer):
+                    asked[ranks[number].listen.remote(LISTEN)] = number
+            if self._job.is_elastic and not self._told and time.monotonic() > look:
+                look = time.monotonic() + LOOK
+                self._joined = self._nodes.count < self._job.most and bool(alive() - self._nodes.known)
+            if self._told or not (self._joined or self._stopping() or self._first is not None):
+                continue
+            self._told = True
+            deadline = time.monotonic() + (GRACE if self._first is not None else self._job.patience)
+            for rank in ranks:
+                rank.terminate.remote()
+        for number in asked.values():  # not heard since: it hangs, or its node is gone and Ray does not know yet
+            self._note(number, None)
+
+    def _hear(self, number: int, answer: Any) -> bool:
+        """Print what a rank has said; return True if it lives on."""
+        try:
+            said: Said = ray.get(answer)
+        except RayError:
+            self._note(number, None)
+            return False
+        for name, line in said.lines:
+            print(line, end="", file=getattr(sys, name), flush=True)
+        if said.status is not None:
+            self._note(number, said.status)
+        return said.status is None
+
+    def _note(self, number: int, status: int | None) -> None:
+        self._statuses[number] = status
+        if status != 0 and self._first is None:
+            self._first = number
+
+    def _outcome(self, hosts: list[str]) -> Outcome:
+        if self._first is None:
+            return Outcome("finished")
+        if self._joined:
+            return Outcome("joined", "another node has come", 143)
+        lost = [number for number, status in self._statuses.items() if status is None]
+        if lost and not self._stopping():
+            names = ", ".join(sorted({hosts[number] for number in lost}))
+            return Outcome("lost", f"Ray has lost {_ranks(lost)} on {names}", 3)
+        status = self._statuses[self._first] or 0
+        where = f"rank {self._first} on {hosts[self._first]}"
+        if status < 0:
+            return Outcome("failed", f"{where} was killed by {signal.Signals(-status).name}", 3)
+        return Outcome("failed", f"{where} ended with exit code {status}", status or 3)
+
+
+def _ranks(numbers: list[int]) -> str:
+    listed = ", ".join(map(str, sorted(numbers)))
+    return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"

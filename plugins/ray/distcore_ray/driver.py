@@ -1,0 +1,89 @@
+"""Starts ranks on a Ray cluster, and again when a node is lost: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from distcore import ConfigError
+from distcore_ray.attempt import Attempt, Outcome
+from distcore_ray.cluster import connected, patience, reserve
+from distcore_ray.job import Job, read
+
+STOPPED = 143
+"""Exit status after SIGTERM or Ctrl-C: ranks have saved a checkpoint."""
+FAILED = 3
+"""Exit status where no rank has one."""
+WRONG = 2
+"""Exit status of ranks that were told something wrong: another attempt would end like it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job to its end; return the exit status."""
+    job, stop = read(argv), threading.Event()
+    try:
+        with connected(job.address):
+            _stop_by_signals(stop)  # after Ray has set handlers of its own
+            return run(job, stop)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run(job: Job, stop: threading.Event) -> int:
+    """Start all ranks, again where that is allowed; return the exit status."""
+    restarts, before, outcome = 0, frozenset[str](), Outcome("failed")
+    while not stop.is_set():
+        nodes = reserve(job, stop.is_set)
+        if nodes is None:
+            break
+        if outcome.kind == "lost" and job.is_elastic and nodes.ids == before:  # a worker was killed, its node is there
+            restarts += 1
+        if restarts > job.max_restarts:
+            return _end(outcome)
+        if outcome.line:
+            _say(f"{outcome.line}: going on with {nodes.count} node(s)")
+        before = nodes.ids
+        outcome = Attempt(job, nodes, stop.is_set).run()
+        if outcome.kind == "finished":
+            return 0
+        if stop.is_set():
+            break
+        if outcome.kind == "joined" or (outcome.kind == "lost" and job.is_elastic):
+            continue
+        restarts += 1
+        if outcome.status == WRONG or restarts > job.max_restarts:
+            return _end(outcome)
+    if stop.is_set():
+        return STOPPED
+    _say(f"error: Ray has no {job.least} node(s) with {job.nproc} free CPU(s){' and GPU(s)' * job.gpus} each, "
+         f"within {patience(job):g} seconds")  # fmt: skip
+    return FAILED
+
+
+def _end(outcome: Outcome) -> int:
+    if outcome.status != WRONG or outcome.kind == "wrong":  # else the rank has said it
+        _say(f"error: {outcome.line}")
+    return outcome.status
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _stop_by_signals(stop: threading.Event) -> None:
+    """Have SIGTERM and the first Ctrl-C set ``stop``; a second Ctrl-C ends the driver, and so all ranks."""
+
+    def ask(number: int, frame: object) -> None:
+        stop.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
