@@ -70,7 +70,12 @@ class Made:
         shape: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
         wide: dict[str, Any] = {"intermediate_size": 4 * hidden}
         if self.kind == "gpt2":
-            names: dict[str, Any] = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": max(1024, self.length)}
+            names: dict[str, Any] = {
+                "n_layer": layers,
+                "n_embd": hidden,
+                "n_head": heads,
+                "n_positions": max(1024, self.length),
+            }
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(**names))
         if self.kind == "llama":
             wide = {"intermediate_size": 11_008 if hidden == 4096 else 2 * hidden}

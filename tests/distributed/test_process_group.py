@@ -64,7 +64,8 @@ dist.barrier()
 def test_a_rank_that_has_gone_already_does_not_make_a_finished_run_fail(tmp_path: Path) -> None:
     file = str(tmp_path / "store")
     other = subprocess.Popen([sys.executable, "-c", COME_AND_GO, file])
-    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=0, world_size=2)
+    store = dist.FileStore(file, 2)  # type: ignore[attr-defined]  # documented there
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
     try:
         world = join_process_group(CONFIG, RankInfo(size=2))
         dist.barrier()

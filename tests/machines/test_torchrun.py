@@ -19,11 +19,7 @@ def start(machine: Machine, folder: Path, flags: str) -> subprocess.Popen[str]:
     return machine.start(*words.split(), folder=folder)
 
 
-NAMES = "Horovod's process sets ignore HOROVOD_GLOO_IFACE and take the address of the machine's own name, 127.0.1.1"
-CASES = [pytest.param(name, marks=pytest.mark.xfail(name == "horovod", reason=NAMES)) for name in STRATEGIES]
-
-
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_has_the_losses_of_one_process(
     strategy: str, nodes: tuple[Machine, ...], single: Path, tmp_path: Path
 ) -> None:

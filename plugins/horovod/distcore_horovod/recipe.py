@@ -56,6 +56,14 @@ PATCHES = (
     # Horovod writes the ranks into reserved memory of a vector that stays empty. The stall check then sees no ranks,
     # and a collective that one rank does not join hangs forever.
     Patch("horovod/common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_)", "global_ranks_.resize(size_)"),
+    # The connections of a process set, through which everything is sent, ignore HOROVOD_GLOO_IFACE: they take the
+    # address of the machine's own name, which on a fresh Debian is 127.0.1.1.
+    Patch(
+        "horovod/common/gloo/gloo_context.cc",
+        "gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n  global_ctx =",
+        "global_context.gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n  auto dev = CreateDevice(device_attr);\n\n"
+        "  global_ctx =",
+    ),
 )
 
 
