@@ -31,7 +31,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 def resized(skeleton: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
     """Return a copy of ``skeleton`` whose parameters have the shapes that a rank holds, by name and parameter."""
-    module = copy.deepcopy(skeleton)
+    module = copy.deepcopy(skeleton).to("meta")  # an adapter has its values in a skeleton, too
     for name, parameter in module.named_parameters():
         parameter.data = torch.empty(tuple(shape_of(name, parameter)), dtype=parameter.dtype, device="meta")
     return module
