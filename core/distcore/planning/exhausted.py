@@ -37,16 +37,20 @@ def advice(request: Request, config: RunConfig) -> str:
         if row.step is not None:
             said = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
     there = f", {shown(available)} are available" if available else ""
-    return f"{said}{there}; next: {next_step(config, too_large=known and 0 < available < states)}"
+    is_one_row = row is not None and row.batch is not None and row.batch.rows == 1
+    return f"{said}{there}; next: {next_step(config, known and 0 < available < states, is_one_row)}"
 
 
-def next_step(config: RunConfig, too_large: bool = False) -> str:
-    """Return what to try next, the cheapest first; ``too_large``: the states alone do not fit."""
+def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = False) -> str:
+    """Return what to try next, the cheapest first.
+
+    ``too_large``: the states alone do not fit. ``is_one_row``: the longest micro-batch cannot be cut any more.
+    """
     rows, tokens = config.micro_batch_size, config.micro_batch_tokens
     if not too_large:
-        if tokens is not None and tokens > 256 and rows != 1:
+        if tokens is not None and tokens > 256 and rows != 1 and not is_one_row:
             return f"--micro-batch-tokens {tokens // 2}"
-        if rows != "auto" and rows > 1:
+        if rows != "auto" and rows > 1 and not is_one_row:
             return f"--micro-batch-size {rows // 2}"
         if not config.gradient_checkpointing:
             return "--set gradient_checkpointing=true"

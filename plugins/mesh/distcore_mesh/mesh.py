@@ -26,6 +26,7 @@ from distcore import (
     SavedState,
     State,
     StepResult,
+    StrategyError,
     World,
     defaults,
     dtensors,
@@ -150,7 +151,9 @@ class MeshStrategy:
         return self.pp, self.replicate or left, self.shard, self.cp, self.tp
 
     def traced(self) -> object:
-        """Return itself: torch's collectives are all that it sends."""
+        """Return itself: torch's collectives are all that it sends. Raises StrategyError for a pipeline."""
+        if self.pp > 1:
+            raise StrategyError(f"strategy_options.pp = {self.pp}: a pipeline is not traced; plan without pp")
         return self
 
     @hookimpl

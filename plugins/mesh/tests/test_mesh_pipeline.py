@@ -281,6 +281,11 @@ def test_options_that_exclude_each_other_are_one_line(options, changes, line):
         MeshStrategy(**options).check_config(RunConfig(strategy="mesh", **changes))
 
 
+def test_a_plan_does_not_trace_a_pipeline():
+    with pytest.raises(StrategyError, match=r"^strategy_options.pp = 2: a pipeline is not traced; plan without pp$"):
+        MeshStrategy(pp=2).traced()
+
+
 def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
     assert not hasattr(MeshStrategy(tp=2), "train_step")
     assert hasattr(MeshStrategy(pp=2), "train_step")
