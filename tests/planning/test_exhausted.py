@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from distcore import load_config
-from distcore.planning.exhausted import MESSAGE, next_step
+from distcore.cli.exhausted import MESSAGE
+from distcore.planning.exhausted import next_step
 
 LIMIT = 2 * 2**30
 

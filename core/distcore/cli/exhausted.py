@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,15 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
 
 
+MESSAGE = re.compile(
+    r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
+)
+"""How torch's allocators and Python say that there is none left."""
+
+
 @contextmanager
 def explained(file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]) -> Iterator[None]:
     """Raise RankError, one line, if what runs inside dies for want of memory: what it needs, and what to try next."""
-    from distcore.planning.exhausted import MESSAGE
-
     try:
         yield
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 
 from distcore.config import RunConfig
@@ -13,11 +12,6 @@ from distcore.planning.plan import Request, Row, make_plan
 from distcore.planning.sizes import shown
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand
-
-MESSAGE = re.compile(
-    r"DefaultCPUAllocator: .*(can't|not enough) .*memory|OutOfMemoryError|\bout of memory\b|MemoryError"
-)
-"""How torch's allocators and Python say that there is none left."""
 
 
 def advice(request: Request, config: RunConfig) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distcore.plugin.task import Direction
+from distcore.tasks.class_table import class_scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,29 +88,15 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
     if not rows:
         return dict.fromkeys((*names, "classification_report"))
     label, prediction = outputs["label"], outputs["prediction"]
-    of_classes = f1_scores(label, prediction, len(classes), average=None)
+    scores = class_scores(label, prediction, len(classes))
     found = {
         "loss": outputs["loss"].double().mean().item(),
-        "accuracy": (label == prediction).sum().item() / rows,
+        "accuracy": scores.accuracy,
         "majority_accuracy": label.bincount().max().item() / rows,
-        "f1": float(of_classes[-1]),
-        "macro_f1": float(of_classes.mean()),
+        "f1": scores.f1[-1].item(),
+        "macro_f1": scores.f1.mean().item(),
     }
-    return {name: found[name] for name in names} | {
-        "classification_report": classification_report(label, prediction, classes)
-    }
-
-
-def f1_scores(label: Tensor, prediction: Tensor, classes: int, average: str | None) -> Any:
-    """Return scikit-learn's F1 over all classes, 0 for one that neither occurs nor is predicted.
-
-    Without an ``average`` it is that of each class, float64 ``(classes,)``.
-    """
-    from sklearn.metrics import f1_score
-
-    return f1_score(
-        label.cpu().numpy(), prediction.cpu().numpy(), labels=range(classes), average=average, zero_division=0
-    )
+    return {name: found[name] for name in names} | {"classification_report": scores.table(classes)}
 
 
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
@@ -122,18 +109,3 @@ def read_labels(folder: Path) -> tuple[int | str, ...] | None:
     """Return what ``write_labels`` wrote; ``None`` if it did not."""
     file = folder / LABELS
     return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
-
-
-def classification_report(label: Tensor, prediction: Tensor, classes: Sequence[str]) -> str:
-    """Return scikit-learn's table of precision, recall and F1 of each class."""
-    from sklearn import metrics
-
-    text: str = metrics.classification_report(
-        label.cpu().numpy(),
-        prediction.cpu().numpy(),
-        labels=range(len(classes)),
-        target_names=list(classes),
-        digits=4,
-        zero_division=0,
-    )
-    return text

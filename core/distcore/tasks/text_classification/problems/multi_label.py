@@ -11,7 +11,7 @@ from distcore.data.files import describe_value
 from distcore.plugin.task import Direction
 from distcore.tasks.class_checks import check_classes
 from distcore.tasks.classes import Labelled, class_numbers, distinct_labels, label_problem
-from distcore.tasks.classification import answer_lines, best_scored, classification_report, f1_scores, scores_of
+from distcore.tasks.classification import answer_lines, best_scored, scores_of
 from distcore.tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:
@@ -92,14 +92,19 @@ class MultiLabel:
         rows = len(outputs.get("label", ()))
         if not rows:
             return dict.fromkeys((*self.metrics, "majority_accuracy", "classification_report"))
+        from sklearn import metrics
+
         label, prediction = outputs["label"], outputs["prediction"]
+        both = label.cpu().numpy(), prediction.cpu().numpy()
         return {
             "loss": outputs["loss"].double().mean().item(),
-            "micro_f1": float(f1_scores(label, prediction, len(classes), average="micro")),
-            "macro_f1": float(f1_scores(label, prediction, len(classes), average="macro")),
+            "micro_f1": float(metrics.f1_score(*both, average="micro", zero_division=0)),
+            "macro_f1": float(metrics.f1_score(*both, average="macro", zero_division=0)),
             "subset_accuracy": (label == prediction).all(dim=1).sum().item() / rows,
             "majority_accuracy": _largest_share(label.cpu().numpy()),
-            "classification_report": classification_report(label, prediction, classes),
+            "classification_report": metrics.classification_report(
+                *both, target_names=list(classes), digits=4, zero_division=0
+            ),
         }
 
     def lines(
