@@ -1,18 +1,20 @@
-"""One run of the job of benchmarks/peers.py under one library; prints CPU and wall seconds per 1,000 rows as JSON.
+"""One run of the job of benchmarks/peers.py under one library; each rank prints its seconds per 1,000 rows as JSON.
 
-    python benchmarks/native/peer_job.py KIND MODEL_FOLDER ROWS.json STEPS
+    python benchmarks/native/peer_job.py KIND MODEL_FOLDER ROWS.json STEPS fp32|bf16        alone, or under torchrun
 
-Only steps behind the first ``WARM`` count. Every kind trains on the same rows, 32 per step, shuffled, with AdamW at a
-constant 3e-5, in fp32. Rows are tokenised before the first step.
+Only steps behind the first ``WARM`` count. Every kind trains on the same rows, 32 per step and rank, shuffled, with
+AdamW at a constant 3e-5, in fp32 or under each library's mixed precision. Rows are tokenised before the first step.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,13 +22,14 @@ import torch
 from distcore import hookimpl
 
 WARM, BATCH, RATE = 3, 32, 3e-5
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Clock:
     """Counts steps, and the time from the end of step ``WARM`` on."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.done = steps, 0
+    def __init__(self, steps: int, half: bool) -> None:
+        self.steps, self.half, self.done = steps, half, 0
         self.began = (0.0, 0.0)
         self.spent = (0.0, 0.0)
 
@@ -39,8 +42,8 @@ class Clock:
         self.spent = (now[0] - self.began[0], now[1] - self.began[1])
 
     def result(self) -> dict[str, float]:
-        """Return seconds per 1,000 rows."""
-        thousands = (self.done - WARM) * BATCH / 1000
+        """Return seconds per 1,000 rows of all ranks; CPU seconds are those of this rank."""
+        thousands = (self.done - WARM) * BATCH * WORLD / 1000
         return {"cpu": self.spent[0] / thousands, "wall": self.spent[1] / thousands}
 
 
@@ -65,14 +68,15 @@ def parts(folder: str, rows: str) -> tuple[Any, Any, list[dict[str, Any]]]:
     return tokenizer, model.train(), data
 
 
-def loader(tokenizer: Any, data: list[dict[str, Any]]) -> Any:
+def loader(tokenizer: Any, data: Any, sampler: Any = None) -> Any:
     """Return shuffled batches, each padded to its longest row."""
     from transformers import DataCollatorWithPadding
 
     return torch.utils.data.DataLoader(
-        data,  # type: ignore[arg-type]
+        data,
         batch_size=BATCH,
-        shuffle=True,
+        shuffle=sampler is None,
+        sampler=sampler,
         drop_last=True,
         collate_fn=DataCollatorWithPadding(tokenizer),
     )
@@ -82,25 +86,36 @@ def optimizer_of(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
 
 
-def by_hand(folder: str, rows: str, clock: Clock, accelerator: Any = None) -> None:
-    """A loop as in the tutorials; with an ``accelerator`` as Accelerate's page has it."""
+def by_hand(folder: str, rows: str, clock: Clock) -> None:
+    """A loop as in the tutorials."""
     tokenizer, model, data = parts(folder, rows)
-    optimizer, batches = optimizer_of(model), loader(tokenizer, data)
-    if accelerator is not None:
-        model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-    for _, batch in zip(range(clock.steps), batches, strict=False):
-        loss = model(**batch).loss
-        accelerator.backward(loss) if accelerator is not None else loss.backward()
+    optimizer, sampler = optimizer_of(model), None
+    if WORLD > 1:
+        torch.distributed.init_process_group("gloo")
+        sampler = torch.utils.data.DistributedSampler(data)  # type: ignore[arg-type, var-annotated]
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    for _, batch in zip(range(clock.steps), loader(tokenizer, data, sampler), strict=False):
+        with torch.autocast("cpu", torch.bfloat16) if clock.half else nullcontext():
+            loss = model(**batch).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         clock.tick()
 
 
 def accelerated(folder: str, rows: str, clock: Clock) -> None:
-    """Accelerate, with its defaults."""
+    """Accelerate as its page has it, with its defaults."""
     from accelerate import Accelerator
 
-    by_hand(folder, rows, clock, Accelerator(cpu=True))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if clock.half else "no")
+    tokenizer, model, data = parts(folder, rows)
+    prepared: Any = accelerator.prepare(model, optimizer_of(model), loader(tokenizer, data))
+    model, optimizer, batches = prepared
+    for _, batch in zip(range(clock.steps), batches, strict=False):
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.tick()
 
 
 def trainer(folder: str, rows: str, clock: Clock, sampling: str = "random") -> None:
@@ -116,6 +131,7 @@ def trainer(folder: str, rows: str, clock: Clock, sampling: str = "random") -> N
         "per_device_train_batch_size": BATCH, "learning_rate": RATE, "lr_scheduler_type": "constant",
         "weight_decay": 0.01, "max_steps": clock.steps, "max_grad_norm": 0.0, "report_to": [], "save_strategy": "no",
         "logging_steps": 10, "disable_tqdm": True, "use_cpu": True, "train_sampling_strategy": sampling,
+        "bf16": clock.half,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as out:
         Trainer(
@@ -152,8 +168,10 @@ def lightning(folder: str, rows: str, clock: Clock) -> None:
         def on_train_batch_end(self, *given: Any) -> None:
             clock.tick()
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    library.Trainer(max_steps=clock.steps, accelerator="cpu", **quiet).fit(Job(), loader(tokenizer, data))
+    settings: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    settings |= {"precision": "bf16-mixed"} if clock.half else {}
+    settings |= {"devices": WORLD, "strategy": "ddp"} if WORLD > 1 else {}
+    library.Trainer(max_steps=clock.steps, accelerator="cpu", **settings).fit(Job(), loader(tokenizer, data))
 
 
 def distcore(folder: str, rows: str, clock: Clock, **changes: Any) -> None:
@@ -161,7 +179,8 @@ def distcore(folder: str, rows: str, clock: Clock, **changes: Any) -> None:
     from distcore import RunConfig, train
 
     settings: dict[str, Any] = {
-        "data": rows, "model": folder, "global_batch_size": BATCH, "lr": RATE, "max_steps": clock.steps,
+        "data": rows, "model": folder, "global_batch_size": BATCH * WORLD, "lr": RATE, "max_steps": clock.steps,
+        "strategy": "ddp" if WORLD > 1 else "single", "precision": "bf16" if clock.half else "fp32",
         "device": "cpu", "schedule": {"name": "constant"}, "clip": {"norm": None}, "eval_fraction": 0.001,
         "extensions": {"progress": False, f"{__file__}:Ticks": True}, "checkpoints": {"best": None},
     }  # fmt: skip
@@ -171,7 +190,7 @@ def distcore(folder: str, rows: str, clock: Clock, **changes: Any) -> None:
 
 def fast(folder: str, rows: str, clock: Clock) -> None:
     """Distcore with its preset."""
-    distcore(folder, rows, clock, preset="fast", precision="fp32")
+    distcore(folder, rows, clock, preset="fast")
 
 
 KINDS: dict[str, Callable[[str, str, Clock], None]] = {
@@ -190,9 +209,11 @@ def main() -> None:
     kind, folder, rows = sys.argv[1:4]
     torch.manual_seed(0)
     KINDS[kind](folder, rows, CLOCK)
-    print(json.dumps(CLOCK.result()))
+    print(json.dumps(CLOCK.result()), flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    CLOCK = Clock(int(sys.argv[4]))
+    CLOCK = Clock(int(sys.argv[4]), half=sys.argv[5] == "bf16")
     main()

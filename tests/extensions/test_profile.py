@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from distcore import load_config, train
+from distcore import RunConfig, load_config, train
+from distcore.config import dump_config
 from distcore.distributed.devices import has_fast_bf16
 from distcore.engine.resolve import resolve
 from distcore.errors import ConfigError
@@ -100,6 +101,13 @@ def test_a_preset_gives_way_to_what_the_user_says() -> None:
     mixed = load_config(None, {"preset": "fast", "precision": "fp32", "loader.window": 20})
     assert (mixed.loader.length_grouping, mixed.loader.window, mixed.precision) == ("window", 20, "fp32")
     assert load_config(None, {}).loader.length_grouping == "batch"
+
+
+def test_a_preset_fills_in_a_config_made_in_python_and_is_not_applied_again_to_what_a_card_repeats() -> None:
+    fast = RunConfig(preset="fast", loader={"workers": 1}, precision="fp32")  # type: ignore[arg-type]
+    assert (fast.loader.length_grouping, fast.loader.workers, fast.precision) == ("window", 1, "fp32")
+    assert "preset" not in dump_config(fast, defaults=False)
+    assert load_config(None, {"preset": "fast", "precision": "fp32"}) == RunConfig(preset="fast", precision="fp32")
 
 
 def test_an_unknown_preset_is_one_line() -> None:

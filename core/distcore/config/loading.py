@@ -13,8 +13,6 @@ from distcore.config.schema import RunConfig
 from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
-PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
-"""Values by the name of ``--preset``; what the user sets goes before them."""
 NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
 """Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
 trains the same job again without colliding with the folder that it came from."""
@@ -42,13 +40,14 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     source = file or "command line"
     for dotted, value in changes.items():
         _put(tree, canonical(dotted), value)
-    _put_under(tree, PRESETS.get(str(tree.get("preset")), {}))
     return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
 
 
 def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
     """Return the config as YAML that ``distcore train`` reads back; without ``defaults`` what differs from these."""
-    tree = config.model_dump(mode="json", exclude=NOT_THE_JOB, exclude_defaults=not defaults)
+    # A preset would come back as values where those of the config are left out as the usual ones.
+    without = NOT_THE_JOB if defaults else NOT_THE_JOB | {"preset"}
+    tree = config.model_dump(mode="json", exclude=without, exclude_defaults=not defaults)
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
@@ -82,15 +81,6 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
             raise ConfigError(f"--set {dotted}: {parent} has a value of its own and no keys below it")
         tree = branch
     tree[leaf] = value
-
-
-def _put_under(tree: dict[str, Any], preset: dict[str, Any]) -> None:
-    """Fill in what ``tree`` leaves open."""
-    for key, value in preset.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _put_under(tree[key], value)
-        else:
-            tree.setdefault(key, value)
 
 
 def _split(dotted: str) -> list[str]:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from distcore.config.aliases import DEFAULT_TASK, with_task_options
 from distcore.config.messages import explain
+from distcore.config.presets import with_preset
 from distcore.config.values import check_tree
 from distcore.errors import ConfigError
 
@@ -276,8 +277,8 @@ class RunConfig(_Tree):
 
     @model_validator(mode="before")
     @classmethod
-    def _aliases_to_task_options(cls, given: object) -> object:
-        return with_task_options(given) if isinstance(given, dict) else given
+    def _aliases_and_preset(cls, given: object) -> object:
+        return with_preset(with_task_options(given)) if isinstance(given, dict) else given
 
     @field_validator("compile", "packing", mode="before")
     @classmethod

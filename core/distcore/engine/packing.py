@@ -26,7 +26,7 @@ from distcore.plugin.task import Dataset, Datasets, Packs, PacksOrPads, Task, Un
 
 log = logging.getLogger("distcore")
 
-CHECKED = 16
+CHECKED = 8
 """Most rows whose losses are compared between the two forms."""
 BOUNDS = {"fp32": 1e-6}
 """By precision, how far apart they may be, relative to their mean."""
