@@ -7,7 +7,10 @@ folder is a file system of 64 MiB, which one of the faults fills. Needs root.
 Bounds: a run goes on, or its agents end with one line and no traceback, within its ``timeout`` and ``MARGIN`` seconds
 after a fault is over; the final weights are bit for bit those of an undisturbed run of two machines.
 
-    python benchmarks/chaos.py [--faults 50] [--seed 20] [--page]
+With ``--page`` the results go to docs/chaos.json run by run. What is there already, without a problem, is kept by
+``--go-on``: so a benchmark that was interrupted, or that has found a defect, need not begin anew.
+
+    python benchmarks/chaos.py [--faults 50] [--seed 20] [--page [--go-on]]
 """
 
 from __future__ import annotations
@@ -223,23 +226,38 @@ def publish(rows: Sequence[Row]) -> None:
     PAGE.write_text(MARKS.sub(lambda found: f"{found[1]}{table(rows)}{found[2]}", PAGE.read_text()))
 
 
+def kept(planned: Sequence[Row]) -> list[Row]:
+    """Return the rows of a run as the page has them, if all of them are there without a problem; else ``planned``."""
+    found = {row["number"]: Row(**row) for row in json.loads(PAGE.with_suffix(".json").read_text())}
+    rows = [found.get(row.number, row) for row in planned]
+    is_same = all(
+        row.fault == plan.fault and row.machine == plan.machine for row, plan in zip(rows, planned, strict=True)
+    )
+    return rows if is_same and all(row.step and not row.problems for row in rows) else list(planned)
+
+
 def main() -> int:
     """Run the faults, print the table and return 1 if a bound was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--page", action="store_true", help="write docs/chaos.json, and the table of its page")
+    parser.add_argument("--go-on", action="store_true", help="keep the runs that are there without a problem")
     arguments = parser.parse_args()
     if reason := why_not():
         raise SystemExit(reason)
     chance = random.Random(arguments.seed)
     rows = [Row(n + 1, STRATEGIES[n // PER_RUN % len(STRATEGIES)], chance.choice(list(FAULTS)),
                 f"node{chance.randrange(2)}", 0) for n in range(arguments.faults)]  # fmt: skip
+    runs = [rows[first : first + PER_RUN] for first in range(0, len(rows), PER_RUN)]
+    runs = [kept(run) for run in runs] if arguments.go_on else runs
     with tempfile.TemporaryDirectory() as name, machines(Path(name)) as nodes:
-        for first in range(0, len(rows), PER_RUN):
-            one_run(nodes, Path(name, f"run-{first}"), rows[first : first + PER_RUN], chance)
+        for number, run in enumerate(runs):
+            if not run[-1].step:
+                one_run(nodes, Path(name, f"run-{number}"), run, random.Random(f"{arguments.seed} {number}"))
+            rows = [row for run in runs for row in run if row.step or row.problems]
             if arguments.page:
-                publish(rows[: first + PER_RUN])
+                publish(rows)
     print(table(rows), *[row for row in rows if row.problems], sep="\n")
     return int(any(row.problems for row in rows))
 

@@ -25,7 +25,8 @@ def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pyte
     flags = "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2 --dry-run"
     assert main(["train", *flags.split()]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"A=b DISTCORE_LOG_DIR={Path.cwd()}/logs {sys.executable} -m distcore.fronts.agent ")
+    variables = f"TORCH_CPP_LOG_LEVEL=ERROR A=b DISTCORE_LOG_DIR={Path.cwd()}/logs"
+    assert printed.startswith(f"{variables} {sys.executable} -m distcore.fronts.agent ")
     assert printed.endswith("--module distcore train --lr 0.1 --set clip.norm=2 --set nproc=auto\n")
     assert not list(Path.cwd().iterdir())
 

@@ -41,9 +41,9 @@ def test_local_leaves_the_number_of_ranks_to_the_config() -> None:
 
 def test_torchrun_is_an_agent_that_meets_the_others() -> None:
     assert lines(TorchrunFront(), value="host0:29500", nodes=(2, 2), nproc=4) == [
-        "A='b c' /py -m distcore.fronts.agent --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d "
-        "--rdzv-endpoint host0:29500 --rdzv-id distcore --rdzv-conf last_call_timeout=10 --max-restarts 0 "
-        f"--shutdown-timeout 600 --module distcore {RANK}"
+        "TORCH_CPP_LOG_LEVEL=ERROR A='b c' /py -m distcore.fronts.agent --nnodes 2 --nproc-per-node 4 "
+        "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id distcore --rdzv-conf last_call_timeout=10 "
+        f"--max-restarts 0 --shutdown-timeout 600 --module distcore {RANK}"
     ]
 
 
@@ -61,9 +61,9 @@ def test_ssh_starts_an_agent_on_each_machine_of_the_hostfile() -> None:
         "ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "host0",
     )  # fmt: skip
     assert first.words[-1] == (
-        "cd '/work dir' && exec env NCCL_DEBUG=INFO A='b c' DISTCORE_LOG_DIR=/logs /py -m distcore.fronts.agent "
-        "--lifeline --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host0 --master-port 14042 "
-        f"--shutdown-timeout 600 --module distcore {RANK}"
+        "cd '/work dir' && exec env TORCH_CPP_LOG_LEVEL=ERROR NCCL_DEBUG=INFO A='b c' DISTCORE_LOG_DIR=/logs /py "
+        "-m distcore.fronts.agent --lifeline --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host0 "
+        f"--master-port 14042 --shutdown-timeout 600 --module distcore {RANK}"
     )
     assert second.host == "host1"
     assert (

@@ -58,7 +58,7 @@ def test_a_job_that_is_requeued_and_preempted_has_the_losses_of_one_process(
     slurm.start_now(number, tmp_path)
     wait_for_step(slurm, number, tmp_path, newest(tmp_path) + 5)
     (tmp_path / "urgent.sh").write_text("#!/bin/sh\nsleep 1\n")
-    urgent = slurm.submit("sbatch", "--partition=high", "--nodes=2", "urgent.sh", folder=tmp_path)
+    urgent = slurm.submit("sbatch", "--partition=high", "--nodes=2", "--exclusive", "urgent.sh", folder=tmp_path)
     slurm.wait(urgent, "COMPLETED", folder=tmp_path)
     before = newest(tmp_path)
     slurm.start_now(number, tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -52,3 +54,22 @@ def test_a_machine_comes_and_another_dies_and_the_run_goes_on(
         nodes[1].turn_on()
     assert first.returncode == 0, said
     job.is_same(tmp_path / "run", single, 120)
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_another_one_goes_on(
+    nodes: tuple[Machine, ...], single: Path, tmp_path: Path
+) -> None:
+    flags = (
+        "--nodes 2 --max-restarts 2 --strategy ddp --max-steps 40 --resume auto --set timeout=60 "
+        "--set task_options.seconds=0.3"
+    )
+    first, second = (start(node, tmp_path, flags) for node in nodes)
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, first, second)
+    (agent,) = nodes[1].find("distcore.fronts.agent")
+    os.kill(agent, signal.SIGKILL)
+    wait_for(lambda: not nodes[1].ranks(), first, seconds=30)  # within timeout: it is not the lost peer that ends them
+    second = start(nodes[1], tmp_path, flags)
+    said = [process.communicate(timeout=PATIENCE)[0] for process in (first, second)]
+    assert [process.returncode for process in (first, second)] == [0, 0], said
+    assert not [text for text in said if "Traceback" in text or "frame #" in text], said
+    job.is_same(tmp_path / "run", single, 40)

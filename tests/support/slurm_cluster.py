@@ -14,6 +14,8 @@ from pathlib import Path
 from machines import PATIENCE, Machine, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+"""States that a job does not leave."""
 CONFIG = """\
 ClusterName=two
 SlurmctldHost={controller.name}({controller.address})
@@ -78,8 +80,14 @@ class Cluster:
         return self.show(job, folder)["JobState"]
 
     def wait(self, job: int, *states: str, folder: Path, seconds: float = PATIENCE) -> None:
-        """Wait until a job is in one of ``states``."""
-        wait_for(lambda: self.state(job, folder) in states, seconds=seconds, pause=0.5)
+        """Wait until a job is in one of ``states``; fails at once where it has ended in another one."""
+
+        def is_there() -> bool:
+            state = self.state(job, folder)
+            assert state in states or state not in ENDS, (state, states)
+            return state in states
+
+        wait_for(is_there, seconds=seconds, pause=0.5)
 
     def start_now(self, job: int, folder: Path) -> None:
         """Start a job that was put back into the queue; by itself it would wait for two minutes."""

@@ -3,7 +3,7 @@
 What torchrun leaves to the user: a store of its own for every attempt, the address by which this machine reaches the
 others, and who hosts the meeting point. It ends with the exit status of the rank that failed first, without
 tracebacks of its own. With ``--lifeline`` the end of its stdin counts as SIGTERM: so agents end with the ssh that
-started them.
+started them. Ranks die with their agent, even if that is killed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from distcore.errors import RankError
 from distcore.fronts.planning import LIFELINE
 from distcore.launchers.contexts import without_torchelastic_logs
 from distcore.launchers.network import address_towards, is_here
+from distcore.launchers.parent import AGENT_VARIABLE
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     if LIFELINE in words[:1]:
         del words[0]
         threading.Thread(target=_end_with_stdin, name="distcore-lifeline", daemon=True).start()
+    os.environ[AGENT_VARIABLE] = str(os.getpid())
     with without_torchelastic_logs():
         arguments = _parse(words)
         config, command, command_arguments = config_from_args(arguments)

@@ -10,6 +10,7 @@ from distcore.fronts.contract import Host, Spec
 from distcore.launchers.binding import BIND_VARIABLE
 from distcore.launchers.log_files import LOG_DIR_VARIABLE
 
+CPP_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 AGENT = "distcore.fronts.agent"
 """The module that runs torchelastic's agent."""
@@ -39,6 +40,14 @@ def variables(spec: Spec) -> dict[str, str]:
 def variables_elsewhere(spec: Spec) -> dict[str, str]:
     """Return the variables that every rank on another machine gets, some of the caller's among them."""
     return {**spec.here.environment, **variables(spec)}
+
+
+def quiet_agent(spec: Spec) -> dict[str, str]:
+    """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
+
+    Where the caller has set it, that stays.
+    """
+    return {CPP_LOG_VARIABLE: spec.here.environment.get(CPP_LOG_VARIABLE, "ERROR")}
 
 
 def gpus_of(host: Host | None) -> dict[str, str]:

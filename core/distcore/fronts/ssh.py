@@ -22,6 +22,7 @@ from distcore.fronts.planning import (
     fixed_nodes,
     gpus_of,
     port_of,
+    quiet_agent,
     refuse,
     train_arguments,
     variables_elsewhere,
@@ -78,7 +79,7 @@ def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
         *("--shutdown-timeout", str(int(spec.timeout))),
     )
     words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
-    there = Command(words=words, environment={**variables_elsewhere(spec), **gpus_of(host)})
+    there = Command(words=words, environment={**quiet_agent(spec), **variables_elsewhere(spec), **gpus_of(host)})
     settings = "env " if there.environment else ""
     line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{there}"
     return Command(words=("ssh", *OPTIONS, host.name, line), host=host.name)

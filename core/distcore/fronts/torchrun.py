@@ -7,7 +7,7 @@ import re
 from distcore.errors import ConfigError
 from distcore.fronts.contract import Command, Plan, Spec
 from distcore.fronts.local import only_host
-from distcore.fronts.planning import AGENT, check_restarts, gpus_of, need_nproc, train_arguments, variables
+from distcore.fronts.planning import AGENT, check_restarts, gpus_of, need_nproc, quiet_agent, train_arguments, variables
 from distcore.fronts.running import run_command
 
 LAST_CALL = 10
@@ -31,7 +31,7 @@ class TorchrunFront:
             *("--max-restarts", str(spec.max_restarts), "--shutdown-timeout", str(int(spec.timeout))),
         )
         words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
-        environment = {**variables(spec), **gpus_of(host)}
+        environment = {**quiet_agent(spec), **variables(spec), **gpus_of(host)}
         return Plan(commands=(Command(words=words, environment=environment),), patience=spec.timeout)
 
     def run(self, plan: Plan) -> int:

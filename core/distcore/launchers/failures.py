@@ -18,6 +18,7 @@ from typing import Literal, NoReturn, TextIO, TypeVar
 
 from distcore.errors import DistcoreError, RankError, StoppedError
 from distcore.launchers.log_files import log_to_file
+from distcore.launchers.parent import die_with_agent
 
 T = TypeVar("T")
 
@@ -102,8 +103,9 @@ def run_as_rank(
     The traceback goes to ``errors/rank-N.txt`` and, once the rank has failed, to the folder that ``home`` returns;
     ``where`` names machine and address in the message, if there are several. One rank prints a line to stderr: the
     first that fails by itself or, if a peer died without a message, one that lost the connection. The exit status is
-    that of the DistcoreError, 130 for Ctrl-C, else 3.
+    that of the DistcoreError, 130 for Ctrl-C, else 3. If an agent of distcore's started it, it dies with that agent.
     """
+    die_with_agent()
     errors.mkdir(parents=True, exist_ok=True)
     screen = log_to_file(rank)
     outcome = run_recorded(fn, rank, errors)

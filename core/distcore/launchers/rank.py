@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +17,9 @@ from distcore.files import write_atomically
 from distcore.launchers.binding import bind_cores
 from distcore.launchers.failures import Failure, exit_now, run_recorded
 from distcore.launchers.log_files import log_to_file
+from distcore.launchers.parent import die_with
 
 T = TypeVar("T")
-
-PR_SET_PDEATHSIG = 1
-"""From Linux's prctl.h: the signal that a process gets when its parent dies."""
 
 
 def rank_main(fn: Callable[[], T], errors: Path, records: Path, parent: int) -> T | None:
@@ -60,10 +56,7 @@ def _prepare_process(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # or a parent that is killed would leave orphans
-        if os.getppid() != parent:  # the parent died before prctl was called
-            exit_now(1)
+    die_with(parent)
     with contextlib.suppress(KeyError, ValueError):
         # torch read OMP_NUM_THREADS when it was loaded, which in a forked rank was before it was set.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
