@@ -13,7 +13,7 @@ from distcore.fronts import Front, Here, Host, Plan, Spec
 from distcore.fronts.kubernetes import KubernetesFront
 from distcore.fronts.local import LocalFront
 from distcore.fronts.mpi import MpiFront
-from distcore.fronts.slurm import SlurmFront
+from distcore.fronts.slurm import PREEMPTED, SlurmFront
 from distcore.fronts.ssh import SshFront
 from distcore.fronts.torchrun import TorchrunFront
 
@@ -88,10 +88,12 @@ def test_slurm_submits_a_script_that_goes_on_after_a_requeue() -> None:
         "#SBATCH --signal=TERM@120",
         "#SBATCH --chdir='/work dir'",
         "#SBATCH --output=/logs/%x-%j.log",
+        "trap : TERM  # the step gets it, too, and saves a checkpoint",
         "export NCCL_DEBUG=INFO",
         "export A='b c'",
         "export DISTCORE_LOG_DIR=/logs",
-        f"exec srun --kill-on-bad-exit=1 /py -m distcore {RANK} --resume auto",
+        f"srun --kill-on-bad-exit=1 /py -m distcore {RANK} --resume auto",
+        *PREEMPTED,
         "",
         "sbatch /logs/job-7.sh",
     ]

@@ -23,6 +23,15 @@ FLAGS = (
     "--set task_options.max_seq_len=8 --log-every 5 --save-every 20 --out run --resume auto --log-dir logs"
 )
 
+LOGS = """
+from torch.distributed.elastic.agent.server.api import logger
+from distcore.launchers.contexts import without_torchelastic_logs
+logger.warning("before")
+with without_torchelastic_logs():
+    logger.warning("Received 15 death signal")
+logger.warning("after")
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -75,6 +84,11 @@ def test_the_end_of_any_machine_is_seen_while_the_first_one_still_runs(capsys: p
     assert capsys.readouterr().err == (
         "error: host1: ssh cannot reach it, or lost the connection; try: ssh host1 true\n"
     )
+
+
+def test_torchelastic_prints_nothing_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=True)
+    assert [line.partition("] ")[2] for line in done.stderr.splitlines()] == ["before", "after"]
 
 
 @pytest.mark.slow

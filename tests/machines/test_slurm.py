@@ -98,6 +98,25 @@ def test_a_killed_rank_ends_the_job_with_one_line(slurm: Cluster, tmp_path: Path
     assert "Traceback" not in said(tmp_path)
 
 
+def test_a_job_whose_node_dies_goes_back_into_the_queue_and_goes_on(
+    slurm: Cluster, single: Path, tmp_path: Path
+) -> None:
+    number = submit(slurm, tmp_path, SLOW)
+    wait_for_step(slurm, number, tmp_path, 5)
+    node = slurm.nodes[1]
+    node.kill()
+    # The controller would find out after its SlurmdTimeout, five minutes.
+    slurm.call("scontrol", "update", "nodename=node1", "state=down", "reason=dead", folder=tmp_path)
+    slurm.wait(number, "PENDING", folder=tmp_path)
+    node.turn_on()
+    slurm.start_daemon(node)
+    slurm.call("scontrol", "update", "nodename=node1", "state=resume", folder=tmp_path)
+    slurm.start_now(number, tmp_path)
+    slurm.wait(number, "COMPLETED", folder=tmp_path)
+    assert slurm.show(number, tmp_path)["Restarts"] == "1"
+    job.is_same(tmp_path / "run", single, STEPS)
+
+
 def test_inside_an_allocation_it_is_a_step(slurm: Cluster, single: Path, tmp_path: Path) -> None:
     words = (
         f"salloc --nodes 2 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import machine_job as job
@@ -13,6 +14,8 @@ from machines import PATIENCE, Machine, wait_for
 
 from distcore.plugin import registry
 
+TIMEOUT, MARGIN = 20, 90
+"""Seconds after which ranks give each other up, and beside them for agents that end on a busy machine."""
 STRATEGIES = ("ddp", "fsdp", "deepspeed", "horovod", "accelerate")
 
 
@@ -73,3 +76,24 @@ def test_a_killed_agent_takes_its_ranks_along_and_another_one_goes_on(
     assert [process.returncode for process in (first, second)] == [0, 0], said
     assert not [text for text in said if "Traceback" in text or "frame #" in text], said
     job.is_same(tmp_path / "run", single, 40)
+
+
+def test_a_link_that_is_cut_ends_both_machines_within_the_timeout_with_a_line_that_says_where(
+    nodes: tuple[Machine, ...], tmp_path: Path
+) -> None:
+    flags = f"--nodes 2 --strategy ddp --max-steps 4000 --set timeout={TIMEOUT} --set task_options.seconds=0.2"
+    agents = [start(node, tmp_path, flags) for node in nodes]
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, *agents)
+    nodes[1].cut()
+    begun = time.monotonic()
+    try:
+        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    finally:
+        nodes[1].heal()
+    assert time.monotonic() - begun < TIMEOUT + MARGIN
+    assert [agent.returncode for agent in agents] == [3, 3], said
+    for node, text in zip(nodes, said, strict=True):
+        (line,) = [line for line in text.splitlines() if line.startswith("error: rank ")]
+        assert f" on {node.name} ({node.address}; rank 0 at node0:" in line
+        assert "; likely another rank, its machine or the link to it is gone; " in line
+        assert "Traceback" not in text

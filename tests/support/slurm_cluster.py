@@ -14,7 +14,7 @@ from pathlib import Path
 from machines import PATIENCE, Machine, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
-ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 """States that a job does not leave."""
 CONFIG = """\
 ClusterName=two
@@ -58,6 +58,17 @@ class Cluster:
     """Its machines; commands are typed on the first one."""
     environment: dict[str, str]
     """Where its programs find it."""
+    begun: list[subprocess.Popen[str]]
+    """Its servers."""
+
+    def start(self, node: Machine, *server: str) -> None:
+        """Start a server on a machine."""
+        quiet = {"stdout": subprocess.DEVNULL, "folder": Path("/"), "environment": self.environment}
+        self.begun.append(node.start(*server, **quiet))  # type: ignore[arg-type]
+
+    def start_daemon(self, node: Machine) -> None:
+        """Start the daemon of a machine, as its system does when it starts."""
+        self.start(node, "slurmd", "-D", "-N", node.name)
 
     def call(self, *command: str, folder: Path) -> str:
         """Run a command and return what it prints; fails with that if it fails."""
@@ -114,18 +125,18 @@ def cluster(nodes: Sequence[Machine], folder: Path) -> Iterator[Cluster]:
     places = [f"--{name}-file={folder}/munge.{name}" for name in files if name != "socket"]
     munged = ("/usr/sbin/munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *places)
     given = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    quiet = {"stdout": subprocess.DEVNULL, "folder": folder, "environment": given}
-    begun = [nodes[0].start(*munged, **quiet)]  # type: ignore[arg-type]
+    made = Cluster(nodes, given, [])
     try:
-        wait_for((folder / "munge.socket").exists, *begun)
-        begun.append(nodes[0].start("slurmctld", "-D", "-i", **quiet))  # type: ignore[arg-type]
-        begun += [node.start("slurmd", "-D", "-N", node.name, **quiet) for node in nodes]  # type: ignore[arg-type]
-        made = Cluster(nodes, given)
+        made.start(nodes[0], *munged)
+        wait_for((folder / "munge.socket").exists, *made.begun)
+        made.start(nodes[0], "slurmctld", "-D", "-i")
+        for node in nodes:
+            made.start_daemon(node)
         info = ("sinfo", "-h", "-o", "%T %D")
-        wait_for(lambda: "idle 2" in nodes[0].output(*info, folder=folder, environment=given), *begun, pause=0.5)
+        wait_for(lambda: "idle 2" in nodes[0].output(*info, folder=folder, environment=given), *made.begun, pause=0.5)
         yield made
     finally:
-        for process in reversed(begun):
+        for process in reversed(made.begun):
             process.terminate()
-        for process in begun:
+        for process in made.begun:
             process.wait(timeout=PATIENCE)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
@@ -47,11 +47,8 @@ def main(argv: Sequence[str]) -> int:
         except SignalException as error:
             return 128 + int(error.sigval)
         except (RendezvousError, TimeoutError) as error:
-            cause = " ".join(str(error).split())
-            print(
-                f"error: the nodes did not meet at {arguments.rdzv_endpoint or arguments.master_addr}: {cause}",
-                file=sys.stderr,
-            )
+            place = arguments.rdzv_endpoint or arguments.master_addr
+            print(f"error: the nodes did not meet at {place}: {_cause(error)}", file=sys.stderr)
             return RankError.exit_code
     return 0
 
@@ -97,6 +94,13 @@ def _status(rank: int, code: int) -> int:
     name = signal.Signals(-code).name
     print(f"error: rank {rank} on {socket.gethostname()} was killed by {name}", file=sys.stderr)
     return RankError.exit_code
+
+
+def _cause(error: Exception) -> str:
+    """Return in one line why nodes did not meet; torch speaks of a store and of an inner exception."""
+    if isinstance(error, RendezvousConnectionError):
+        return "no agent hosts it, or the machine of that agent or the link to it is gone"
+    return " ".join(str(error).split())
 
 
 def _end_with_stdin() -> None:

@@ -22,6 +22,16 @@ from distcore.fronts.running import run_command
 NOTICE = 120
 """Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""
 
+PREEMPTED = (
+    "status=$?",
+    "# A job that ends within the time of grace of a preemption is not put back into the queue by SLURM itself.",
+    """if [ $status = 143 ] && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then""",
+    """  exec scontrol requeue "$SLURM_JOB_ID\"""",
+    "fi",
+    "exit $status",
+)
+"""The end of a script, behind the step."""
+
 
 class SlurmFront:
     """Submits a job that goes on where it was stopped, or starts a step in the allocation that is already there."""
@@ -67,8 +77,10 @@ def _script(spec: Spec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterat
     yield f"#SBATCH --chdir={shlex.quote(spec.here.folder)}"
     if spec.log_dir:
         yield f"#SBATCH --output={shlex.quote(spec.log_dir)}/%x-%j.log"
+    yield "trap : TERM  # the step gets it, too, and saves a checkpoint"
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items())
-    yield f"exec {shlex.join(step)}"
+    yield shlex.join(step)
+    yield from PREEMPTED
 
 
 def _machines(spec: Spec) -> tuple[str, ...]:

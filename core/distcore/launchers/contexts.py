@@ -97,14 +97,16 @@ def stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool =
 
 @contextmanager
 def without_torchelastic_logs() -> Iterator[None]:
-    """Silence torchelastic's logger: distcore reports a failure itself, in one line."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """Silence torchelastic's loggers: distcore reports a failure itself, in one line."""
+    logger, silent = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    before = logger.propagate
+    logger.addHandler(silent)
+    logger.propagate = False  # not by its level: some loggers below it have one of their own
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.propagate = before
+        logger.removeHandler(silent)
 
 
 @contextmanager

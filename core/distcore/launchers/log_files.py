@@ -45,7 +45,9 @@ def log_to_file(rank: int) -> TextIO:
 
 def _to_both(file: Path, number: int) -> None:
     """Put a ``tee`` behind descriptor ``number``, which writes to it and to the file, and outlives this process."""
-    tee = subprocess.Popen(["tee", "-ai", str(file)], stdin=subprocess.PIPE, stdout=number, start_new_session=True)
+    # SLURM sends SIGTERM to whatever a task has started: without tee the rank could not say how it stopped.
+    words = ["sh", "-c", "trap '' HUP INT TERM; exec tee -a \"$0\"", str(file)]
+    tee = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=number, start_new_session=True)
     assert tee.stdin is not None  # it is a pipe
     os.dup2(tee.stdin.fileno(), number)
     tee.stdin.close()
