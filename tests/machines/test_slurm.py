@@ -117,10 +117,12 @@ def test_a_job_whose_node_dies_goes_back_into_the_queue_and_goes_on(
     job.is_same(tmp_path / "run", single, STEPS)
 
 
-def test_inside_an_allocation_it_is_a_step(slurm: Cluster, single: Path, tmp_path: Path) -> None:
+def test_inside_an_allocation_it_is_a_step_here_of_two_ranks_per_node(
+    slurm: Cluster, single: Path, tmp_path: Path
+) -> None:
     words = (
-        f"salloc --nodes 2 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 1 --strategy ddp --out run "
-        "--max-steps 12"
+        f"salloc --nodes 2 --ntasks-per-node 2 distcore train {job.FLAGS} --launcher slurm --nodes 2 --nproc 2 "
+        "--strategy ddp --out run --max-steps 12"
     )
     slurm.call(*words.split(), folder=tmp_path)
     job.is_same(tmp_path / "run", single, 12)

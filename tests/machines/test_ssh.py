@@ -58,6 +58,15 @@ def test_sigterm_stops_both_machines_with_a_checkpoint_and_the_run_goes_on_from_
     job.is_same(tmp_path / "run", single, STEPS)
 
 
+def test_two_ranks_on_each_machine_have_the_losses_of_one_process(
+    nodes: tuple[Machine, ...], single: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("node0 slots=2\nnode1 slots=2\n")
+    words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run --max-steps 12"
+    nodes[0].run(*words.split(), folder=tmp_path)
+    job.is_same(tmp_path / "run", single, 12)
+
+
 def test_a_killed_front_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
     front = slow(nodes[0], tmp_path)
     done = max(job.losses(tmp_path / "run"))

@@ -94,6 +94,6 @@ def test_a_link_that_is_cut_ends_both_machines_within_the_timeout_with_a_line_th
     assert [agent.returncode for agent in agents] == [3, 3], said
     for node, text in zip(nodes, said, strict=True):
         (line,) = [line for line in text.splitlines() if line.startswith("error: rank ")]
-        assert f" on {node.name} ({node.address}; rank 0 at node0:" in line
+        assert f" on {node.name} ({node.address}; rank 0 at {nodes[0].address}:" in line
         assert "; likely another rank, its machine or the link to it is gone; " in line
         assert "Traceback" not in text

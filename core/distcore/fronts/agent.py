@@ -3,7 +3,7 @@
 What torchrun leaves to the user: a store of its own for every attempt, the address by which this machine reaches the
 others, and who hosts the meeting point. It ends with the exit status of the rank that failed first, without
 tracebacks of its own. With ``--lifeline`` the end of its stdin counts as SIGTERM: so agents end with the ssh that
-started them. Ranks die with their agent, even if that is killed.
+started them. Ranks die with their agent, even if that is killed, and an agent ends once it cannot reach the others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -28,6 +29,10 @@ from distcore.launchers.contexts import without_torchelastic_logs
 from distcore.launchers.network import address_towards, is_here
 from distcore.launchers.parent import AGENT_VARIABLE
 
+LOOK = 5.0
+"""Seconds between two looks at the machine where nodes meet, and that one may take."""
+GONE = "no agent hosts it, or the machine of that agent or the link to it is gone"
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the agent to its end; return the exit status."""
@@ -38,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     with without_torchelastic_logs():
         arguments = _parse(words)
+        _watch(arguments)
         config, command, command_arguments = config_from_args(arguments)
         try:
             elastic_launch(config, command)(*command_arguments)
@@ -77,6 +83,33 @@ def _parse(words: list[str]) -> Namespace:
     return arguments
 
 
+def _watch(arguments: Namespace) -> None:
+    """Have this process end when it loses the meeting point, if that is on another machine.
+
+    torch would wait for an answer over a dead link until the system gives the connection up, a quarter of an hour.
+    """
+    host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    if arguments.rdzv_backend == "c10d" and not is_here(host):
+        patience = float(getattr(arguments, "shutdown_timeout", 30)) + LOOK  # ranks give up first, and say so
+        watch = threading.Thread(target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True)
+        watch.start()
+
+
+def _end_without(host: str, port: int, patience: float) -> None:
+    """End this process, and with it its ranks, once ``host:port`` was out of reach for ``patience`` seconds."""
+    reached = None
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=LOOK).close()
+            reached = time.monotonic()
+        except OSError:
+            if reached is not None and time.monotonic() - reached > patience:
+                line = f"error: {socket.gethostname()} has lost {host}:{port}, where the nodes meet: {GONE}"
+                print(line, file=sys.stderr, flush=True)
+                os._exit(RankError.exit_code)
+        time.sleep(LOOK)
+
+
 def _is_free(port: int) -> bool:
     """Return True unless another agent of this machine already hosts the meeting point."""
     with socket.socket() as probe:
@@ -99,7 +132,7 @@ def _status(rank: int, code: int) -> int:
 def _cause(error: Exception) -> str:
     """Return in one line why nodes did not meet; torch speaks of a store and of an inner exception."""
     if isinstance(error, RendezvousConnectionError):
-        return "no agent hosts it, or the machine of that agent or the link to it is gone"
+        return GONE
     return " ".join(str(error).split())
 
 
