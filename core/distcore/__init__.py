@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distcore.distributed.process_group import open_store as open_store
     from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
+    from distcore.distributed.traced import TracedBuckets as TracedBuckets
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import SkeletonError as SkeletonError
@@ -119,6 +120,7 @@ _HOME = {
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
     "rebuild_gradient_buckets": "distcore.distributed.process_group",
+    "TracedBuckets": "distcore.distributed.traced",
     "repeated_classes": "distcore.distributed.blocks",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",

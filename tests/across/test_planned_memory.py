@@ -13,7 +13,8 @@ import pytest
 from distcore import Memory, RankInfo, RunConfig, launch, load_config
 from distcore.engine.resolve import resolve
 from distcore.launchers import join
-from distcore.planning.plan import Request, make_plan
+from distcore.planning.plan import make_plan
+from distcore.planning.request import Request
 from distcore.testing.store import store_for
 
 ROOT = Path(__file__).parents[2]

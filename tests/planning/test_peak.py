@@ -39,6 +39,17 @@ def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str)
 
 @pytest.mark.slow
 @pytest.mark.programs
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "strategy", ["mesh:tp=2", "horovod", "accelerate", *(f"deepspeed:{stage}" for stage in range(4))]
+)
+def test_other_strategies_are_within_their_bounds(strategy: str) -> None:
+    """The benchmark ends with an error beyond what it publishes for the strategy."""
+    assert len(apart("--kinds", "llama", "--strategies", strategy, "--shapes", "4x64")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.programs
 def test_seven_billion_parameters_are_planned_in_a_minute_and_4_gigabytes() -> None:
     code = (
         "import resource, sys, time; sys.path.insert(0, sys.argv[1]); start = time.monotonic()\n"

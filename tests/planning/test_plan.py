@@ -30,7 +30,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("work_folder")
 def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
-    strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2,deepspeed:3")
+    strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2")
     found = plan(capsys, *strategies, "--nproc", "2,1024", "--device-memory", "1G,1M")
     count, rows = found["parameters"], found["rows"]
     assert ("single", 1) in rows  # one process, whatever --nproc says
@@ -59,23 +59,60 @@ def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("work_folder")
 def test_the_table_names_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--strategies", "ddp,fsdp:hybrid:shard_size=3,dp", "--nproc", "4", "--device-memory", "8G")
+    arguments = ("--strategies", "ddp,fsdp:sharding=hybrid,shard_size=3", "--nproc", "4", "--device-memory", "8G")
     assert main(["plan", *JOB, *arguments]) == 0
     text = capsys.readouterr().out
     assert "fits 8G" in " ".join(text.split())
-    assert "dp on 1 rank(s): not known: the strategy does not say what it holds" in text
+    assert "shard_size=3 on 4 rank(s): not known: strategy_options.shard_size = 3: must divide the 4 ranks" in text
 
 
 def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *JOB, "--strategies", "single,dp", "--html", "plan.html"]) == 0
+    assert main(["plan", *JOB, "--strategies", "single,fsdp:no", "--html", "plan.html"]) == 0
     text = (work_folder / "plan.html").read_text(encoding="utf-8")
     assert text.count("<polygon") == 4  # one area for each kind of memory
     assert all(f">{phase}</text>" in text for phase in ("forward", "backward", "step"))
     assert "http" not in text.replace("http-equiv", "")  # works alone
-    assert "dp on 1 rank(s): not known" in text
+    assert "fsdp:no on 1 rank(s): not known" in text
     capsys.readouterr()
     assert main(["plan", *JOB, "--html", "none/plan.html"]) == 2
     assert capsys.readouterr().err == "error: --html none/plan.html: cannot be written: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_an_accelerator_that_is_not_here_is_planned_as_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Dropout and attention keep less there, nothing is copied to be sent, and what is offloaded is elsewhere."""
+    strategies = ("--strategies", "single,fsdp,fsdp:cpu_offload=true", "--nproc", "4", "--device-memory", "1G")
+    here = plan(capsys)["rows"]
+    there = plan(capsys, *strategies, "--device", "cuda")["rows"]
+    single, offloaded = there["single", 1], there["fsdp:cpu_offload=true", 4]
+    assert single["memory"] == here["single", 1]["memory"]
+    assert single["step"]["peak"]["activations"] < here["single", 1]["step"]["peak"]["activations"]
+    states = there["fsdp", 4]["memory"]["states"]
+    assert offloaded["memory"]["host"] == states
+    assert there["fsdp", 4]["step"]["peak"]["total"] - offloaded["step"]["peak"]["total"] == pytest.approx(
+        states, rel=0.3
+    )
+    assert main(["plan", *JOB, "--device", "cuda", "--device-memory", "80G", "--precision", "fp16"]) == 0
+    text = capsys.readouterr().out
+    assert "activations and peak are an estimate for cuda" in text
+    assert all(f"{line}: " in text for line in ("CUDA context", "cuBLAS workspaces", "NCCL buffers", "fragmentation"))
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ("deepspeed:stage=0", *(f"deepspeed:stage={stage},reduce_bucket_size=auto" for stage in (1, 2, 3)))
+    found, single = {}, plan(capsys)["rows"]["single", 1]["step"]
+    for strategy in (*rows, "horovod", "accelerate:ddp", "dp", "accelerate:zero_stage=2,backend=deepspeed"):
+        (row,) = plan(capsys, "--set", f"strategy={strategy}", "--nproc", "2")["rows"].values()
+        assert row["step"], row
+        peak, memory = row["step"]["peak"]["total"], row["memory"]
+        assert peak > memory["parameters"] + memory["optimizer"] + memory["copies"]
+        found[strategy] = peak
+    assert found["deepspeed:stage=0"] > found[rows[2]]
+    # The next plan in this process finds nothing that an engine has left.
+    (row,) = plan(capsys, "--set", f"strategy={rows[3]}", "--nproc", "8")["rows"].values()
+    assert row["step"]["peak"]["total"] < found[rows[3]]
+    assert plan(capsys)["rows"]["single", 1]["step"] == single
 
 
 @pytest.mark.usefixtures("work_folder")
@@ -94,6 +131,11 @@ def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.Captu
         (("--nproc", "2048"), "--nproc 2048: a plan is for 1 to 1024 ranks"),
         (("--nproc", "two"), "--nproc two: expected numbers of ranks separated by commas, such as 8,64"),
         (("--device-memory", "80"), "--device-memory 80: expected a size such as 80G or 512M"),
+        (
+            ("--device", "xpu"),
+            "--device xpu: torch sees none here; say how much memory one has, such as --device-memory 80G",
+        ),
+        (("--device", "abacus"), "device = 'abacus': torch knows no such kind of device (here: cpu)"),
         (("--strategies", "ddp,,fsdp"), "--strategies ddp,,fsdp: expected names separated by commas"),
     ],
 )

@@ -44,7 +44,7 @@ def explained(file: str | None, changes: Mapping[str, Any], read_config: Callabl
 def _advice(file: str | None, changes: Mapping[str, Any], read_config: Callable[[], RunConfig]) -> str:
     from distcore.engine.resolve import resolve
     from distcore.planning.exhausted import advice
-    from distcore.planning.plan import Request
+    from distcore.planning.request import Request
 
     config = resolve(read_config())
     return advice(Request(config=file, changes=changes, strategies="", ranks=[int(config.nproc)]), config)

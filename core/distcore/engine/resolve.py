@@ -25,12 +25,14 @@ def resolve(
     launcher: str = "local",
     training: bool = True,
     task: Task | None = None,
+    elsewhere: bool = False,
 ) -> RunConfig:
     """Return ``config`` with every 'auto' replaced that does not need the data, after checking all values.
 
     ``nproc`` is the number of ranks if ``launcher`` has already started them. With ``training=False`` the run only
     evaluates: the optimizer and the schedule, which belong to the run that trained, are not checked. ``task`` replaces
-    the task that the config names. Raises DistcoreError, one line.
+    the task that the config names. ``elsewhere``: nothing will run here, so the device need not be here. Raises
+    DistcoreError, one line.
     """
     if config.resume == "auto" and config.out is None:
         raise ConfigError("resume = 'auto': needs --out, the folder of the run to continue")
@@ -39,7 +41,7 @@ def resolve(
     strategy = build_strategy(config)
     config = _filled(config, strategy, nproc)
     declared = capabilities_of(config.strategy, strategy)
-    device = resolve_device(config)
+    device = resolve_device(config, elsewhere)
     config = config.model_copy(update={"nproc": world_size(config, declared, device, nproc), "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
     check_declared(config, declared, launcher)

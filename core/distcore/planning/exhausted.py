@@ -8,7 +8,8 @@ from distcore.config import RunConfig
 from distcore.engine.declared import strategies_that
 from distcore.engine.resolve import build_strategy
 from distcore.planning.available import available_memory
-from distcore.planning.plan import Request, Row, make_plan
+from distcore.planning.plan import Row, make_plan
+from distcore.planning.request import Request
 from distcore.planning.sizes import shown
 from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.shorthand import expand_shorthand

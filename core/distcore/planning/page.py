@@ -24,7 +24,7 @@ def page(plan: Plan, devices: Mapping[str, int], command: str) -> str:
     """Return the page as HTML; ``devices`` are the sizes to fit into, in bytes, ``command`` what made it."""
     known = [row for row in plan.rows if row.memory is not None]
     about = f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained; a checkpoint has "
-    unknown = [f"{r.strategy} on {r.ranks} rank(s): not known: {r.reason}" for r in plan.rows if r.memory is None]
+    unknown = [f"{r.strategy} on {r.world} rank(s): not known: {r.reason}" for r in plan.rows if r.memory is None]
     headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
     body = [
         f'<p class="soft">{escape(about)}{shown(plan.checkpoint)}</p>',
@@ -41,14 +41,14 @@ def page(plan: Plan, devices: Mapping[str, int], command: str) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row.strategy} on {row.ranks}"
+    return f"{row.strategy} on {row.world}"
 
 
 def _bar(row: Row) -> tuple[str, list[Part], None, str]:
     """Return the bar of a row: what lives at its peak, or where that is not known, between steps."""
     assert row.memory is not None
     held = row.memory
-    sizes = {"parameters": held.parameters + held.copies, "gradients": held.gradients, "optimizer": held.optimizer}
+    sizes = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.stepped}
     if row.step is not None:
         sizes = {kind: getattr(row.step.peak, kind) for kind in KINDS}
     parts = [Part(size / MEBIBYTE, COLOURS[kind], f"{kind}: {shown(size)}") for kind, size in sizes.items()]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
@@ -14,34 +12,16 @@ from distcore.config import RunConfig, load_config
 from distcore.distributed import footprint
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import check_optimizer, freeze, optimizer_factory
-from distcore.engine.resolve import build_strategy, load_task, resolve
+from distcore.engine.resolve import build_strategy, load_task
 from distcore.engine.task_calls import prepare
 from distcore.errors import ConfigError, DistcoreError, SkeletonError
 from distcore.planning.longest import Batch, longest
+from distcore.planning.request import Ranks, Request, is_one_process, resolved, shards_of
 from distcore.planning.step import Job, trace
-from distcore.planning.timeline import Step
+from distcore.planning.timeline import KINDS, Step
 from distcore.plugin.capabilities import ChecksModel
-from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.memory import Memory, PlansMemory, TracesStep
-from distcore.plugin.shorthand import expand_shorthand
+from distcore.plugin.memory import HoldsApart, Memory, PlansMemory, TracesStep
 from distcore.plugin.task import Datasets, Task
-
-MOST_RANKS = 1024
-"""Most ranks that a plan is for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What to plan: the flags of ``distcore plan``."""
-
-    config: str | None
-    """Path of a config file, or none."""
-    changes: Mapping[str, Any]
-    """Values by dotted key that override the file."""
-    strategies: str
-    """Strategies, separated by commas; empty: the config's."""
-    ranks: Sequence[int]
-    """Numbers of ranks to plan for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +32,8 @@ class Row:
     """As the user wrote it."""
     ranks: int
     """How many ranks share the work."""
+    nodes: int = 1
+    """On how many machines."""
     memory: Memory | None = None
     """``None``: not known."""
     reason: str = ""
@@ -64,6 +46,11 @@ class Row:
     """The micro-batch that was traced."""
     sends: bool = True
     """Whether ``memory`` says what is sent; the trace of a step alone does not."""
+
+    @property
+    def world(self) -> str:
+        """How many ranks, and on how many machines if on several."""
+        return str(Ranks(self.ranks, self.nodes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,16 +88,16 @@ def make_plan(request: Request) -> Plan:
     A strategy that cannot run the job, or does not say what it holds, is a row with the reason.
     """
     refuse_ranks("plan")
-    _check_ranks(request.ranks)
+    all_ranks = request.all_ranks()
     base = load_config(request.config, dict(request.changes))
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
-    alone = _resolved(request, "single", 1)
+    alone = resolved(request, "single", 1)
     model = _model(alone)
     skeleton = model.skeleton
     rows = [
         _row(request, name, ranks, model)
         for name in names
-        for ranks in ([1] if _is_one_process(request, name) else dict.fromkeys(request.ranks))
+        for ranks in ([Ranks(1, 1)] if is_one_process(request, name) else all_ranks)
     ]
     return Plan(
         model=type(skeleton).__name__,
@@ -121,44 +108,6 @@ def make_plan(request: Request) -> Plan:
         packed=alone.packing == "on",
         rows=tuple(rows),
     )
-
-
-def _check_ranks(ranks: Sequence[int]) -> None:
-    if wrong := next((number for number in ranks if not 1 <= number <= MOST_RANKS), None):
-        raise ConfigError(f"--nproc {wrong}: a plan is for 1 to {MOST_RANKS} ranks")
-
-
-def _loaded(request: Request, strategy: str) -> RunConfig:
-    """Return the config with another strategy; the file's options of a strategy are for that one only."""
-    given = load_config(request.config, dict(request.changes)).strategy
-    own = given.partition(":")[0] == strategy.partition(":")[0]
-    reset: dict[str, Any] = {} if own else {"strategy_options": {}}
-    options = {k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")}
-    return load_config(request.config, reset | options | {"strategy": strategy})
-
-
-def _is_one_process(request: Request, strategy: str) -> bool:
-    try:
-        config = expand_shorthand(_loaded(request, strategy))
-        return capabilities_of(config.strategy, build_strategy(config)).processes == "one"
-    except DistcoreError:
-        return False  # each of its rows says why
-
-
-def _resolved(request: Request, strategy: str, ranks: int) -> RunConfig:
-    """Resolve the config for so many ranks, which this machine need not have room for."""
-    config = _loaded(request, strategy)
-    # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
-    each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
-    unit = each * _shards(config, ranks)
-    batch = -(-config.global_batch_size // unit) * unit
-    device = "cpu" if config.device == "auto" else config.device
-    return resolve(config.model_copy(update={"nproc": ranks, "device": device, "global_batch_size": batch}))
-
-
-def _shards(config: RunConfig, ranks: int) -> int:
-    expanded = expand_shorthand(config)
-    return max(1, ranks // capabilities_of(expanded.strategy, build_strategy(expanded)).ranks_per_shard)
 
 
 def _model(config: RunConfig) -> _Model:
@@ -173,32 +122,66 @@ def _model(config: RunConfig) -> _Model:
     return _Model(task=task, data=data, skeleton=skeleton)
 
 
-def _row(request: Request, name: str, ranks: int, model: _Model) -> Row:
+def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
+    row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
+    with ranks.told():
+        try:
+            config = resolved(request, name, ranks.ranks)
+            strategy = build_strategy(config)
+            if not isinstance(strategy, PlansMemory | TracesStep):
+                return replace(row, reason="the strategy does not say what it holds")
+            if isinstance(strategy, ChecksModel):
+                strategy.check_model(config, model.skeleton)
+        except DistcoreError as error:
+            return replace(row, reason=_line(error))
+        return _with_step(_states(config, strategy, row, model), config, strategy, model)
+
+
+def _states(config: RunConfig, strategy: object, row: Row, model: _Model) -> Row:
+    """Return the row with what the strategy says that it holds, or why it does not."""
+    if not isinstance(strategy, PlansMemory):
+        return row
     try:
-        config = _resolved(request, name, ranks)
-        strategy = build_strategy(config)
-        if not isinstance(strategy, PlansMemory | TracesStep):
-            return Row(strategy=name, ranks=ranks, reason="the strategy does not say what it holds")
-        if isinstance(strategy, ChecksModel):
-            strategy.check_model(config, model.skeleton)
-        memory = None
-        if isinstance(strategy, PlansMemory):
-            # A copy: a strategy may change the module that it is asked about.
-            memory = strategy.plan_memory(config, copy.deepcopy(model.skeleton), ranks, optimizer_factory(config))
+        # A copy: a strategy may change the module that it is asked about.
+        skeleton = copy.deepcopy(model.skeleton)
+        return replace(row, memory=strategy.plan_memory(config, skeleton, row.ranks, optimizer_factory(config)))
     except DistcoreError as error:
-        return Row(strategy=name, ranks=ranks, reason=_line(error))
-    row = Row(strategy=name, ranks=ranks, memory=memory)
+        return replace(row, reason=_line(error))
+
+
+def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> Row:
+    """Return the row with a traced step, or why there is none; of a strategy that says nothing it shows the states."""
+    memory = row.memory
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")
     try:
-        batch, values = longest(config, model.data.train, _shards(config, ranks))
+        batch, values = longest(config, model.data.train, shards_of(config, row.ranks))
+        stand_in = strategy.traced()
+        most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsApart) else row.ranks
         job = Job(
-            config=config, task=model.task, skeleton=model.skeleton, batch=values, after_others=not batch.is_whole
+            config=_of_fewer(config, most),
+            task=model.task,
+            skeleton=model.skeleton,
+            batch=values,
+            after_others=not batch.is_whole,
         )
-        step = trace(job, strategy.traced())
+        step = trace(job, stand_in)
     except DistcoreError as error:
-        return replace(row, untraced=_line(error)) if memory else replace(row, reason=_line(error))
-    return replace(row, step=step, batch=batch, memory=memory or _held(step), sends=memory is not None)
+        if memory is not None:
+            return replace(row, untraced=_line(error))
+        return replace(row, reason="; ".join(filter(None, (row.reason, _line(error)))))
+    if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
+        # A trace knows one memory, that of the device and the main one.
+        step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
+    return replace(row, step=step, batch=batch, memory=memory or _held(step), sends=memory is not None, reason="")
+
+
+def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
+    """Return the config for no more than so many ranks, each with as much to do."""
+    if int(config.nproc) <= ranks:
+        return config
+    batch = config.global_batch_size // int(config.nproc) * ranks
+    return config.model_copy(update={"nproc": ranks, "global_batch_size": batch})
 
 
 def _held(step: Step) -> Memory:

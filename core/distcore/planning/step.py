@@ -19,10 +19,12 @@ from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import loss_of
 from distcore.errors import ConfigError
 from distcore.launchers.failures import one_line
+from distcore.planning.kernels import kernels_of
 from distcore.planning.storages import Storages
-from distcore.planning.timeline import Step, timeline
+from distcore.planning.timeline import KINDS, Step, timeline
 from distcore.plugin.contract import Run, World
 from distcore.plugin.hooks import Hooks
+from distcore.plugin.memory import HoldsApart
 from distcore.plugin.task import Batch, Task, Unpads
 
 
@@ -47,26 +49,46 @@ def trace(job: Job, stand_in: object) -> Step:
 
     ``stand_in`` is what a strategy that ``TracesStep`` returned.
     """
-    hooks, storages = Hooks(job.config.strategy, stand_in), Storages()
+    hooks, storages = Hooks(job.config.strategy, stand_in), Storages(copies=job.config.device == "cpu")
+    apart = stand_in if isinstance(stand_in, HoldsApart) else None
     where = ["wrap_model()"]
     try:
         module = _without_values(job.skeleton, storages)
-        with _ranks(int(job.config.nproc)), storages.tracing():
-            return _trace(job, hooks, storages, module, where)
+        with _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
+            return _trace(job, hooks, storages, module, where, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         name = type(job.skeleton).__name__
         raise ConfigError(f"{name} cannot be traced: {where[-1]} fails without values: {reason}") from error
+    finally:
+        if apart is not None:
+            apart.close()
 
 
-def _trace(job: Job, hooks: Hooks, storages: Storages, module: nn.Module, where: list[str]) -> Step:
+def _trace(
+    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, where: list[str], apart: HoldsApart | None
+) -> Step:
     run = _prepared(job, hooks, module)
     assert run.optimizer is not None
-    where.append("the optimizer's step")
-    _fill_state(run.optimizer)
     storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
+    if apart is None:
+        where.append("the optimizer's step")
+        _fill_state(run.optimizer)
+    else:
+        _passes(job, hooks, storages, run, where)
+        hooks.step(run, job.config.clip)
     state = [value for kept in run.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
-    optimizer, parameters = storages.numbers(state), storages.numbers(run.module.parameters())
+    kinds = {"parameters": storages.numbers(run.module.parameters()), "optimizer": storages.numbers(state)}
+    marks = _passes(job, hooks, storages, run, where)
+    kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
+    for kind, tensors in apart.held_apart(run).items() if apart else ():
+        kinds[kind] |= storages.numbers(tensors)
+    hooks.step(run, job.config.clip)
+    return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
+
+
+def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[int]:
+    """Run forward and backward; return where the last micro-batch's begin, and the step, in what storages changed."""
     autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), loss_of(job.task)
     marks: list[int] = []
     for last in (False, True) if job.after_others else (True,):
@@ -82,10 +104,8 @@ def _trace(job: Job, hooks: Hooks, storages: Storages, module: nn.Module, where:
             del total, loss
     marks.append(len(storages.changes))
     where.append("step")
-    gradients = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
-    hooks.step(run, job.config.clip)
     del done
-    return timeline(storages.changes, marks[-3:], (parameters, gradients, optimizer))
+    return marks[-3:]
 
 
 def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
@@ -147,9 +167,6 @@ def _fill_state(optimizer: torch.optim.Optimizer) -> None:
 @contextmanager
 def _ranks(size: int) -> Iterator[None]:
     """Be the first of so many ranks, whose collectives send nothing."""
-    if size == 1:
-        yield
-        return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():

@@ -31,12 +31,14 @@ COPIED = ("reduce_scatter", "allgather", "all_gather")
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the bytes of every storage that the operations under it make."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: bool = True) -> None:
+        """``copies``: collectives are gloo's, which copies what some of them send."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         """What makes tensors without values."""
         self.changes: list[tuple[int, int]] = []
         """What happened, in order: number of a storage, and by how many bytes more of it live."""
+        self._copied = COPIED if copies else ()
         self._counts = True
         self._numbers: dict[int, int] = {}
         self._sizes: list[int] = []
@@ -76,22 +78,24 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if fake and func is aten._local_scalar_dense.default:
-            return 1.0 if args[0].is_floating_point() else 1
+            # A truth value is asked for what should not be, such as an overflow.
+            return False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
         if not fake and (tensors or _is_whole(func, args, kwargs)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
         else:
             result = func(*(tree_map(_as_rows, args) if func in INDEXED else args), **kwargs)
         made = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
-        if any(name in str(func) for name in COPIED):
+        if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
         return result
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count the storages of tensors, each once."""
+        """Count the storages of tensors, each once; a tensor on the meta device is in no memory."""
         for tensor in tensors if self._counts else ():
-            self._count(tensor.untyped_storage())
+            if tensor.device.type != "meta":
+                self._count(tensor.untyped_storage())
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the numbers of the storages of tensors, parts of DTensors too; those without are left out."""

@@ -32,7 +32,7 @@ def show(plan: Plan, devices: Mapping[str, int]) -> None:
             say(console, line)
     for row in plan.rows:
         if row.memory is None:
-            say(console, f"{row.strategy} on {row.ranks} rank(s): not known: {row.reason}")
+            say(console, f"{row.strategy} on {row.world} rank(s): not known: {row.reason}")
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -42,19 +42,20 @@ def remarks(plan: Plan) -> list[str]:
     padding = "without padding" if plan.packed else "padded to the longest"
     lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
     if plan.device != "cpu" and batches:
-        lines.append(f"activations and peak are an estimate for {plan.device}: traced with the kernels of a CPU")
+        how = f"traced on a CPU, with dropout and attention as on {plan.device}"
+        lines.append(f"activations and peak are an estimate for {plan.device}: {how}")
         lines += [f"{name}: {size}" for name, size in beside_tensors(plan.device).items()]
     reasons: dict[str, list[str]] = {}
     for row in plan.rows:
         if row.untraced:
-            reasons.setdefault(row.untraced, []).append(f"{row.strategy} on {row.ranks}")
+            reasons.setdefault(row.untraced, []).append(f"{row.strategy} on {row.world}")
     lines += [f"{', '.join(rows)}: activations are not known: {reason}" for reason, rows in reasons.items()]
     return lines
 
 
 def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
-    """Return the plan as JSON: all sizes in bytes."""
-    tree = dataclasses.asdict(plan)
+    """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
+    tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": beside_tensors(plan.device)}
     for found, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:
             found["memory"]["states"] = row.memory.states
@@ -73,7 +74,7 @@ def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
     others = (memory.buffers, memory.host)
     sent = shown(memory.sent + memory.sent_each) if row.sends else UNKNOWN
     fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
-    return [row.strategy, str(row.ranks), *map(shown, states), *peak, *map(shown, others), sent, *fit]
+    return [row.strategy, row.world, *map(shown, states), *peak, *map(shown, others), sent, *fit]
 
 
 def fits(row: Row, limit: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 PHASES = ("forward", "backward", "step")
 """The parts of a step in order; averaging over ranks is in ``backward`` where a strategy does it there."""
@@ -24,7 +24,7 @@ class Moment:
     gradients: int
     """What is a parameter's gradient when the optimizer steps."""
     optimizer: int
-    """What the optimizer keeps from step to step."""
+    """What the optimizer keeps from step to step, and copies of parameters that it steps."""
     activations: int
     """All that is none of these: buffers of the model, the batch, and what is gathered or computed for a while."""
 
@@ -42,6 +42,14 @@ class Step:
     """When most lives."""
     moments: tuple[Moment, ...]
     """At most some ``POINTS``, in order: the fullest of each stretch of operations."""
+
+    def within(self, limits: Mapping[str, int]) -> Step:
+        """Return the step with no more of each kind than ``limits``, in bytes, say."""
+        moments = tuple(
+            replace(moment, **{kind: min(getattr(moment, kind), limit) for kind, limit in limits.items()})
+            for moment in self.moments
+        )
+        return Step(peak=max(moments, key=lambda moment: moment.total), moments=moments)
 
 
 def timeline(

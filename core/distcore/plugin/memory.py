@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from distcore.config import RunConfig
-    from distcore.plugin.contract import OptimizerFactory
+    from distcore.plugin.contract import OptimizerFactory, Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,11 @@ class Memory:
         """Parameters, gradients, optimizer state and copies together."""
         return self.parameters + self.gradients + self.optimizer + self.copies
 
+    @property
+    def stepped(self) -> int:
+        """The optimizer's state, and the copies that it steps."""
+        return self.optimizer + self.copies
+
 
 @runtime_checkable
 class PlansMemory(Protocol):
@@ -66,6 +72,29 @@ class TracesStep(Protocol):
         """Return a strategy that holds the same tensors at the same time as this one: itself, or a stand-in for it.
 
         Of its hooks ``wrap_model``, ``accumulate``, ``backward`` and ``step`` are called, in the first of as many ranks
-        as are planned for. Collectives of torch return at once and send nothing; those of other libraries are none.
+        as are planned for. Collectives of torch return at once and send nothing; those of other libraries are none. It
+        may be one that ``HoldsApart``.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsApart(Protocol):
+    """What ``traced`` returns where a library keeps tensors in places of its own.
+
+    A whole step is taken before the one that is traced: such a library may make more in the first than optimizer state.
+    """
+
+    most_ranks: ClassVar[int]
+    """Most ranks for which it is traced: for more, with states as ``plan_memory`` says and all else as on so many."""
+
+    def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
+        """Return what is not the module's or the optimizer's own, when the optimizer is about to step.
+
+        Tensors by what they are for: ``parameters``, ``gradients``, ``optimizer``; copies that it steps are of these.
+        """
+        ...
+
+    def close(self) -> None:
+        """Undo what ``wrap_model`` has changed in the process."""
         ...

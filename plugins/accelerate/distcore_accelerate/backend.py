@@ -56,6 +56,10 @@ class Backend(ABC):
         """Return what each rank holds and sends; raises ConfigError where that is not known."""
         raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")
 
+    def traced(self) -> object:
+        """Return what stands for the backend where a step is traced; raises ConfigError where nothing does."""
+        raise ConfigError(f"backend = {self.settings.backend!r}: how its step can be traced is not known")
+
     @abstractmethod
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Return arguments that make an ``Accelerator`` this backend, before there is a model."""

@@ -20,6 +20,7 @@ from distcore import (
     RunConfig,
     StepResult,
     StrategyError,
+    TracedBuckets,
     World,
     check_gradients_averaged,
     footprint,
@@ -64,6 +65,10 @@ class Replicated(Backend):
         """Return the whole of the model, and its gradients as what each step all-reduces."""
         held = footprint.whole(skeleton, make_optimizer)
         return replace(held, sent=footprint.shared(held.gradients, ranks, times=2))
+
+    def traced(self) -> object:
+        """Return what stands for DDP."""
+        return TracedBuckets(self.options.bucket_mb)
 
     def prepare(
         self, accelerator: Accelerator, run: Run, model: nn.Module, make_optimizer: OptimizerFactory

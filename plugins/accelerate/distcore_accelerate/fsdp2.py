@@ -29,6 +29,7 @@ from distcore_accelerate.backend import Backend
 from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, unsharded
 from distcore_accelerate.settings import Settings, Tree
+from distcore_accelerate.traced import TracedShards
 
 _NOTHING = nullcontext()
 ARGUMENTS = {
@@ -95,6 +96,10 @@ class Sharded(Backend):
     def check_evaluation(self, config: RunConfig) -> None:
         """Raise ConfigError, one line, for an ``fsdp_config`` of FSDP1 or with an unknown key."""
         plugin_arguments(self.options, self.settings)
+
+    def traced(self) -> object:
+        """Return what shards as on GPUs."""
+        return TracedShards(self)
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Return Accelerate's FSDP2 plugin, with gradients reduced in fp32."""

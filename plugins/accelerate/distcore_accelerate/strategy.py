@@ -91,6 +91,10 @@ class AccelerateStrategy(AccelerateOptions):
         """Return what the chosen backend holds and sends."""
         return self.active_backend.plan_memory(config, skeleton, ranks, make_optimizer)
 
+    def traced(self) -> object:
+        """Return what stands for the chosen backend."""
+        return self.active_backend.traced()
+
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group; return the world as Accelerate reports it for the chosen backend."""

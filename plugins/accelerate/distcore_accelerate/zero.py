@@ -40,6 +40,7 @@ from distcore_deepspeed import (
     partitions,
     planned,
     resolve,
+    traced,
 )
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
@@ -86,6 +87,10 @@ class ZeRO(Backend):
     ) -> Memory:
         """Return what DeepSpeed holds and sends at the user's stage."""
         return planned(self.user, config, skeleton, ranks, make_optimizer)
+
+    def traced(self) -> object:
+        """Return DeepSpeed's engine as it runs without values; raises ConfigError for state on NVMe."""
+        return traced(self.user, self.capabilities())
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Start DeepSpeed's communication; return its plugin with nothing but the stage."""

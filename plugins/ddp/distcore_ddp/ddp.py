@@ -19,6 +19,7 @@ from distcore import (
     Run,
     RunConfig,
     StepResult,
+    TracedBuckets,
     World,
     check_gradients_averaged,
     defaults,
@@ -32,7 +33,6 @@ from distcore import (
     sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
-from distcore_ddp.traced import Buckets
 
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
@@ -94,7 +94,7 @@ class DDPStrategy:
 
     def traced(self) -> object:
         """Return what stands for DDP: its reducer cannot run without values."""
-        return Buckets(self.bucket_mb)
+        return TracedBuckets(self.bucket_mb)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -6,7 +6,19 @@ from typing import ClassVar
 
 from torch import nn
 
-from distcore import Capabilities, OptimizerFactory, PreparedModel, RankInfo, Run, RunConfig, World, device_of, hookimpl
+from distcore import (
+    Capabilities,
+    Memory,
+    OptimizerFactory,
+    PreparedModel,
+    RankInfo,
+    Run,
+    RunConfig,
+    World,
+    device_of,
+    footprint,
+    hookimpl,
+)
 
 
 class DataParallelStrategy:
@@ -24,6 +36,16 @@ class DataParallelStrategy:
         collectives_per_step=0,
         limits=("on a CPU it trains as one plain process",),
     )
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the whole of the model, as its first device has it."""
+        return footprint.whole(skeleton, make_optimizer)
+
+    def traced(self) -> object:
+        """Return itself: a step of one device with all of the batch, of which the first of several has a part."""
+        return self
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distcore_deepspeed.json_config import UserConfig as UserConfig
     from distcore_deepspeed.json_config import read as read
     from distcore_deepspeed.memory import planned as planned
+    from distcore_deepspeed.tracing import traced as traced
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _HOME = {
     "planned": "memory",
     "read": "json_config",
     "resolve": "derived",
+    "traced": "tracing",
 }
 __all__ = sorted(_HOME)
 

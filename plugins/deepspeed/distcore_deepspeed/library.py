@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
+from torch.nn import functional
 
 # Without the first DeepSpeed probes CUDA in a way that forbids forking ranks, without the second it warns of a
 # machine that has no GPU.
@@ -65,6 +66,28 @@ def stop() -> None:
     for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP"):
         setattr(deepspeed.utils.groups, name, None)
     deepspeed.comm.comm.cdb = None
+
+
+class _Valueless(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed leaves it untyped
+    """A CPU that has every precision: what is traced on it has no values."""
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+
+def start_valueless() -> Any:
+    """Start on a CPU that has every precision; return what ``stop_valueless`` needs: how the process was before."""
+    before = get_accelerator(), functional.linear
+    set_accelerator(_Valueless())
+    start(torch.device("cpu"), debug=False)
+    return before
+
+
+def stop_valueless(before: Any) -> None:
+    """Forget process groups, and have the process as ``before``: stage 3 has replaced torch's ``linear`` for good."""
+    stop()
+    accelerator, functional.linear = before
+    set_accelerator(accelerator)
 
 
 def limit_waiting(seconds: int) -> None:

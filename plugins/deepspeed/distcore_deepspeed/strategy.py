@@ -37,6 +37,7 @@ from distcore_deepspeed.checks import check_evaluation, check_training
 from distcore_deepspeed.memory import planned
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
+from distcore_deepspeed.tracing import traced
 
 UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
 GATHERS = "gathers weights inside of every layer at stage 3"
@@ -95,6 +96,10 @@ class DeepSpeedStrategy(DeepSpeedOptions):
     ) -> Memory:
         """Return what the stage holds and sends; raises ConfigError for what is not known."""
         return planned(self.user_config, config, skeleton, ranks, make_optimizer)
+
+    def traced(self) -> object:
+        """Return the engine as it runs without values; raises ConfigError for state on NVMe."""
+        return traced(self.user_config, self.capabilities, self.activation_checkpointing)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -34,6 +34,7 @@ from distcore_horovod import launcher
 from distcore_horovod.gradients import Op, distribute, share_buffers, without_gradient
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect
+from distcore_horovod.traced import TracedFusion
 from distcore_horovod.wire import broadcast, gather_rows, lost_peers, sum_over_ranks
 
 _NO_CONTEXT = nullcontext()
@@ -99,7 +100,7 @@ class HorovodStrategy:
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for what this build of Horovod cannot do."""
         how = "build it on a machine that has it (distcore-horovod build)"
-        if config.device == "cuda" and not hvd.nccl_built():
+        if config.device == "cuda" and torch.cuda.device_count() and not hvd.nccl_built():  # a plan needs no GPU here
             raise ConfigError(f"device = 'cuda': this Horovod was built without NCCL; {how}, or use --set device=cpu")
         if self.op != "adasum":
             return
@@ -117,11 +118,20 @@ class HorovodStrategy:
         if self.op == "adasum":
             raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
         held = footprint.whole(skeleton, make_optimizer)
-        fusion = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES))
-        if self.fusion_mb is not None:
-            fusion = int(self.fusion_mb * 2**20)
         on_wire = held.gradients // (1 if self.compression == "none" else 2)
-        return replace(held, buffers=fusion, sent=footprint.shared(on_wire, ranks, times=2))
+        buffers = self._fusion_bytes() if ranks > 1 else 0
+        return replace(held, buffers=buffers, sent=footprint.shared(on_wire, ranks, times=2))
+
+    def traced(self) -> object:
+        """Return what stands for Horovod, which cannot be started for a plan; raises ConfigError for adasum."""
+        if self.op == "adasum":
+            raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
+        return TracedFusion(self._fusion_bytes(), halves=self.compression != "none")
+
+    def _fusion_bytes(self) -> int:
+        if self.fusion_mb is not None:
+            return int(self.fusion_mb * 2**20)
+        return int(os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES))
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:

@@ -14,7 +14,7 @@ NOT_HERE = ("--strategy", "--nproc", "--max-restarts", "--out", "--resume", "--r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAMES] [--nproc N,N,…] [FLAGS]"
+    parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAMES] [--nproc N,N,…] [--nodes N,N,…] [FLAGS]"
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     group = parser.add_argument_group("plan")
     group.add_argument(
@@ -25,8 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc", dest="ranks", metavar="N,N,…", default="1", help="numbers of ranks, up to 1024 (default: 1)"
     )
     group.add_argument(
+        "--nodes", metavar="N,N,…", default="1", help="numbers of machines, each with --nproc ranks (default: 1)"
+    )
+    group.add_argument(
         "--device-memory", metavar="SIZES", default="",
-        help="memory of a device, such as 24G,80G: say whether the states fit",
+        help="memory of a device, such as 24G,80G: say whether it fits; with it --device may be one that is not here",
     )  # fmt: skip
     group.add_argument("--html", metavar="FILE", default=None, help="also write a page with bars and a timeline")
     group.add_argument("--json", action="store_true", default=False, help="print JSON, all sizes in bytes")
@@ -36,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0, or 1 if nothing of it is known; raises DistcoreError."""
     from distcore.planning import table
-    from distcore.planning.plan import Request, make_plan
+    from distcore.planning.plan import make_plan
+    from distcore.planning.request import Request
     from distcore.planning.sizes import parse_size
 
     devices = {size.strip(): parse_size(size) for size in arguments.device_memory.split(",") if size.strip()}
@@ -44,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         config=arguments.config,
         changes=changes_of(arguments),
         strategies=arguments.strategies,
-        ranks=_ranks(arguments.ranks),
+        ranks=_numbers("--nproc", "ranks", arguments.ranks),
+        nodes=_numbers("--nodes", "machines", arguments.nodes),
+        elsewhere=bool(devices),
     )
     plan = make_plan(request)
     if arguments.html is not None:
@@ -62,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if any(row.memory is not None for row in plan.rows) else 1
 
 
-def _ranks(text: str) -> list[int]:
+def _numbers(flag: str, what: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--nproc {text}: expected numbers of ranks separated by commas, such as 8,64")
+        raise ConfigError(f"{flag} {text}: expected numbers of {what} separated by commas, such as 8,64")
     return [int(word) for word in words]

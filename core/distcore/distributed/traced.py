@@ -1,4 +1,4 @@
-"""What stands for DDP where a step is traced on tensors without values, on which its C++ reducer cannot run."""
+"""What stands for torch's replication of a model where a step is traced: its reducer cannot run without values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from distcore import Capabilities, OptimizerFactory, PreparedModel, Run, hookimpl
+from distcore.plugin.capabilities import Capabilities
+from distcore.plugin.contract import OptimizerFactory, PreparedModel, Run
+from distcore.plugin.hookspecs import hookimpl
 
 
-class Buckets:
-    """Holds gradients as DDP does: in buckets that live all the time, into which each new gradient is copied."""
+class TracedBuckets:
+    """Holds gradients in buckets that live all the time, into which each new gradient is copied.
+
+    What ``traced()`` of a strategy may return under which torch's reducer averages gradients, as views of its buckets.
+    """
 
     capabilities: ClassVar = Capabilities(spec_version=2)
 

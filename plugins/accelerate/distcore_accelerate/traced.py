@@ -1,0 +1,43 @@
+"""Accelerate's FSDP2 where a step is traced on tensors without values: on any machine, as it is on GPUs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from distcore import OptimizerFactory, PreparedModel, Run, hookimpl
+from distcore_accelerate.backend import Backend
+from distcore_accelerate.precision import mixed_precision, results_in_fp32
+
+
+class TracedShards:
+    """Shards as ``Accelerator.prepare`` does, which on a CPU would fall back to DDP."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.capabilities = backend.capabilities()
+        self._backend = backend
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Shard the model in place with Accelerate's own function."""
+        mesh = init_device_mesh(run.world.device.type, (run.world.size,), mesh_dim_names=("fsdp",))
+        accelerator = SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=self._backend.plugins(run.config, run.world)["fsdp_plugin"]),
+            torch_device_mesh=mesh,
+            parallelism_config=SimpleNamespace(fsdp_dim_names=("fsdp",)),
+            mixed_precision=mixed_precision(run.config),
+            is_main_process=False,
+            device=run.world.device,
+        )
+        sharded = fsdp2_prepare_model(accelerator, model)
+        optimizer = make_optimizer(sharded) if make_optimizer else None
+        return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer)
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """As in a run."""
+        return self._backend.accumulate(run, last)

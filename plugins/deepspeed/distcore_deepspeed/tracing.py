@@ -1,0 +1,117 @@
+"""DeepSpeed's own engine where a step is traced on tensors without values, for ``distcore plan``."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from distcore import Capabilities, Clip, ConfigError, OptimizerFactory, PreparedModel, Run, StepResult, hookimpl
+from distcore_deepspeed import engine, library
+from distcore_deepspeed.build import build
+from distcore_deepspeed.json_config import UserConfig, put
+from distcore_deepspeed.optimizers import optimizer_type
+
+
+def traced(user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> TracedEngine:
+    """Return what stands for a strategy with these ``capabilities``; raises ConfigError, one line, for NVMe."""
+    if not user.keeps_masters:
+        raise ConfigError("offload to nvme: what stays in memory is not known")
+    return TracedEngine(user, capabilities, activation_checkpointing)
+
+
+class TracedEngine:
+    """The engine, in the first of as many ranks as torch's process group says; DeepSpeed is told that it has a CPU."""
+
+    most_ranks: ClassVar = 16  # for each parameter and bucket the engine goes through all ranks
+
+    def __init__(self, user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> None:
+        """``capabilities`` are those of the strategy that this stands for."""
+        self.capabilities = capabilities
+        self._user = user
+        self._activation_checkpointing = activation_checkpointing
+        self._before: tuple[str | None, Any] | None = None
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Build the engine, with torch's Adam for its compiled ones; raises ConfigError for its other optimizers."""
+        user, kind = self._user, optimizer_type(run.config, self._user)
+        if kind not in (None, "Adam", "AdamW"):
+            raise ConfigError(f"optimizer {kind}: only DeepSpeed's own compiled one would say what it keeps")
+        if kind is not None:
+            tree = copy.deepcopy(user.tree)
+            put(tree, "optimizer.params.torch_adam", True)
+            user = replace(user, tree=tree)
+        self._before = os.environ.get("LOCAL_RANK"), library.start_valueless()
+        os.environ["LOCAL_RANK"] = "0"  # the engine reads it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the process group has no timeout to set
+            prepared = build(user, run, model, make_optimizer, self._activation_checkpointing)
+        _never_overflow(prepared.model.optimizer)
+        return prepared
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """As in a run."""
+        return engine.accumulate(run, last)
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """As in a run."""
+        return engine.backward(run, loss)
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """As in a run."""
+        return engine.step(run, clip)
+
+    def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
+        """Return partitions of parameters, gradients that DeepSpeed keeps in places of its own, and what is stepped."""
+        optimizer = getattr(run.model, "optimizer", None)
+        partitions = [p.ds_tensor for p in run.module.parameters() if hasattr(p, "ds_tensor")]
+        masters = [
+            tensor
+            for name in (
+                "single_partition_of_fp32_groups",
+                "fp32_partitioned_groups_flat",
+                "fp32_groups_flat_partition",
+            )
+            for tensor in getattr(optimizer, name, ())
+        ]
+        averaged = [tensor for kept in getattr(optimizer, "averaged_gradients", {}).values() for tensor in kept or ()]
+        flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
+        gradients = [*averaged, *(master.grad for master in masters if master.grad is not None)]
+        return {
+            "parameters": partitions,
+            "gradients": gradients if flat is None else [*gradients, flat],
+            "optimizer": masters,
+        }
+
+    def close(self) -> None:
+        """Forget what DeepSpeed keeps beside the process group."""
+        if self._before is None:
+            return
+        local_rank, accelerator = self._before
+        library.stop_valueless(accelerator)
+        os.environ.pop("LOCAL_RANK")
+        if local_rank is not None:
+            os.environ["LOCAL_RANK"] = local_rank
+
+
+def _never_overflow(optimizer: Any) -> None:
+    """Have every step be taken: whether gradients overflow depends on their values."""
+    check = getattr(optimizer, "check_overflow", None)
+
+    def checked(*arguments: Any, **options: Any) -> None:
+        assert check is not None
+        check(*arguments, **options)
+        optimizer.overflow = False
+
+    if check is not None:
+        optimizer.check_overflow = checked

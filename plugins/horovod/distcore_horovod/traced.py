@@ -1,0 +1,39 @@
+"""What stands for Horovod where a step is traced on tensors without values, for ``distcore plan``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from distcore import Capabilities, Clip, OptimizerFactory, PreparedModel, Run, StepResult, defaults, hookimpl
+
+
+class TracedFusion:
+    """Holds what Horovod holds beside the model: its fusion buffer, all the time, and gradients as they are sent."""
+
+    capabilities: ClassVar = Capabilities(spec_version=2, devices=frozenset({"cpu", "cuda"}))
+
+    def __init__(self, fusion_bytes: int, halves: bool) -> None:
+        """``halves``: gradients are sent in half precision, as copies that live until all have come back."""
+        self._fusion_bytes = fusion_bytes
+        self._halves = halves
+        self._buffer: Tensor | None = None
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Make the fusion buffer, which a single rank does not need."""
+        if run.world.size > 1:
+            self._buffer = torch.empty(self._fusion_bytes, dtype=torch.uint8)
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Have gradients come back from being sent, then step."""
+        if self._halves:
+            sent = {p: p.grad.half() for p in run.module.parameters() if p.grad is not None}
+            for parameter, half in sent.items():
+                parameter.grad = half.to(parameter.dtype)
+            del sent
+        return defaults.step(run, clip)
