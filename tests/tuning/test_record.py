@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from distcore.planning.available import machine_limits
+from distcore.tuning.outcome import Outcome
 from distcore.tuning.record import FILE, Trial, open_record
-from distcore.tuning.search import Outcome
 
 JOB = {"lr": 0.1, "optimizer.betas": (0.9, 0.99)}
 FIRST, SECOND = (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from distcore.tuning.agreement import TOLERANCES, difference
+from distcore.tuning.finals import ROUNDS, Finalist, chosen_of, is_told_apart, race
 from distcore.tuning.ladder import frontier, larger, rungs
-from distcore.tuning.search import FINALISTS, ROUNDS, SCREENING, Kind, Outcome, Search, fit
+from distcore.tuning.outcome import Kind, Outcome, Spending
+from distcore.tuning.search import FINALISTS, SCREENING, Search, advantage, fit
 from distcore.tuning.settings import Axis, Setting, key_of, name_of
 
 STRATEGIES = [
@@ -30,6 +33,12 @@ def speed_of(setting: Setting) -> float:
     return speed * (1.3 if setting.get("micro_batch_size") == best else 1.0)
 
 
+def took(speed: float, seconds: float = 1.0) -> Outcome:
+    """A trial of two rows in each of ten steps, some of which are longer than others."""
+    times = tuple((1 + step % 3) / 9.5 * 10 / speed for step in range(10))
+    return Outcome(result="ok", seconds=seconds, speed=speed, times=times, peak=100)
+
+
 class Machine:
     """Measures by ``speed_of``, and keeps what it was asked."""
 
@@ -41,8 +50,7 @@ class Machine:
 
     def measure(self, kind: Kind, setting: Setting, number: int) -> Outcome:
         self.asked.append((kind, name_of(setting), number))
-        good = Outcome(result="ok", seconds=self.seconds, speed=speed_of(setting), peak=100)
-        return self.ends(kind, setting) or good
+        return self.ends(kind, setting) or took(speed_of(setting), self.seconds)
 
     def names(self, kind: Kind) -> list[str]:
         return [name for asked, name, _ in self.asked if asked == kind]
@@ -62,10 +70,9 @@ def test_values_of_later_axes_stand_on_the_best_of_earlier_ones() -> None:
     machine = Machine()
     finals = Search(machine.measure, 10_000).run(AXES, ())
     assert finals[0].setting == STRATEGIES[0][0] | {"micro_batch_size": 16}  # 8 rows alone would have looked better
-    assert len(finals[0].speeds) == ROUNDS
     reference = next(one for one in finals if one.setting == {})
     assert finals[0].speed / reference.speed == pytest.approx(1.95)
-    assert len(reference.speeds) == ROUNDS  # it stays to the end, to compare with
+    assert len(reference.speeds) == 1  # the first round has told it apart
 
 
 def test_a_family_that_is_far_behind_is_tried_once() -> None:
@@ -107,8 +114,64 @@ def test_where_no_final_goes_well_the_search_decides() -> None:
     assert Search(machine.measure, 10_000).run(AXES, ())[0].setting == STRATEGIES[0][0] | {"micro_batch_size": 16}
 
 
+def test_a_disturbed_step_does_not_decide() -> None:
+    quiet, faster = took(100), took(110)
+    disturbed = replace(faster, times=(*faster.times[:-1], 50 * faster.times[-1]))
+    assert advantage(disturbed, quiet) == pytest.approx(1.1)
+    assert advantage(Outcome(result="failed"), quiet) == 0
+
+
+def finalist(setting: Setting, *rounds: tuple[float, ...]) -> Finalist:
+    """One whose rounds took these seconds, step by step."""
+    return Finalist(setting=setting, speeds=[10 / sum(one) for one in rounds], rounds=list(rounds))
+
+
+def test_of_several_rounds_the_shortest_time_of_each_step_counts() -> None:
+    noisy = finalist({"nproc": 2}, (1.0, 9.0, 1.0), (7.0, 1.0, 1.0))
+    assert noisy.speed == pytest.approx(10 / 3)
+    assert is_told_apart(noisy, finalist({}, (1.5, 1.5, 1.5), (1.5, 1.5, 1.5))) is False  # one round alone: slower
+    calm = finalist({"nproc": 2}, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+    assert is_told_apart(calm, finalist({}, (1.5, 1.5, 1.5), (1.5, 1.5, 1.5)))
+    assert not is_told_apart(calm, finalist({}, (1.01, 1.01, 1.01), (1.01, 1.01, 1.01)))
+
+
+def test_of_settings_that_are_not_told_apart_the_simplest_is_taken() -> None:
+    wide: Setting = {**STRATEGIES[0][0], "compile": "on"}
+    finals = [
+        finalist(wide, (1.0, 1.0), (1.0, 1.0)),
+        finalist({"compile": "on"}, (1.01, 1.01), (1.01, 1.01)),
+        finalist({}, (1.2, 1.2), (1.2, 1.2)),
+    ]
+    chosen, close = chosen_of(finals)
+    assert chosen.setting == {"compile": "on"}
+    assert close == finals[:2]
+    assert chosen_of([finals[0], finals[2]])[0].setting == wide
+
+
+def test_the_race_goes_on_until_noise_is_told_from_speed() -> None:
+    def measure(kind: Kind, setting: Setting, number: int) -> Outcome:
+        slowed = 1.3 if (number % 2 == 0) == (setting == {}) else 1.0  # other programs disturb one, then the other
+        return took(100 * (1 if setting else 0.9) / slowed)
+
+    finals = race([{}, {"compile": "on"}], Spending(measure, 1000))
+    assert [len(one.speeds) for one in finals] == [ROUNDS, ROUNDS] or finals[0].setting == {"compile": "on"}
+    assert chosen_of(finals)[0].setting == {"compile": "on"}
+    assert finals[0].speed == pytest.approx(100)
+
+
+def test_the_best_of_each_number_of_ranks_is_measured_again() -> None:
+    four = [{"micro_batch_size": size} for size in (1, 2, 3, 4)]
+    speeds = {key_of(one): 100 + number for number, one in enumerate(({"nproc": 2}, *four))}
+
+    def measure(kind: Kind, setting: Setting, number: int) -> Outcome:
+        return took(speeds.get(key_of(setting), 95))
+
+    finals = Search(measure, 10_000).run([Axis("ranks", [[{"nproc": 2}]]), Axis("rows", [four])], ())
+    assert {"nproc": 2} in [one.setting for one in finals]
+
+
 def test_noise_does_not_take_the_place_of_the_best() -> None:
-    machine = Machine(ends=lambda kind, setting: Outcome(result="ok", seconds=1.0, speed=100.0 + 1.5 * bool(setting)))
+    machine = Machine(ends=lambda kind, setting: took(100.0 + 1.5 * bool(setting)))
     search = Search(machine.measure, 10_000)
     search.run(AXES, ())
     assert not [name for name in machine.names("screen") if "wide" in name and "micro" in name]

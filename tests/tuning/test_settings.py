@@ -18,6 +18,7 @@ from distcore.tuning.settings import (
     is_same,
     micro_batches,
     name_of,
+    options_tried,
     strategy_settings,
     with_setting,
 )
@@ -75,3 +76,12 @@ def test_options_of_the_user_s_strategy_stay_under_those_that_are_tried(resolved
     assert (tried.strategy, tried.strategy_options, tried.lr) == ("else", {"size": 3}, 0.1)
     assert is_same({"strategy": "single", "strategy_options": {}, "nproc": 1}, resolved)
     assert not is_same({"strategy": "single", "strategy_options": {}, "nproc": 2}, resolved)
+
+
+def test_options_that_are_named_with_a_strategy_stay_and_what_contradicts_them_is_not_tried() -> None:
+    declared = ({}, {"size": 5}, {"size": 100, "deep": True})
+    assert options_tried(declared, {}) == list(declared)
+    assert options_tried(declared, {"size": 5}) == [{"size": 5}]
+    assert options_tried(declared, {"wide": 1}) == [{"wide": 1}, {"size": 5, "wide": 1}, {**declared[2], "wide": 1}]
+    assert options_tried((), {"wide": 1}) == [{"wide": 1}]
+    assert options_tried((), {}) == []

@@ -17,6 +17,7 @@ from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import join, launch, run_as_rank
 from distcore.launchers.binding import bind_cores
+from distcore.launchers.failures import Failure
 from distcore.launchers.log_files import log_to_file, pid_file
 from distcore.launchers.network import where
 from distcore.plugin.contract import RankInfo
@@ -26,11 +27,14 @@ from distcore.plugin.task import Datasets, Task
 log = logging.getLogger("distcore")
 
 
-def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
+def run(
+    read_config: Callable[[], RunConfig], dry_run: bool = False, explain: Callable[[Failure], str] = lambda _: ""
+) -> None:
     """Train as one of the ranks that a launcher started, or start the ranks; raises DistcoreError.
 
     ``read_config`` is called in here, where only one of several ranks prints an error in the config. ``dry_run``: print
-    the resolved config and what each rank would do, and start nothing.
+    the resolved config and what each rank would do, and start nothing. What ``explain`` returns ends the error line of
+    a rank that a launcher started.
     """
     rank_info = join(os.environ)
     if rank_info is None:
@@ -45,6 +49,7 @@ def run(read_config: Callable[[], RunConfig], dry_run: bool = False) -> None:
         rank_info.size,
         where(rank_info),
         partial(errors_of_run, read_config),
+        explain,
     )
     with contextlib.suppress(OSError):  # fails but for the last rank of this machine, which finds it empty
         errors.rmdir()

@@ -7,6 +7,7 @@ import faulthandler
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -69,6 +70,14 @@ class Failure:
         return error
 
 
+def oom_kills() -> int:
+    """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
+    with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
+
+
 def culprit(failures: Iterable[Failure]) -> Failure:
     """Return the failure that most likely caused the others: signals before errors before lost peers, then by time."""
     order = ("signal", "error", "lost")
@@ -97,13 +106,15 @@ def run_as_rank(
     size: int,
     where: str = "",
     home: Callable[[], Path | None] = lambda: None,
+    explain: Callable[[Failure], str] = lambda _: "",
 ) -> T:
     """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
 
     The traceback goes to ``errors/rank-N.txt`` and, once the rank has failed, to the folder that ``home`` returns;
-    ``where`` names machine and address in the message, if there are several. One rank prints a line to stderr: the
-    first that fails by itself or, if a peer died without a message, one that lost the connection. The exit status is
-    that of the DistcoreError, 130 for Ctrl-C, else 3. If an agent of distcore's started it, it dies with that agent.
+    ``where`` names machine and address in the message, if there are several; what ``explain`` returns ends it. One rank
+    prints a line to stderr: the first that fails by itself or, if a peer died without a message, one that lost the
+    connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else 3. If an agent of distcore's started
+    it, it dies with that agent.
     """
     die_with_agent()
     errors.mkdir(parents=True, exist_ok=True)
@@ -114,7 +125,9 @@ def run_as_rank(
         if not outcome.raised:
             file = _brought(file, home)
         if _is_first_to_report(outcome, errors):
-            line = outcome.line(size, file, where)
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it as soon as another rank has ended
+            line = outcome.line(size, file, where) + explain(outcome)
             text = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
             for stream in {id(stream): stream for stream in (screen, sys.stderr)}.values():
                 print(text, file=stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distcore.config import RunConfig
-from distcore.tuning.search import Outcome
+from distcore.tuning.outcome import Outcome
 
 TINY = 1e-12
 """What stands for zero where it divides."""

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from distcore.config import RunConfig
 from distcore.errors import DistcoreError, StoppedError
 from distcore.jobs.train import check
 from distcore.planning.sizes import shown
 from distcore.tuning.agreement import Tolerance, difference
-from distcore.tuning.limits import planned, why_not
+from distcore.tuning.limits import Plans
+from distcore.tuning.outcome import Kind, Outcome
 from distcore.tuning.record import Record, Trial
 from distcore.tuning.running import WARM_UP, Runner, trial_config
-from distcore.tuning.search import Kind, Outcome
 from distcore.tuning.settings import Setting, name_of, with_setting
 
 PILOT = 8
@@ -48,8 +46,9 @@ class Bench:
     """The trials so far."""
     runner: Runner
     """What starts them."""
-    skeleton: nn.Module | None
-    """The model on the meta device; ``None`` if it cannot be built there: then nothing is known to be too large."""
+    plans: Plans | None
+    """What settings need; ``None`` if the model cannot be built without weights: then nothing is known to be too large.
+    """
     rows: int
     """Rows of a step."""
     tolerance: Tolerance
@@ -82,7 +81,7 @@ class Bench:
                 config = trial_config(config, kind, steps)
         except DistcoreError as error:
             return replace(made, outcome=Outcome(result="refused", why=" ".join(str(error).split())))
-        if self.skeleton is not None and (why := why_not(config, planned(config, self.skeleton))):
+        if self.plans is not None and (why := self.plans.why_not(config)):
             return replace(made, outcome=Outcome(result="does not fit", why=why))
         found, done = self._trial(config, kind, setting, steps)
         if kind == "screen" and found.result == "ok" and not self._pace():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distcore.config import RunConfig
-from distcore.tuning.search import Outcome
+from distcore.tuning.outcome import Outcome
 from distcore.tuning.settings import Setting
 
 TOKENS = 4096

@@ -10,11 +10,11 @@ from typing import Any
 
 from distcore.errors import ConfigError
 from distcore.files import strict_json
-from distcore.tuning.search import Kind, Outcome
+from distcore.tuning.outcome import Kind, Outcome
 from distcore.tuning.settings import Setting, key_of
 
 FILE = "trials.jsonl"
-VERSION = 1
+VERSION = 2
 """Of the format of the file."""
 
 

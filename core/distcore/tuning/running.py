@@ -19,8 +19,9 @@ from typing import Any
 
 from distcore.compare.runs import end, error_line, train_command
 from distcore.config import RunConfig, dump_config
+from distcore.planning.available import process_limits
 from distcore.tuning import trial
-from distcore.tuning.search import Kind, Outcome, Result
+from distcore.tuning.outcome import Kind, Outcome, Result
 from distcore.tuning.settings import THREADS, Setting
 from distcore.tuning.trial import HEAVIEST
 
@@ -30,10 +31,10 @@ PR_SET_PDEATHSIG = 1
 """From Linux's prctl.h: the signal that a process gets when its parent dies."""
 NO_MEMORY = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|bad_alloc|killed by SIGKILL|"
-    r"ended by SIGKILL|failed to map segment",
+    r"ended by SIGKILL|failed to map segment|for want of memory",
     re.IGNORECASE,
 )
-"""How a program says that memory ran out; the kernel says it by SIGKILL."""
+"""How a program says that memory ran out; the kernel says it by SIGKILL. Under ``ulimit`` many libraries just crash."""
 
 
 def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
@@ -95,7 +96,8 @@ class Runner:
             return Outcome(result="too slow", seconds=seconds, why=why), 0
         why = error_line(log, code)
         said = log.read_text(encoding="utf-8", errors="replace") + why
-        result: Result = "out of memory" if NO_MEMORY.search(said) else "failed"
+        crashed = -code in (signal.SIGSEGV, signal.SIGABRT) and any(True for _ in process_limits())
+        result: Result = "out of memory" if crashed or NO_MEMORY.search(said) else "failed"
         return Outcome(result=result, seconds=seconds, why=why), 0
 
     def stop(self) -> None:
@@ -151,6 +153,7 @@ def _outcome(facts: list[Mapping[str, Any]], seconds: float) -> Outcome:
         result="ok",
         seconds=seconds,
         speed=rows / sum(timed),
+        times=tuple(round(one, 6) for one in timed),
         peak=max(one["peak"] for one in facts),
         losses=_numbers(main["losses"]),
         norms=_numbers(main["norms"]),

@@ -49,6 +49,12 @@ def key_of(setting: Setting) -> str:
     return json.dumps(dict(setting), sort_keys=True)
 
 
+def changes_in(setting: Setting) -> int:
+    """Return how many values a setting has beside those of the job: the fewer, the simpler it is."""
+    own = [value for key, value in setting.items() if key != "strategy_options" and value is not None]
+    return len(own) + len(setting.get("strategy_options", {}))
+
+
 def name_of(setting: Setting) -> str:
     """Return a setting as the table shows it: ``NAME bucket_mb=5 nproc=2``, or ``as given``."""
     words = [str(setting["strategy"])] if "strategy" in setting else []
@@ -108,6 +114,16 @@ def strategy_settings(base: RunConfig, name: str, one_process: bool, options: Se
     mine = own.strategy_options if own.strategy == name else {}
     many = {"nproc": 1 if one_process else ranks, THREADS: None}
     return [{"strategy": name, "strategy_options": {**mine, **one}, **many} for one in options]
+
+
+def options_tried(declared: Sequence[Setting], own: Setting) -> list[Setting]:
+    """Return what a strategy declares to be tried, with the user's ``own`` options; what contradicts them is left out.
+
+    ``own`` alone, if nothing is left or the strategy declares nothing.
+    """
+    agreeing = [one for one in declared if all(own.get(key, value) == value for key, value in one.items())]
+    found = {key_of(one): one for one in ({**one, **own} for one in agreeing)}
+    return list(found.values()) or ([own] if own else [])
 
 
 def is_same(setting: Setting, config: RunConfig) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 from distcore.planning.sizes import shown
 from distcore.report.side_by_side import markdown_table
 from distcore.tables import print_cells, say, stdout_console
+from distcore.tuning.finals import Finalist, chosen_of, times_faster
 from distcore.tuning.ladder import frontier
 from distcore.tuning.record import Trial
-from distcore.tuning.search import Finalist
-from distcore.tuning.settings import Setting, key_of, name_of
+from distcore.tuning.settings import Setting, name_of
 
 Facts = dict[str, Any]
 """JSON values by name."""
@@ -24,8 +24,8 @@ LADDER_HEADINGS = ("setting", "samples/s", "peak")
 
 def facts_of(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
     """Return everything as JSON values. ``chosen``: what config.yaml has, ``None`` if nothing ran."""
-    speeds = {key_of(one.setting): one.speed for one in finals}
-    reference = speeds.get(key_of({}))
+    reference = next((one for one in finals if not one.setting), None)
+    close = chosen_of(finals)[1] if finals else []
     screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]
     return {
         **about,
@@ -36,7 +36,8 @@ def facts_of(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Settin
                 "setting": dict(one.setting),
                 "samples_per_second": one.speed,
                 "rounds": one.speeds,
-                "times_as_given": one.speed / reference if reference else None,
+                "times_as_given": times_faster(one, reference) if reference else None,
+                "told_apart": one not in close,
             }
             for one in finals
         ],
@@ -121,6 +122,8 @@ def left_out(facts: Facts) -> Iterator[str]:
 
 def remarks(facts: Facts) -> Iterator[str]:
     """Yield what a reader must know of the numbers."""
+    for why in facts["untraced"]:
+        yield f"left out by states alone, without activations: {why}"
     if facts["fit_only"]:
         if facts["chosen"]:
             yield f"the first setting that fits: {facts['chosen']['name']}"
@@ -130,12 +133,17 @@ def remarks(facts: Facts) -> Iterator[str]:
         "resident set of its process"
     )
     if facts["noise"] is not None:
-        yield f"noise: rounds of one setting are up to {100 * facts['noise']:.1f} % of its speed apart"
+        yield (
+            f"noise: rounds of one setting are up to {100 * facts['noise']:.1f} % of the fastest apart; its samples/s "
+            "are those of each step in the round in which it was shortest"
+        )
     first, *others = facts["finals"] or [None]
     if first and len(first["rounds"]) > 1:
-        close = [one["name"] for one in others if max(one["rounds"]) >= min(first["rounds"])]
+        close = [one["name"] for one in others if not one["told_apart"]]
         if close:
             yield f"not told apart from the fastest by these rounds: {'; '.join(close)}"
+        if facts["chosen"] and facts["chosen"]["name"] != first["name"]:
+            yield f"chosen: {facts['chosen']['name']}, which changes least of those that are not told apart"
     elif first:
         yield "the budget was too small for a second round: a longer --budget goes on from here"
     if facts["load"]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +20,30 @@ from distcore.engine.optim import freeze
 from distcore.engine.packing import choose
 from distcore.engine.paths import with_absolute_paths
 from distcore.engine.resolve import build_strategy, load_task, resolve
-from distcore.errors import ConfigError, DistcoreError, RankError, SkeletonError
+from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import check
 from distcore.launchers.contexts import stop_signals
 from distcore.launchers.cores import foreign_load, threads_chosen, threads_per_rank
-from distcore.plugin import registry
 from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.memory import Memory
-from distcore.plugin.options import build
 from distcore.plugin.task import Datasets
 from distcore.report.page import command_line
 from distcore.tuning import ladder, settings
 from distcore.tuning.agreement import tolerance_of
 from distcore.tuning.bench import Bench
-from distcore.tuning.limits import needed, planned
+from distcore.tuning.candidates import Request, asked, rungs_of, strategies
+from distcore.tuning.finals import chosen_of
+from distcore.tuning.limits import Plans
 from distcore.tuning.record import FILE, open_record
 from distcore.tuning.running import Runner
 from distcore.tuning.search import Search, fit
-from distcore.tuning.settings import THREADS, Family, Place, Setting, key_of, name_of, with_setting
+from distcore.tuning.settings import THREADS, Axis, Place, Setting, name_of, with_setting
 from distcore.tuning.table import Facts, facts_of, markdown, show
 
 log = logging.getLogger("distcore")
 MOST_RANKS = 8
 """Most ranks of a job on CPU cores that is given without ``--nproc``."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What to tune: the flags of ``distcore tune``."""
-
-    config: str | None
-    """Path of a config file, or none."""
-    changes: Mapping[str, Any]
-    """Values by dotted key that override the file."""
-    budget: float
-    """Minutes for all trials."""
-    fit_only: bool
-    """Look for a setting that fits into memory, not for the fastest."""
-    json: bool
-    """Print JSON instead of tables."""
-    out: str | None
-    """The folder to write to; ``None``: a new one under runs/."""
 
 
 def run(request: Request) -> int:
@@ -78,26 +56,36 @@ def run(request: Request) -> int:
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
     resolved, data = check(base.model_copy(update={"out": str(out / "run"), "resume": None}))
+    named = list(asked(request))
     record = open_record(out, _job(resolved, request.fit_only))
     runner = Runner(out / "trials")
     skeleton = _skeleton(resolved, data)
+    plans = Plans(load_task(resolved), data, skeleton) if skeleton is not None else None
     bench = Bench(
         file=request.config,
         changes=request.changes,
         budget=60 * request.budget,
         record=record,
         runner=runner,
-        skeleton=skeleton,
+        plans=plans,
         rows=resolved.global_batch_size,
         tolerance=tolerance_of(resolved, _is_masked(resolved, skeleton)),
         again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
     )
-    about: Facts = {"command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False}
+    about: Facts = {
+        "command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False,
+        "untraced": plans.untraced if plans else ["the model cannot be built without its weights"],
+    }  # fmt: skip
     chosen: Setting | None = None
     facts = facts_of(record.trials, [], None, about)
     try:
         with stop_signals(runner.stop, says_so=False):
-            chosen, facts = _search(request, base, resolved, data, bench, about)
+            place = _place(request, resolved, data)
+            families = list(strategies(request, named, base, resolved, skeleton, place))
+            rungs = rungs_of(request, skeleton, families)
+            chosen, facts = _search(
+                request, bench, settings.axes(base, resolved, place, families), rungs, resolved, about
+            )
     finally:  # a tune that is stopped leaves what it has so far
         if not facts["complete"]:
             facts = facts_of(record.trials, [], None, about)
@@ -109,18 +97,15 @@ def run(request: Request) -> int:
 
 
 def _search(
-    request: Request, base: RunConfig, resolved: RunConfig, data: Datasets, bench: Bench, about: Facts
+    request: Request, bench: Bench, axes: Sequence[Axis], rungs: Sequence[Setting], resolved: RunConfig, about: Facts
 ) -> tuple[Setting | None, Facts]:
-    place = _place(request, resolved, data)
-    families = list(_strategies(request, base, resolved, bench.skeleton, place))
-    rungs = _rungs(request, bench.skeleton, families)
     done = about | {"complete": True}
     if request.fit_only:
         found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
         chosen = found[0] if found else None
         return chosen, facts_of(bench.record.trials, [], chosen, done)
-    finals = Search(bench.measure, bench.budget).run(settings.axes(base, resolved, place, families), rungs)
-    chosen = finals[0].setting if finals else None
+    finals = Search(bench.measure, bench.budget).run(axes, rungs)
+    chosen = chosen_of(finals)[0].setting if finals else None
     return chosen, facts_of(bench.record.trials, finals, chosen, done)
 
 
@@ -163,55 +148,6 @@ def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
         compiles=not missing_compiler(resolved.device),
         packing=packing.packing,
     )
-
-
-def _strategies(
-    request: Request, base: RunConfig, resolved: RunConfig, skeleton: nn.Module | None, place: Place
-) -> Iterator[Family]:
-    """Yield the settings of each strategy that is installed, by what it sends: least first, unknown last."""
-    found: list[tuple[float, Family]] = []
-    for name in registry.offers("strategies"):
-        try:
-            cls = registry.load("strategies", name)
-            one = capabilities_of(name, build("strategy", name, cls, {})).processes == "one"
-        except DistcoreError as error:
-            log.warning("strategy %s is not tried: %s", name, error)
-            continue
-        family = settings.strategy_settings(base, name, one, getattr(cls, "tunes", ({},)), place.ranks)
-        known = {key_of(setting): _memory(request, setting, skeleton) for setting in family}
-        family = [one for one in family if _is_worth(known[key_of(one)]) and not settings.is_same(one, resolved)]
-        if family and (one or place.ranks > 1):
-            first = known[key_of(family[0])]
-            found.append((first[0].sent + first[0].sent_each if first else math.inf, family))
-    yield from (family for _, family in sorted(found, key=lambda pair: pair[0]))
-
-
-def _memory(request: Request, setting: Setting, skeleton: nn.Module | None) -> tuple[Memory, str] | None:
-    """Return what a setting needs, and its device; ``None`` if that is not known."""
-    if skeleton is None:
-        return None
-    try:
-        config = resolve(with_setting(request.config, request.changes, setting))
-    except DistcoreError:
-        return None  # its trial says why
-    memory = planned(config, skeleton)
-    return (memory, config.device) if memory else None
-
-
-def _is_worth(known: tuple[Memory, str] | None) -> bool:
-    """Return False for offload to main memory where that is what the ranks compute in."""
-    return known is None or not (known[0].host and known[1] == "cpu")
-
-
-def _rungs(request: Request, skeleton: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
-    """Return the ladder: the job as given, then what spares memory, then strategies by what they need, most first."""
-    needs = {key_of(one): _memory(request, one, skeleton) for one in ({}, *chain(*families))}
-    own = needs[key_of({})]
-    if own is None:
-        return ladder.rungs([])
-    sizes = {key: needed(*known) for key, known in needs.items() if known and needed(*known) < needed(*own)}
-    frugal = [one for one in chain(*families) if key_of(one) in sizes]
-    return ladder.rungs(sorted(frugal, key=lambda one: -sizes[key_of(one)]))
 
 
 def _write(out: Path, facts: Facts) -> None:

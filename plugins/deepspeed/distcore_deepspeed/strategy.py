@@ -54,6 +54,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         {"stage": 2, "reduce_bucket_size": "auto"},
         {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": "cpu"},
         {"stage": 3},
+        {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
         {"stage": 3, "offload_param": "cpu"},
         {"stage": 3, "offload_param": "cpu", "offload_optimizer": "cpu"},
     )

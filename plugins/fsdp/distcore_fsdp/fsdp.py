@@ -72,6 +72,7 @@ class FSDPStrategy:
     tunes: ClassVar[tuple[dict[str, Any], ...]] = (
         {"sharding": "grad"},
         {"sharding": "full"},
+        {"sharding": "full", "forward_prefetch": 1, "backward_prefetch": 2},
         {"sharding": "full", "cpu_offload": True},
     )
 

@@ -121,9 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
         from distcore.compare import sweep
 
         return sweep.run(arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run)
-    from distcore.cli.exhausted import explained
+    from distcore.cli.exhausted import explained, in_a_rank
     from distcore.jobs import train
 
-    with explained(arguments.config, changes_of(arguments), partial(config_of, arguments)):
-        train.run(partial(config_of, arguments), arguments.dry_run)
+    changes = changes_of(arguments)
+    with explained(arguments.config, changes, partial(config_of, arguments)):
+        train.run(partial(config_of, arguments), arguments.dry_run, in_a_rank(arguments.config, changes))
     return 0

@@ -21,6 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time for all trials, those of an earlier call that goes on included (default: 10)",
     )  # fmt: skip
     group.add_argument(
+        "--strategies", metavar="NAMES", default="",
+        help="try these only, NAME or NAME:OPTION=VALUE,…, separated by commas (default: all)",
+    )  # fmt: skip
+    group.add_argument(
         "--fit-only",
         action="store_true",
         default=False,
@@ -48,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             config=arguments.config,
             changes=changes,
             budget=budget,
+            strategies=arguments.strategies,
             fit_only=arguments.fit_only,
             json=arguments.json,
             out=arguments.folder,
