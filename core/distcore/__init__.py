@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import Sampler as Sampler
     from distcore.plugin.contract import StepLoss as StepLoss
     from distcore.plugin.contract import StepResult as StepResult
+    from distcore.plugin.contract import Values as Values
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
     from distcore.plugin.memory import Memory as Memory
@@ -104,6 +105,7 @@ _HOME = {
     "State": "distcore.plugin.state",
     "StepResult": "distcore.plugin.contract",
     "Task": "distcore.plugin.task",
+    "Values": "distcore.plugin.contract",
     "World": "distcore.plugin.contract",
     "PreparedModel": "distcore.plugin.contract",
     "cached_folder": "distcore.data.cache",

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from distcore.plugin import defaults
-from distcore.plugin.contract import Run
+from distcore.plugin.contract import Run, Values
 from distcore.plugin.state import Piece, SavedState, State
 
 Read = Callable[[int, int], Tensor]
@@ -52,6 +52,40 @@ def fill(target: Tensor, read: Read) -> None:
     local, start = local_part(target)
     if local.numel():
         local.copy_(read(start, local.numel()).view_as(local))
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters of ``model``, which are on the meta device, memory on ``device``, but no values.
+
+    Buffers that have values keep them, and are moved there. Parameters stay the same objects, and so stay tied.
+    """
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    moved = {id(buffer): buffer.to(device) for buffer in buffers.values() if not buffer.is_meta}
+    for name, buffer in buffers.items():
+        if not buffer.is_meta:
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, moved[id(buffer)])
+
+
+@torch.no_grad()
+def replay(model: nn.Module, values: Values, part_of: Callable[[str, Tensor], Tensor] | None = None) -> None:
+    """Give the parameters of ``model`` the ``values`` of the whole model, of which one is held at a time.
+
+    ``part_of(name, whole)`` returns what was sharded of it; default: the whole. What ``model`` has not is left out.
+    """
+    own = dict(model.named_parameters())
+    for name, whole in values():
+        if name in own:
+            flat = (whole if part_of is None else part_of(name, whole)).reshape(-1)
+            fill(own[name], lambda start, count, flat=flat: flat[start : start + count])  # type: ignore[misc]
+            del flat
+        del whole  # before the next one is drawn
 
 
 def _load(target: Tensor, name: str, state: SavedState) -> None:

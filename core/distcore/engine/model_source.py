@@ -13,10 +13,11 @@ from distcore.config import RunConfig
 from distcore.engine import task_calls
 from distcore.engine.lora import adapt
 from distcore.engine.optim import check_optimizer, freeze, is_installed, optimizer_class
+from distcore.engine.replay import replayed
 from distcore.errors import SkeletonError
 from distcore.launchers.failures import one_line
 from distcore.plugin.capabilities import ChecksModel
-from distcore.plugin.contract import ModelSource
+from distcore.plugin.contract import ModelSource, Values
 from distcore.plugin.task import Datasets, Task
 
 
@@ -84,7 +85,11 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         _check_nothing_is_lost(module)
         return module
 
-    return ModelSource(build=build, skeleton=skeleton, folder=task_calls.weights_folder(task, config))
+    def replay() -> tuple[nn.Module, Values]:
+        return replayed(partial(task.build_model, config, data), skeleton(), config.seed)
+
+    folder = task_calls.weights_folder(task, config)
+    return ModelSource(build=build, skeleton=skeleton, folder=folder, replayed=None if folder else replay)
 
 
 def _check_nothing_is_lost(skeleton: nn.Module) -> None:

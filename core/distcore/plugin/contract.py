@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from distcore.plugin.state import State
     from distcore.plugin.task import Batch
 
+Values = Callable[[], Iterator[tuple[str, "Tensor"]]]
+"""Yields name and value of each parameter, whole on the CPU, one after another; a tied one once, by its first name."""
 LOOPBACK = "127.0.0.1"
 """Address at which the ranks of one machine connect; other machines cannot reach it."""
 
@@ -195,6 +197,12 @@ class ModelSource:
 
     Returns the name of each parameter whose value comes from the base, to the name that it had there: two names where a
     copy is trained. The other parameters are the adapter's, with their values on the CPU, in a skeleton, too.
+    """
+    replayed: Callable[[], tuple[nn.Module, Values]] | None = None
+    """Build the skeleton with values in its buffers; return it, and the values that ``build`` gives its parameters.
+
+    They are drawn one after another, bit for bit those of ``build``, so that no rank holds the whole model. Raises
+    SkeletonError, with the reason, where that cannot be promised. ``None`` where weights are not random.
     """
 
 

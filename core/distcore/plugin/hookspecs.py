@@ -71,8 +71,8 @@ class Operations:
 
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
         strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
-        its own part from ``source.folder`` in ``wrap_model``; where that raises SkeletonError, it builds the whole
-        model after all. Serves law 2.
+        its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replayed()``; where that
+        raises SkeletonError, it builds the whole model after all. Serves law 2.
 
         Example::
 

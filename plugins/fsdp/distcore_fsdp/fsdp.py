@@ -35,6 +35,7 @@ from distcore import (
     SavedState,
     SkeletonError,
     State,
+    Values,
     World,
     dtensors,
     gather_rows,
@@ -46,7 +47,7 @@ from distcore import (
 from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
 from distcore_fsdp.memory import return_large_blocks
 from distcore_fsdp.planned import Sharded, planned
-from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise, with_adapter
+from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise, replay, with_adapter
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
@@ -110,7 +111,7 @@ class FSDPStrategy:
         compiles=frozenset({"regions"}),  # between blocks it gathers weights
         forward_cost=3.5,  # as measured on a CPU with bert-mini, two ranks: parameters are gathered in every pass
         limits=(
-            "a model with random weights, or not from safetensors files, is built whole on every rank, then sharded",
+            "a model from other files than safetensors, or of random weights that cannot be replayed, is built whole",
             "reduce_dtype=precision rounds gradients",
             "a parameter without dimensions cannot be sharded",
         ),
@@ -156,11 +157,14 @@ class FSDPStrategy:
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
-        """Return the model on the meta device if it can be loaded shard by shard, else a whole one."""
+        """Return the model on the meta device if it can be loaded, or drawn, shard by shard, else a whole one."""
         base = source.base or source
-        if base.folder is None or not has_slices(base.folder):
+        if source.replayed is None and (base.folder is None or not has_slices(base.folder)):
             return source.build()
         try:
+            if source.replayed is not None:
+                return _attach(*source.replayed())
+            assert base.folder is not None  # else there is no other way
             skeleton = base.skeleton()
             weights = find_weights(skeleton, base.folder, config.seed)
         except (SkeletonError, NotSliceable) as reason:
@@ -181,8 +185,10 @@ class FSDPStrategy:
             fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._reshard_options())
         if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
             register_fsdp_forward_method(model, "generate")
-        if weights is not None:
+        if isinstance(weights, Weights):
             materialise(model, weights, run.world.device, self.cpu_offload)
+        elif weights is not None:
+            replay(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             recompute(units.values())
         in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
@@ -254,14 +260,14 @@ class FSDPStrategy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
 
 
-def _attach(model: nn.Module, weights: Weights) -> nn.Module:
+def _attach(model: nn.Module, weights: Weights | Values) -> nn.Module:
     """Attach ``weights`` to the model: the model is all that the core hands from ``build_model`` to ``wrap_model``."""
     vars(model)["distcore_weights"] = weights
     return model
 
 
-def _detach(model: nn.Module) -> Weights | None:
-    weights: Weights | None = vars(model).pop("distcore_weights", None)
+def _detach(model: nn.Module) -> Weights | Values | None:
+    weights: Weights | Values | None = vars(model).pop("distcore_weights", None)
     return weights
 
 

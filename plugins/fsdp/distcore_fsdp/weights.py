@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore import dtensors
+from distcore import Values, dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -94,19 +94,24 @@ def materialise(model: nn.Module, weights: Weights, device: torch.device, offloa
 
     Buffers are on ``device``; parameters are there too or, with ``offload``, on the CPU.
     """
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # keeps parameter objects, and so ties
-    try:
-        model.to_empty(device="cpu" if offload else device)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+    _allocate(model, device, offload)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        shape = tuple(tensor.shape)
+        dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
+
+
+def replay(model: nn.Module, values: Values, device: torch.device, offload: bool) -> None:
+    """Allocate the sharded ``model`` as ``materialise`` does; buffers have values, parameters get ``values``."""
+    _allocate(model, device, offload)
+    dtensors.replay(model, values)
+
+
+def _allocate(model: nn.Module, device: torch.device, offload: bool) -> None:
+    dtensors.allocate(model, torch.device("cpu") if offload else device)
     # Offloaded parameters are on the CPU, but the forward pass needs buffers on its device.
     for name, buffer in list(model.named_buffers()):
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, buffer.to(device))
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        shape = tuple(tensor.shape)
-        dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
 
 
 def _index(folder: Path) -> dict[str, Path]:

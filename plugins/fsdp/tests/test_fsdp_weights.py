@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
 from distcore.engine.lora import adapt
+from distcore.engine.replay import replayed
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
@@ -58,6 +59,20 @@ def source(folder, auto, labels):
             return auto.from_config(shape)
 
     return ModelSource(build=build, skeleton=skeleton, folder=Path(folder))
+
+
+def from_scratch(make):
+    """How to build a model with random weights."""
+
+    def build():
+        torch.manual_seed(SEED)
+        return make()
+
+    def skeleton():
+        with torch.device("meta"):
+            return make()
+
+    return ModelSource(build=build, skeleton=skeleton, replayed=lambda: replayed(make, skeleton(), SEED))
 
 
 def with_lora(base):
@@ -94,6 +109,10 @@ def differences(folder, cases):
         for kind, one in {"whole": origin, "adapter": with_lora(origin)}.items():
             model, whole = sharded(strategy, config, world, one)
             found[name, kind] = whole, differing(model, one.build())
+    for name, make in FROM_SCRATCH.items():
+        origin = from_scratch(make)
+        model, whole = sharded(strategy, config, world, origin)
+        found[name] = whole, differing(model, origin.build())
     strategy.teardown(world)
     found["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
     return found
@@ -159,6 +178,13 @@ CASES = {
 }
 
 
+FROM_SCRATCH = {
+    "random": lambda: BertForSequenceClassification(BERT),
+    "random, tied": lambda: BertForMaskedLM(BERT),
+    "random, rotary buffers": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0)),
+}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
@@ -181,6 +207,13 @@ def found(tmp_path_factory):
 def test_shards_read_from_files_equal_a_whole_load(name, kind, found):
     ranks, _ = found
     assert [rank[name, kind] for rank in ranks] == [(False, []), (False, [])]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", FROM_SCRATCH)
+def test_shards_of_random_weights_equal_a_whole_build_that_no_rank_made(name, found):
+    ranks, _ = found
+    assert [rank[name] for rank in ranks] == [(False, []), (False, [])]
 
 
 @pytest.mark.ranks

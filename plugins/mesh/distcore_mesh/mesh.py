@@ -18,15 +18,18 @@ from distcore import (
     Capabilities,
     Clip,
     ConfigError,
+    ModelSource,
     OptimizerFactory,
     PreparedModel,
     RankInfo,
     Run,
     RunConfig,
     SavedState,
+    SkeletonError,
     State,
     StepResult,
     StrategyError,
+    Values,
     World,
     defaults,
     dtensors,
@@ -99,7 +102,7 @@ class MeshStrategy:
             why_not_compiled="exchanges activations inside layers",
             forward_cost=3.5,  # taken over from FSDP2 alone
             limits=(
-                "every rank builds the whole model on the CPU before it is split",
+                "a pretrained model, or one whose random weights cannot be replayed, is built whole on every rank",
                 "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
                 "dropout of heads, hidden units and tokens that are split draws the same mask on each rank of a group",
                 "cp is for decoders of a few model types; with cp or pp a model cannot generate text",
@@ -171,8 +174,22 @@ class MeshStrategy:
         return replace(world, shard=shard, shards=shards, speaks=number == 0 and stage == self.pp - 1)
 
     @hookimpl
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model on the meta device if its random weights can be drawn one by one, else a whole one."""
+        if source.replayed is None:
+            return source.build()
+        try:
+            model, values = source.replayed()
+        except SkeletonError as reason:
+            log.info("mesh: every rank builds the whole model: %s", reason)
+            return source.build()
+        vars(model)["distcore_weights"] = values
+        return model
+
+    @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then shard what each rank holds."""
+        values: Values | None = vars(model).pop("distcore_weights", None)
         mesh = self._mesh(run.world)
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits = split_layers(model, plan_for(model, self.plan), layers) if self.tp > 1 else {}
@@ -189,12 +206,16 @@ class MeshStrategy:
         vars(model)["distcore_layout"] = layout
         if self.cp > 1:
             vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp)
-        model = model.to(run.world.device)
+        if values is None:
+            model = model.to(run.world.device)
         units = blocks.blocks(model, kinds)
         if run.world.shards > 1:
             self._shard(
                 run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
             )
+        if values is not None:
+            dtensors.allocate(model, run.world.device)
+            dtensors.replay(model, values, layout.part_of)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             blocks.recompute(units.values())
         if self.pp > 1:

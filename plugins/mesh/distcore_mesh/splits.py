@@ -74,6 +74,11 @@ class Layout:
         own[split.dimension] //= self.ranks
         return split if list(tensor.shape) == own else None
 
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Return what the ranks of this rank's number hold together of the parameter ``name``."""
+        split = self.splits.get(name)
+        return whole if split is None else split.part_of(whole, self.rank, self.ranks)
+
     def save(self, run: Run) -> State:
         """Return what this rank holds of the model and of the optimizer's state, by neutral name."""
         state: State = {}

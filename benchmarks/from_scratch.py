@@ -1,0 +1,110 @@
+"""Compare memory and time of starting a large Llama from scratch: whole in one process, and split over ranks.
+
+    python benchmarks/from_scratch.py [--nproc 4] [--layers 24] [--hidden 2048] [--layouts fsdp,shard,tp,pp]
+
+The largest resident set of a process, in MiB, and the processor seconds of the slowest until the model has its weights,
+imports left out of the time only. ``fsdp`` is that strategy, the others are layouts of ``mesh``. With the defaults the
+model has 1.35 B parameters in fp32.
+
+Bounds: a rank takes at most 0.4 of the memory that the whole model takes, on four ranks or more, and no more time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+MOST, MOST_TIME = 0.4, 1.0
+
+
+def main() -> int:
+    """Print a line for each layout; return 0 if the bounds hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--layouts", default="fsdp,shard,tp,pp")
+    arguments = parser.parse_args()
+    size = [str(arguments.layers), str(arguments.hidden)]
+    held = True
+    whole, seconds = in_a_process("1", "whole", *size)
+    print(f"{'whole':>8}{whole / 2**20:>10.0f} MiB{seconds:>8.1f} s", flush=True)
+    for layout in arguments.layouts.split(","):
+        peak, took = in_a_process(str(arguments.nproc), layout, *size)
+        memory, longer = peak / whole, took / seconds
+        held = held and (memory <= MOST or arguments.nproc < 4) and longer <= MOST_TIME
+        print(f"{layout:>8}{peak / 2**20:>10.0f} MiB{took:>8.1f} s: {memory:.2f} of memory, {longer:.2f} of time")
+    print(f"bounds {MOST} and {MOST_TIME}: {'held' if held else 'BROKEN'}")
+    return 0 if held else 1
+
+
+def in_a_process(*arguments: str) -> tuple[int, float]:
+    """Return bytes and seconds of the largest rank, in processes whose peak memory nothing else has raised."""
+    done = subprocess.run(
+        [sys.executable, __file__, "start", *arguments], check=True, stdout=subprocess.PIPE, text=True
+    )
+    peak, seconds = done.stdout.split()[-2:]
+    return int(peak), float(seconds)
+
+
+def start(nproc: str, layout: str, layers: str, hidden: str) -> tuple[int, float]:
+    """Start the model on ``nproc`` ranks; return the most bytes and the most processor seconds of one."""
+    from distcore import launch
+
+    ranks = launch(rank, int(nproc), layout, int(layers), int(hidden), nproc=int(nproc))
+    return max(peak for peak, _ in ranks), max(seconds for _, seconds in ranks)
+
+
+def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]:
+    """Start the model as one rank; return its peak memory in bytes, and its processor seconds."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM  # before the clock starts
+
+    from distcore import Datasets, RankInfo, Run, RunConfig
+    from distcore.engine.model_source import base_source
+    from distcore.launchers import join
+    from distcore.testing.problem import Problem
+    from distcore_fsdp.fsdp import FSDPStrategy
+    from distcore_mesh.mesh import MeshStrategy
+
+    @dataclass(frozen=True, kw_only=True)
+    class Large(Problem):
+        def build_model(self, config: RunConfig, data: Datasets) -> torch.nn.Module:
+            return LlamaForCausalLM(LlamaConfig(
+                hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64, vocab_size=32000,
+                intermediate_size=-(-8 * hidden // (3 * 64)) * 64, bos_token_id=1, eos_token_id=2,
+            ))  # fmt: skip
+
+    config, task = RunConfig(device="cpu", nproc=nproc), Large()
+    source = base_source(config, task, task.prepare(config))
+    strategy: Any = MeshStrategy(**{layout: nproc}) if layout in ("shard", "tp", "pp") else FSDPStrategy()
+    if layout == "whole":
+        began = time.process_time()
+        model: Any = source.build()
+    else:
+        world = strategy.setup(config, join(os.environ) or RankInfo())
+        began = time.process_time()
+        model = strategy.build_model(config, world, source)
+        run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
+        model = strategy.wrap_model(run, model, None).model
+    took = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    del model
+    if layout != "whole":
+        strategy.teardown(world)
+    return peak, took
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["start"]:
+        print(*start(*sys.argv[2:]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,121 @@
+"""Give a model its random weights one tensor at a time, bit for bit those of building it whole.
+
+What building does is noted on tensors without memory, then done again in the same order, from the same seed. Of what is
+written more than once only the last values are kept; of what else is random only the numbers are drawn, so that those
+behind them are the same. A tensor is given away as soon as nothing reads or writes it any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from distcore.engine.recording import Operation, Recording, View, record
+from distcore.errors import SkeletonError
+from distcore.plugin.contract import Values
+
+Storages = dict[int, torch.UntypedStorage]
+
+
+def replayed(build: Callable[[], nn.Module], skeleton: nn.Module, seed: int) -> tuple[nn.Module, Values]:
+    """Return ``skeleton``, whose buffers have the values that ``build`` gives them, and what its parameters get.
+
+    ``build`` draws its random numbers under ``seed``, which it does not set. Raises SkeletonError, with the reason,
+    where the values cannot be told without building the model whole.
+    """
+    recording, parameters, buffers = record(build)
+    for kind, noted, own in (
+        ("parameter", parameters, dict(skeleton.named_parameters())),
+        ("buffer", buffers, dict(skeleton.named_buffers())),
+    ):
+        if {name: (v.size, v.dtype) for name, v in noted.items()} != {
+            n: (tuple(t.shape), t.dtype) for n, t in own.items()
+        }:
+            raise SkeletonError(f"build_model() gives a model another {kind} on the meta device")
+    made = Replay(recording, buffers, draws=False)
+    _set_buffers(skeleton, {name: value.clone() for name, value in made.values()})
+    replay = Replay(recording, parameters)
+
+    def values() -> Iterator[tuple[str, Tensor]]:
+        torch.manual_seed(seed)
+        return replay.values()
+
+    return skeleton, values
+
+
+class Replay:
+    """The operations that give some tensors their values, and how long each storage is needed."""
+
+    def __init__(self, recording: Recording, wanted: dict[str, View], draws: bool = True) -> None:
+        """Find what ``wanted``, tensors by name, needs of a recording.
+
+        With ``draws`` all the random numbers of the recording are drawn, so that those needed are the right ones; else
+        none. Raises SkeletonError for what is needed and cannot be repeated, or not without them.
+        """
+        self._operations, self._sizes, self._wanted = recording.operations, recording.sizes, wanted
+        self._draws = draws
+        needed = {view.storage for view in wanted.values()}
+        self._is_needed = [False] * len(self._operations)
+        self._ends: dict[int, list[int]] = defaultdict(list)
+        """The storages that nothing needs behind an operation, by its number."""
+        seen: set[int] = set()
+        for number in reversed(range(len(self._operations))):
+            operation = self._operations[number]
+            is_wanted = bool(operation.writes & needed)
+            if is_wanted and operation.is_random and not draws:
+                raise SkeletonError("build_model() gives a buffer random values")
+            # A random operation on values may draw as many numbers as these say.
+            if is_wanted or (draws and operation.is_random and operation.reads):
+                self._is_needed[number] = True
+                needed = (needed - operation.writes) | operation.reads
+                touched = operation.writes | operation.reads
+                self._ends[number] += sorted(touched - seen)
+                seen |= touched
+        if missing := [name for name, view in wanted.items() if view.storage not in seen]:
+            raise SkeletonError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
+
+    @torch.no_grad()
+    def values(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and value of what is wanted, each as soon as it is done."""
+        names = defaultdict(list)
+        for name, view in self._wanted.items():
+            names[view.storage].append(name)
+        storages: Storages = {}
+        for number, operation in enumerate(self._operations):
+            if self._is_needed[number]:
+                self._run(operation, storages)
+                for ended in self._ends[number]:
+                    for name in names[ended]:
+                        yield name, self._wanted[name].of(storages[ended])
+                    del storages[ended]
+            elif self._draws and operation.is_random:
+                self._run(operation, {})  # for the numbers that it draws
+
+    def _run(self, operation: Operation, storages: Storages) -> None:
+        def real(value: Any) -> Any:
+            if not isinstance(value, View):
+                return value
+            if value.storage not in storages:
+                storages[value.storage] = torch.UntypedStorage(self._sizes[value.storage])
+            return value.of(storages[value.storage])
+
+        arguments, named = tree_map(real, (operation.arguments, operation.named))
+        result = operation.function(*arguments, **named)
+        results = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        for view, tensor in zip(operation.made, results, strict=True):
+            if view is not None:
+                storage = torch.UntypedStorage(self._sizes[view.storage])
+                storages[view.storage] = storage
+                view.of(storage).copy_(tensor)
+
+
+def _set_buffers(skeleton: nn.Module, values: dict[str, Tensor]) -> None:
+    named = {id(buffer): values[name] for name, buffer in skeleton.named_buffers()}
+    for name, buffer in list(skeleton.named_buffers(remove_duplicate=False)):
+        path, _, attribute = name.rpartition(".")
+        setattr(skeleton.get_submodule(path), attribute, named[id(buffer)])

@@ -1,0 +1,107 @@
+"""A model from scratch never exists whole on a rank, and starts with the weights that one process gives it."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from distcore import ModelSource, RankInfo, Run, RunConfig, launch
+from distcore.engine.replay import replayed
+from distcore_mesh.mesh import MeshStrategy
+
+pytestmark = pytest.mark.ranks
+
+SEED = 3
+SMALL: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+MODELS: dict[str, Any] = {
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
+    "gpt2, tied": lambda: GPT2LMHeadModel(GPT2),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+}
+LAYOUTS: dict[str, dict[str, int]] = {"tp": {"tp": 2}, "shard": {"shard": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
+CASES = {
+    f"{layout}: {name}": (layout, name)
+    for layout in LAYOUTS
+    for name in MODELS
+    if (layout, name) not in (("pp", "gpt2, tied"), ("cp", "bert"))
+}
+
+
+def source(make):
+    def build():
+        torch.manual_seed(SEED)
+        return make()
+
+    def skeleton():
+        with torch.device("meta"):
+            return make()
+
+    return ModelSource(build=build, skeleton=skeleton, replayed=lambda: replayed(make, skeleton(), SEED))
+
+
+def started(layout, make, world):
+    """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
+    strategy, config, origin = MeshStrategy(**LAYOUTS[layout]), RunConfig(device="cpu", seed=SEED), source(make)
+    model = strategy.build_model(config, world, origin)
+    was_whole = not all(parameter.is_meta for parameter in model.parameters())
+    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
+    wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
+    model, whole = wrapped.model, origin.build()
+    part_of = vars(model)["distcore_layout"].part_of
+    wrong = []
+    for name, parameter in model.named_parameters():
+        now = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        if not torch.equal(now, part_of(name, whole.get_parameter(name))):
+            wrong.append(name)
+    wrong += [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
+    stepped = {id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]}
+    return was_whole, wrong, stepped == {id(parameter) for parameter in model.parameters()}
+
+
+def starts():
+    rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    world = MeshStrategy(tp=2).setup(RunConfig(device="cpu"), rank_info)
+    found = {}
+    for case, (layout, name) in CASES.items():
+        shards = LAYOUTS[layout].get("shard", 1)
+        found[case] = started(layout, MODELS[name], replace(world, shard=world.rank % shards, shards=shards))
+    vit = started("tp", lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)), world)
+    MeshStrategy(tp=2).teardown(world)
+    return found | {"vit": vit}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return launch(starts, nproc=2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_start_with_the_weights_of_one_process_and_never_hold_them_all(found, case):
+    for rank in found:
+        was_whole, wrong, steps_all = rank[case]
+        assert not was_whole
+        assert wrong == []
+        assert steps_all
+
+
+def test_a_model_that_cannot_be_replayed_is_built_whole_and_starts_alike(found):
+    for was_whole, wrong, _ in (rank["vit"] for rank in found):
+        assert was_whole
+        assert wrong == []
