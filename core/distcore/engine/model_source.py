@@ -13,7 +13,6 @@ from distcore.config import RunConfig
 from distcore.engine import task_calls
 from distcore.engine.lora import adapt
 from distcore.engine.optim import check_optimizer, freeze, is_installed, optimizer_class
-from distcore.engine.replay import replayed
 from distcore.errors import SkeletonError
 from distcore.launchers.failures import one_line
 from distcore.plugin.capabilities import ChecksModel
@@ -86,6 +85,8 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         return module
 
     def replay() -> tuple[nn.Module, Values]:
+        from distcore.engine.replay import replayed  # fake tensors are slow to import
+
         return replayed(partial(task.build_model, config, data), skeleton(), config.seed)
 
     folder = task_calls.weights_folder(task, config)

@@ -39,6 +39,10 @@ class Group:
             self._entered[:] = [(whole, entered)]
         return entered
 
+    def forget(self) -> None:
+        """Forget what entered: the split part that took it has ended, and its result stays split."""
+        self._entered.clear()
+
     def enter_alone(self, whole: Tensor) -> Tensor:
         """Return ``whole`` as ``enter`` does, with a sum of its own."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
@@ -63,6 +67,16 @@ class Group:
         part: Tensor = _OwnPart.apply(whole, self, dimension)  # type: ignore[no-untyped-call]
         return part
 
+    def gather_tokens(self, part: Tensor) -> Tensor:
+        """Return the tokens of all ranks, joined along dimension 1; a rank gets its part of the summed gradient."""
+        whole: Tensor = _GatherTokens.apply(part, self)  # type: ignore[no-untyped-call]
+        return whole
+
+    def add_tokens(self, part: Tensor) -> Tensor:
+        """Return this rank's tokens, cut along dimension 1, of the sum of ``part`` over the ranks."""
+        own: Tensor = _AddTokens.apply(part, self)  # type: ignore[no-untyped-call]
+        return own
+
     def exchange(self, whole: Tensor, cut: int, join: int) -> Tensor:
         """Cut along one dimension, send each rank its part, and join what comes along another dimension."""
         exchanged: Tensor = _Exchange.apply(whole, self, cut, join)  # type: ignore[no-untyped-call]
@@ -78,6 +92,13 @@ class Group:
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, part.contiguous(), group=self.process_group)
         return torch.cat(parts, dimension)
+
+    def summed(self, part: Tensor, dimension: int) -> Tensor:
+        """Return this rank's part, along a dimension, of the sum of ``part`` over the ranks, without a gradient."""
+        sent = torch.cat(part.chunk(self.size, dimension))
+        own = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
+        dist.reduce_scatter_tensor(own, sent.contiguous(), group=self.process_group)
+        return own
 
     def cut(self, whole: Tensor, dimension: int) -> Tensor:
         """Return this rank's part along a dimension, without a gradient."""
@@ -144,3 +165,25 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.group.exchanged(gradient, ctx.join, ctx.cut), None, None, None
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.joined(part, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.summed(gradient, 1), None
+
+
+class _AddTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return group.summed(part, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.joined(gradient, 1), None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import gcd
 from typing import Any
@@ -19,29 +19,44 @@ from torch import Tensor, nn
 
 from distcore import StrategyError
 from distcore_mesh.group import Group
+from distcore_mesh.logits import keep_split
 from distcore_mesh.plans import Plan
+from distcore_mesh.sequences import Sequences, blocks_of
 from distcore_mesh.splits import Split
+from distcore_mesh.tokens import split_tokens
 
 log = logging.getLogger("distcore")
-WHOLE_OUTPUT = ("embedding_rowwise", "colwise_gather_output", "rowwise_split_input")
+GATHERED = "colwise_gather_output"
+"""The style of a head whose outputs are gathered."""
+WHOLE_OUTPUT = ("embedding_rowwise", GATHERED, "rowwise_split_input")
 """Styles of modules whose inputs and outputs are whole, so that nothing else changes if they are left whole, too."""
 
 
-def split_layers(model: nn.Module, plan: Plan, group: Group) -> dict[str, Split]:
+def split_layers(
+    model: nn.Module, plan: Plan, group: Group, by_tokens: bool = False, splits_logits: bool = False
+) -> tuple[dict[str, Split], Sequences | None]:
     """Split the modules that the plan names, in place; return how each parameter that was split is laid out.
 
+    With ``by_tokens`` blocks have a part of each sequence between split layers; return what they know of these, too.
+    With ``splits_logits`` outputs that the plan gathers stay split for the loss.
     Raises StrategyError, one line, for what cannot be split among so many ranks, with the numbers that could.
     """
     styles = styles_for(model, plan, group.size)
     splits = _splits(model, styles)
+    tokens = split_tokens(model, styles, splits, group) if by_tokens else None
+    inside = {id(module) for block in blocks_of(model) for module in block.modules()} if by_tokens else set()
     with torch.no_grad():
         for name, split in splits.items():
             parameter = model.get_parameter(name)
             parameter.data = split.part_of(parameter.data, group.rank, group.size)
+    head = keep_split if splits_logits else _gathering
     for name, style in styles.items():
-        _change(model, name, style, group)
+        is_inside = style != "divided" and id(model.get_submodule(name)) in inside
+        _change(model, name, style, group, tokens if is_inside else None)
+        if style == GATHERED:
+            model.get_submodule(name).register_forward_hook(head(group))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
-    return splits
+    return splits, tokens
 
 
 def styles_for(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:
@@ -52,6 +67,16 @@ def styles_for(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:
     styles = _without_whole(model, plan, ranks)
     _check_sizes(model, styles, ranks)
     return styles
+
+
+def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
+    """Raise StrategyError, one line, unless ``styles`` split the head of ``model``, also a skeleton, by vocabulary."""
+    if GATHERED not in styles.values():
+        what = type(model).__name__
+        raise StrategyError(
+            f"strategy_options.loss_parallel: the plan splits no head of {what} ({GATHERED}), or its vocabulary does "
+            "not divide; leave it out"
+        )
 
 
 def _without_whole(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:
@@ -148,7 +173,7 @@ def _dimension(module: nn.Module, style: str) -> int:
     return int(first) if _is_conv1d(module) else int(not first)
 
 
-def _change(model: nn.Module, name: str, style: str, group: Group) -> None:
+def _change(model: nn.Module, name: str, style: str, group: Group, tokens: Sequences | None) -> None:
     if style == "divided":
         path, _, attribute = name.rpartition(".")
         owner = model.get_submodule(path)
@@ -156,25 +181,29 @@ def _change(model: nn.Module, name: str, style: str, group: Group) -> None:
         return
     module: Any = model.get_submodule(name)
     if style in ("colwise", "qkv_colwise", "colwise_gather_output"):
-        module.register_forward_pre_hook(lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:]))
+        if tokens is None:  # else what has the module has gathered the tokens for it
+            module.register_forward_pre_hook(lambda _module, inputs: (group.enter(inputs[0]), *inputs[1:]))
         if _is_conv1d(module):
             module.nf //= group.size
         else:
             module.out_features //= group.size
-    if style == "colwise_gather_output":
-        module.register_forward_hook(lambda _module, _inputs, output: group.gather(output))
-    elif style in ("rowwise", "rowwise_split_input"):
-        module.forward = partial(_rowwise, module, group, style == "rowwise_split_input")
+    if style in ("rowwise", "rowwise_split_input"):
+        add = group.add if tokens is None else tokens.add
+        module.forward = partial(_rowwise, module, add, group if style == "rowwise_split_input" else None)
     elif style == "embedding_rowwise":
         _split_vocabulary(module, group)
     elif style == "replicated_with_grad_allreduce":
         module.forward = partial(_with_entered_parameters, module, group, module.forward)
 
 
-def _rowwise(module: Any, group: Group, splits_input: bool, inputs: Tensor) -> Tensor:
-    part = group.own_part(inputs) if splits_input else inputs
+def _gathering(group: Group) -> Callable[..., Tensor]:
+    return lambda _module, _inputs, output: group.gather(output)
+
+
+def _rowwise(module: Any, add: Callable[[Tensor], Tensor], splits_by: Group | None, inputs: Tensor) -> Tensor:
+    part = splits_by.own_part(inputs) if splits_by else inputs
     product = part @ module.weight if _is_conv1d(module) else F.linear(part, module.weight)
-    total = group.add(product)
+    total = add(product)
     # Once, after the sum; in its dtype, as a linear layer under autocast adds it.
     return total if module.bias is None else total + module.bias.to(total.dtype)
 

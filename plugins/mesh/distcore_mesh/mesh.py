@@ -43,12 +43,13 @@ from distcore import (
 from distcore_fsdp import blocks, memory
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.group import Group
-from distcore_mesh.layers import split_layers, styles_for
+from distcore_mesh.layers import check_head, split_layers, styles_for
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.plans import plan_for, read_plan
 from distcore_mesh.sequences import check_sequences, split_sequences
 from distcore_mesh.splits import Layout
 from distcore_mesh.stages import check_stages, cut_into_stages, end_forward_early, of_stage, stage_of
+from distcore_mesh.tokens import check_tokens
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
@@ -64,6 +65,10 @@ class MeshStrategy:
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
+    sequence_parallel: bool = False
+    """Split what ranks of ``tp`` would all compute alike in the blocks, such as norms and dropout, by tokens."""
+    loss_parallel: bool = False
+    """Leave the logits of a head that is split by vocabulary split for the loss in training, not gathered."""
     replicate: Annotated[int, Field(ge=1)] | None = None
     """Groups of ranks that hold the same parameters; default: what ``tp`` and ``shard`` leave, or 1."""
     shard: Annotated[int, Field(ge=1)] | None = None
@@ -124,6 +129,11 @@ class MeshStrategy:
             raise ConfigError(f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them")
         if self.pp > 1 and config.lora.rank is not None:
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with pp = 1 only")
+        if self.sequence_parallel and (self.tp == 1 or self.cp > 1 or self.pp > 1):
+            without = "needs tp greater than 1" if self.tp == 1 else f"not with {'cp' if self.cp > 1 else 'pp'}"
+            raise ConfigError(f"strategy_options.sequence_parallel = true: {without}")
+        if self.loss_parallel and self.tp == 1:
+            raise ConfigError("strategy_options.loss_parallel = true: needs tp greater than 1")
         if self.cp > 1 and self.activation_checkpointing:
             instead = "use --set gradient_checkpointing=true"
             raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
@@ -131,7 +141,11 @@ class MeshStrategy:
     def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
         """Raise StrategyError for a model without a plan, or whose heads, sizes or blocks the ranks do not divide."""
         if self.tp > 1:
-            styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
+            styles = styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
+            if self.sequence_parallel:
+                check_tokens(skeleton, styles)
+            if self.loss_parallel:
+                check_head(skeleton, styles)
         if self.cp > 1:
             check_sequences(skeleton, self.cp, self.tp)
         if self.pp > 1:
@@ -154,7 +168,9 @@ class MeshStrategy:
         return self.pp, self.replicate or left, self.shard, self.cp, self.tp
 
     def traced(self) -> object:
-        """Return itself: torch's collectives are all that it sends. Raises StrategyError for a pipeline."""
+        """Return itself: torch's collectives are all that it sends. Raises StrategyError for what is not traced."""
+        if self.loss_parallel:
+            raise StrategyError("strategy_options.loss_parallel: split logits are not traced; plan without it")
         if self.pp > 1:
             raise StrategyError(f"strategy_options.pp = {self.pp}: a pipeline is not traced; plan without pp")
         return self
@@ -192,7 +208,11 @@ class MeshStrategy:
         values: Values | None = vars(model).pop("distcore_weights", None)
         mesh = self._mesh(run.world)
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
-        splits = split_layers(model, plan_for(model, self.plan), layers) if self.tp > 1 else {}
+        splits, tokens = {}, None
+        if self.tp > 1:
+            splits, tokens = split_layers(
+                model, plan_for(model, self.plan), layers, self.sequence_parallel, self.loss_parallel
+            )
         layout = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
         kinds = tuple(repeated_classes(model))  # of the whole model: a stage may have one block
         if self.pp > 1:
@@ -204,8 +224,7 @@ class MeshStrategy:
             vars(model)["distcore_stage"] = stage
         # The model is all that the core hands from hook to hook.
         vars(model)["distcore_layout"] = layout
-        if self.cp > 1:
-            vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp)
+        vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp) if self.cp > 1 else tokens
         if values is None:
             model = model.to(run.world.device)
         units = blocks.blocks(model, kinds)

@@ -43,6 +43,14 @@ class Sequences:
         """Return the tokens of all ranks, without padding."""
         return self.group.gather(hidden, 1)[:, : self.length]
 
+    def gather(self, tokens: Tensor) -> Tensor:
+        """Return all tokens, of which each rank uses its heads or hidden units; their gradient is summed."""
+        return self.group.gather_tokens(tokens)[:, : self.length]
+
+    def add(self, part: Tensor) -> Tensor:
+        """Return this rank's tokens of the sum of ``part``, shape ``(n, length, …)``, over the ranks."""
+        return self.group.add_tokens(self._padded(part))
+
     def own(self, positions: Tensor) -> Tensor:
         """Return this rank's part of what is the same for every sequence, shape ``(n, length, …)``."""
         return self.group.cut(self._padded(positions), 1)
@@ -78,7 +86,7 @@ def split_sequences(model: nn.Module, group: Group, tp: int) -> Sequences:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     check_sequences(model, group.size, tp)
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     names = frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
     sequences = Sequences(group, names)
@@ -106,13 +114,14 @@ def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
             f"strategy_options.cp = {cp}: {what} is not known to compute parts of sequences (these are: "
             f"{', '.join(MODEL_TYPES)})"
         )
-    for attention in _attentions(_blocks(model)):
+    for attention in _attentions(blocks_of(model)):
         _check_heads(attention.config, cp, tp)
         if (original := _implementation(attention)) not in ALL_ATTENTION_FUNCTIONS:
             raise StrategyError(f"strategy_options.cp = {cp}: does not go with {original!r} attention; use sdpa")
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the model's repeated blocks, in order."""
     return [module for module in model.modules() if type(module).__name__ in repeated_classes(model)]
 
 
@@ -157,11 +166,17 @@ def _split_block(block: nn.Module, sequences: Sequences, first: bool, last: bool
             named = named | {"position_embeddings": tuple(sequences.own(each) for each in positions)}
         return ((hidden, *inputs[1:]), named) if inputs else ((), named | {"hidden_states": hidden})
 
+    block.register_forward_pre_hook(entering, with_kwargs=True)
+    if last:
+        leave_behind(block, sequences)
+
+
+def leave_behind(block: nn.Module, sequences: Sequences) -> None:
+    """Have the last block return the hidden state of all tokens."""
+
     def leaving(_module: nn.Module, _inputs: object, output: Any) -> Any:
         if isinstance(output, tuple):
             return (sequences.leave(output[0]), *output[1:])
         return sequences.leave(output)
 
-    block.register_forward_pre_hook(entering, with_kwargs=True)
-    if last:
-        block.register_forward_hook(leaving)
+    block.register_forward_hook(leaving)

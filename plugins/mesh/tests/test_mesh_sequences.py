@@ -1,4 +1,4 @@
-"""Decoders whose sequences are split over ranks give the losses and gradients of one process."""
+"""Models whose sequences are split over ranks give the losses and gradients of one process."""
 
 import os
 from copy import deepcopy
@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -27,10 +33,17 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
-from distcore import Clip, RankInfo, Run, RunConfig, StrategyError, launch
+from distcore import Clip, ConfigError, RankInfo, Run, RunConfig, StrategyError, launch
 from distcore_mesh.group import Group
+from distcore_mesh.logits import SplitLogits
 from distcore_mesh.mesh import MeshStrategy
 from distcore_mesh.sequences import split_sequences
 
@@ -49,30 +62,52 @@ MODELS: dict[str, Any] = {
     "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
 }
+ENCODERS: dict[str, Any] = {
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
+    "roberta": lambda: RobertaForSequenceClassification(RobertaConfig(**SMALL)),
+    "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**SMALL, embedding_size=16)),
+    "distilbert": lambda: DistilBertForSequenceClassification(
+        DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=4, hidden_dim=48)
+    ),
+    "vit": lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)),
+}
+ALL = MODELS | ENCODERS
 TWICE = ("llama, classifier", "mistral", "qwen2", "gpt2")
 """Those with a plan for tp and heads enough for both."""
+BY_TOKENS: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
+SPLIT_LOSS: dict[str, Any] = BY_TOKENS | {"loss_parallel": True}
+WITH_HEAD = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt-neox")
+"""Those whose plan splits the head by vocabulary."""
 LENGTHS = (8, 7)
 """One divides by the ranks, one is padded; in both some rows are shorter."""
 
 
 def inputs(name, length):
     torch.manual_seed(1)
+    if name == "vit":
+        return {"pixel_values": torch.randn(3, 3, 8, 8), "labels": torch.tensor([0, 1, 1])}
     tokens, mask = torch.randint(3, 64, (3, length)), torch.ones(3, length, dtype=torch.long)
     tokens[0, -2:] = 0
     mask[0, -2:] = 0
-    labels = torch.tensor([0, 1, 1]) if "classifier" in name else tokens.masked_fill(mask == 0, -100)
+    labels = (
+        torch.tensor([0, 1, 1]) if "classifier" in name or name in ENCODERS else tokens.masked_fill(mask == 0, -100)
+    )
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
 
 def distance(name, strategy, world):
     """The largest relative error of losses, gradient norm and parameters after a step with two micro-batches."""
     torch.manual_seed(0)
-    whole = MODELS[name]().eval()
+    whole = ALL[name]().eval()
     model = deepcopy(whole)
     config = RunConfig(device="cpu")
     run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.SGD(module.parameters(), lr=0.1))
     errors = []
+    if strategy.loss_parallel and name == "llama":
+        errors.append(logits_error(whole, model))
+        whole.zero_grad()
+        model.zero_grad()
     for length in LENGTHS:
         expected, loss = whole(**inputs(name, length)).loss, model(**inputs(name, length)).loss
         expected.backward()
@@ -93,33 +128,81 @@ def distance(name, strategy, world):
     return max(errors)
 
 
-def distances(options):
-    strategy = MeshStrategy(**options)
+def logits_error(whole, model):
+    """How far from torch's the cross entropies of split logits and their gradients are; what else is done with them."""
+    batch = inputs("llama", 7)
+    labels = batch.pop("labels").flatten()
+    worst = 0.0
+    for reduction in ("sum", "mean", "none"):
+        found = []
+        for one in (whole, model):
+            logits = one(**batch).logits
+            losses = cross_entropy(logits.float().flatten(0, 1), labels, reduction=reduction)
+            one.zero_grad()
+            (losses * torch.arange(1, 1 + losses.numel()).view_as(losses)).sum().backward()
+            found.append((losses, one.model.norm.weight.grad, logits))
+        (losses, gradient, logits), (own, own_gradient, split) = found
+        assert isinstance(split, SplitLogits)
+        assert type(own) is torch.Tensor
+        assert (split.shape, split.size(-1), len(split)) == (logits.shape, 64, 3)
+        assert torch.equal(split.argmax(-1), logits.argmax(-1))
+        pairs = ((own, losses), (own_gradient, gradient), (split * 2, logits * 2))
+        worst = max(worst, *(float((a - b).abs().max() / b.abs().max()) for a, b in pairs))
+    with torch.no_grad():
+        assert type(model(**batch).logits) is torch.Tensor
+    return worst
+
+
+def distances(*layouts):
+    """For each of ``layouts``, options whose data shards are the same and models, in a rank, what ``distance`` says."""
+    strategies = [MeshStrategy(**options) for options, _ in layouts]
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
-    world = strategy.setup(RunConfig(device="cpu"), rank_info)
-    names = TWICE if strategy.tp > 1 else MODELS
-    found = {name: distance(name, strategy, world) for name in names}
-    strategy.teardown(world)
+    world = strategies[0].setup(RunConfig(device="cpu"), rank_info)
+    found = [
+        {name: distance(name, strategy, world) for name in names}
+        for strategy, (_, names) in zip(strategies, layouts, strict=True)
+    ]
+    strategies[0].teardown(world)
     return found
 
 
 @pytest.fixture(scope="module")
 def found():
-    return launch(distances, {"cp": 2}, nproc=2)
+    return launch(distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, [*ALL]), (SPLIT_LOSS, WITH_HEAD), nproc=2)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, found):
-    assert max(rank[name] for rank in found) < 1e-5
+    assert max(by_heads[name] for by_heads, *_ in found) < 1e-5
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ALL)
+def test_so_is_one_whose_split_layers_have_parts_of_sequences_between_them(name, found):
+    assert max(by_tokens[name] for _, by_tokens, _ in found) < 1e-5
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_so_is_one_whose_logits_stay_split_for_the_loss(name, found):
+    assert max(split[name] for *_, split in found) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["tp", "shard", "replicate"])
 def test_so_is_one_on_a_mesh_of_two_dimensions(other):
-    found = launch(distances, {"cp": 2, other: 2}, nproc=4)
-    assert max(max(rank.values()) for rank in found) < 1e-5
+    found = launch(distances, ({"cp": 2, other: 2}, TWICE if other == "tp" else [*MODELS]), nproc=4)
+    assert max(max(rank.values()) for (rank,) in found) < 1e-5
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["shard", "replicate"])
+def test_so_is_one_by_tokens_on_a_mesh_of_two_dimensions(other):
+    found = launch(distances, (BY_TOKENS | {other: 2}, TWICE), nproc=4)
+    assert max(max(rank.values()) for (rank,) in found) < 1e-5
 
 
 def split(model, ranks):
@@ -137,6 +220,32 @@ def test_heads_that_do_not_divide_name_the_numbers_that_do():
     message = r"cp = 4: must divide num_key_value_heads = 2 \(possible: 1, 2\)"
     with pytest.raises(StrategyError, match=message):
         split(model, 4)
+
+
+def test_models_whose_blocks_are_not_known_to_compute_parts_of_sequences_are_refused():
+    model = T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64))
+    strategy = MeshStrategy(tp=2, sequence_parallel=True)
+    with pytest.raises(StrategyError, match=r"sequence_parallel: T5.* is not known .*these are: llama"):
+        strategy.check_model(RunConfig(), model)
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({}, "needs tp greater than 1"), ({"tp": 2, "cp": 2}, "not with cp"), ({"tp": 2, "pp": 2}, "not with pp"),
+])  # fmt: skip
+def test_parts_of_sequences_without_tp_or_with_what_excludes_them_are_refused(options, reason):
+    strategy = MeshStrategy(sequence_parallel=True, **options)
+    with pytest.raises(ConfigError, match=f"sequence_parallel = true: {reason}"):
+        strategy.check_config(RunConfig(nproc=4))
+
+
+def test_a_split_loss_is_refused_for_a_model_without_a_split_head():
+    strategy = MeshStrategy(tp=2, loss_parallel=True)
+    with pytest.raises(StrategyError, match="loss_parallel: the plan splits no head of BertForSequenceClassification"):
+        strategy.check_model(RunConfig(), ENCODERS["bert"]())
+    with pytest.raises(ConfigError, match="loss_parallel = true: needs tp greater than 1"):
+        MeshStrategy(loss_parallel=True).check_config(RunConfig(nproc=4))
+    with pytest.raises(StrategyError, match="split logits are not traced"):
+        strategy.traced()
 
 
 def test_attention_that_is_not_in_the_registry_is_refused():

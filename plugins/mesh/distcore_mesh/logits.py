@@ -1,0 +1,129 @@
+"""Loss parallelism: the logits of a split vocabulary stay split, and ranks join only the numbers of the cross entropy.
+
+A model returns ``SplitLogits``, and tasks compute with them as with any tensor. The cross entropy of class numbers, and
+what comes before it in tasks, is computed on parts; anything else gathers the logits first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from distcore_mesh.group import Group
+
+METADATA = frozenset(
+    {
+        Tensor.dim, Tensor.is_floating_point, Tensor.register_hook, Tensor.dtype.__get__, Tensor.device.__get__,
+        Tensor.requires_grad.__get__, Tensor.is_leaf.__get__, Tensor.grad_fn.__get__, Tensor.ndim.__get__,
+    }
+)  # fmt: skip
+"""What is the same of a part and of the whole."""
+REDUCTIONS = ("sum", "mean", "none")
+
+
+class SplitLogits(Tensor):
+    """This rank's part of logits, split along the last dimension; all but a cross entropy gathers the whole."""
+
+    group: Group
+
+    @staticmethod
+    def of(part: Tensor, group: Group) -> SplitLogits:
+        """Return ``part``, shape ``(…, vocabulary / ranks)``, with its gradient, as the logits of a group of ranks."""
+        logits = part.as_subclass(SplitLogits)
+        logits.group = group
+        return logits
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Compute on parts where that is known to be right, else on the whole."""
+        named: dict[str, Any] = kwargs or {}
+        logits = args[0] if args else None
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in METADATA:
+                return func(*args, **named)
+            if isinstance(logits, SplitLogits):
+                part, group = logits.as_subclass(Tensor), logits.group
+                whole = torch.Size((*part.shape[:-1], part.shape[-1] * group.size))
+                if func == Tensor.shape.__get__:
+                    return whole
+                if func is Tensor.size and not named:
+                    return whole[args[1]] if args[1:] else whole
+                if func is Tensor.float:
+                    return SplitLogits.of(part.float(), group)
+                if (func, *args[1:]) in ((Tensor.flatten, 0, 1), (Tensor.view, -1, whole[-1])) and part.dim() == 3:
+                    return SplitLogits.of(part.flatten(0, 1), group)
+                if func is F.cross_entropy and (found := _cross_entropy(part, group, *args[1:], **named)) is not None:
+                    return found
+            whole_args, whole_named = tree_map(_gathered, (args, named))
+            return func(*whole_args, **whole_named)
+
+
+def _gathered(value: Any) -> Any:
+    return value.group.gather(value.as_subclass(Tensor)) if isinstance(value, SplitLogits) else value
+
+
+def _cross_entropy(
+    part: Tensor,
+    group: Group,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """Return what torch's ``cross_entropy`` does with the whole; ``None`` for a form of it that is not known here."""
+    plain = weight is None and size_average is None and reduce is None and not label_smoothing
+    if not plain or part.dim() != 2 or target.dim() != 1 or target.is_floating_point() or reduction not in REDUCTIONS:
+        return None
+    counted = target != ignore_index
+    losses: Tensor = _Losses.apply(part.float(), target.masked_fill(~counted, 0), group)  # type: ignore[no-untyped-call]
+    losses = losses.masked_fill(~counted, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
+
+
+class _Losses(torch.autograd.Function):
+    """The negative log of the softmax at each target, shape ``(n,)``: two exchanges of some numbers a row."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, target: Tensor, group: Group) -> Tensor:
+        size = part.shape[-1]
+        own = target - group.rank * size
+        is_own = (own >= 0) & (own < size)
+        own = own.masked_fill(~is_own, 0).unsqueeze(-1)
+        largest = part.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group.process_group)
+        shifted = part - largest.unsqueeze(-1)
+        hit = shifted.gather(-1, own).squeeze(-1).masked_fill(~is_own, 0.0)
+        powers = shifted.exp_()
+        totals = group.sum(torch.stack((powers.sum(-1), hit)))
+        ctx.save_for_backward(powers.div_(totals[0].unsqueeze(-1)), own, is_own)
+        return totals[0].log() - totals[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        softmax, own, is_own = ctx.saved_tensors
+        part = softmax * gradient.unsqueeze(-1)
+        part.scatter_add_(-1, own, -(gradient * is_own).unsqueeze(-1))
+        return part, None, None
+
+
+def keep_split(group: Group) -> Callable[..., Tensor]:
+    """Return a hook behind a layer's forward that leaves its output split in training, and gathers it in evaluation."""
+
+    def behind(_module: object, _inputs: object, part: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and part.requires_grad):
+            return group.gather(part)
+        group.forget()
+        return SplitLogits.of(part, group)
+
+    return behind
