@@ -28,6 +28,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,19 @@ class Setting:
     def name(self) -> str:
         """The name in the matrix, such as ``fsdp-full×2``."""
         return (
-            "-".join([self.strategy, *(f"tp{v}" if k == "tp" else str(v) for k, v in self.options.items())])
+            "-".join([self.strategy, *(f"{k}{v}" if k in GROUPS else str(v) for k, v in self.options.items())])
             + f"×{self.nproc}"
         )
 
 
+GROUPS = ("tp", "pp")
+"""Options that say how many ranks are a group; the number of ranks must be a multiple."""
 STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),
     ("fsdp", {"sharding": "full"}),
     ("fsdp", {"sharding": "grad"}),
     ("mesh", {"tp": 2}),
+    ("mesh", {"pp": 2}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),
     ("deepspeed", {"stage": 3}),
@@ -114,7 +118,7 @@ def settings(sizes: list[int], only: list[str]) -> list[Setting]:
         for name, options in STRATEGIES
         if name in installed
         for size in sizes
-        if size % options.get("tp", 1) == 0
+        if size % prod(options.get(group, 1) for group in GROUPS) == 0
     ]
     return [one for one in found if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
 

@@ -34,7 +34,7 @@ def measured(sizes: str, folder: Path, seconds: int) -> dict[str, dict[str, floa
 
 def is_any_to_any(table: dict[str, dict[str, float]], sizes: int) -> None:
     ways = {"ddp": 1, "fsdp": 2, "deepspeed": 3, "horovod": 1, "accelerate": 1}
-    in_pairs = (sizes - 1) * ("mesh" in registry.offers("strategies"))  # two ranks share each layer
+    in_pairs = 2 * (sizes - 1) * ("mesh" in registry.offers("strategies"))  # two share each layer, or have two stages
     settings = (
         1 + in_pairs + sizes * sum(number for name, number in ways.items() if name in registry.offers("strategies"))
     )
