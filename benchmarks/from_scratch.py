@@ -85,7 +85,8 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
 
     config, task = RunConfig(device="cpu", nproc=nproc), Large()
     source = base_source(config, task, task.prepare(config))
-    strategy: Any = MeshStrategy(**{layout: nproc}) if layout in ("shard", "tp", "pp") else FSDPStrategy()
+    sizes: dict[str, Any] = {layout: nproc}
+    strategy: Any = MeshStrategy(**sizes) if layout in ("shard", "tp", "pp") else FSDPStrategy()
     if layout == "whole":
         began = time.process_time()
         model: Any = source.build()

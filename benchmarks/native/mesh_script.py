@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, pad
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer
 
@@ -35,7 +35,9 @@ def train(job: Job) -> Timing:
 def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
     """Split layers over ranks, and shard what each has over the others, if there are any."""
     model = job.model()
-    styles = {name: ColwiseParallel() for name in COLWISE} | {name: RowwiseParallel() for name in ROWWISE}
+    styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLWISE} | {
+        name: RowwiseParallel() for name in ROWWISE
+    }
     for layer in (module for module in model.modules() if isinstance(module, BertLayer)):
         parallelize_module(layer, mesh["tp"], styles)
     split = {name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
@@ -111,7 +113,9 @@ class Part(nn.Module):
         own = len(layers) // stages
         self.embeddings = model.bert.embeddings if rank == 0 else None
         self.layer = nn.ModuleList(layers[rank * own : (rank + 1) * own])
-        self.pooler, self.classifier = (model.bert.pooler, model.classifier) if rank == stages - 1 else (None, None)
+        is_last = rank == stages - 1
+        self.pooler = model.bert.pooler if is_last else None
+        self.classifier = model.classifier if is_last else None
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """From tokens or a hidden state to a hidden state or logits."""
@@ -130,7 +134,7 @@ def in_stages(job: Job) -> Timing:
     optimizer = torch.optim.AdamW(job.groups(model), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     clock = Clock(job=job, mean=lambda value: mean(value) * job.size)
-    stage = PipelineStage(model, job.rank, job.size, torch.device("cpu"))
+    stage: Any = PipelineStage(model, job.rank, job.size, torch.device("cpu"))
     model.train()
     for micros in replace(job, rank=0, size=1).steps():
         length = max(batch["input_ids"].shape[1] for batch in micros)  # a schedule needs one shape for all

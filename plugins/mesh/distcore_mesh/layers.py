@@ -44,7 +44,7 @@ def split_layers(
     styles = styles_for(model, plan, group.size)
     splits = _splits(model, styles)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
-    inside = {id(module) for block in blocks_of(model) for module in block.modules()} if by_tokens else set()
+    inside = {id(module) for block in blocks_of(model) for module in block.modules()}
     with torch.no_grad():
         for name, split in splits.items():
             parameter = model.get_parameter(name)
@@ -53,8 +53,8 @@ def split_layers(
     for name, style in styles.items():
         is_inside = style != "divided" and id(model.get_submodule(name)) in inside
         _change(model, name, style, group, tokens if is_inside else None)
-        if style == GATHERED:
-            model.get_submodule(name).register_forward_hook(head(group))
+        if style == GATHERED:  # in a block it is no head
+            model.get_submodule(name).register_forward_hook((_gathering if is_inside else head)(group))
     log.info("mesh: %d tensors are split over %d ranks by %s", len(splits), group.size, plan.source)
     return splits, tokens
 

@@ -47,7 +47,7 @@ from distcore_mesh.layers import check_head, split_layers, styles_for
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.plans import plan_for, read_plan
 from distcore_mesh.sequences import check_sequences, split_sequences
-from distcore_mesh.splits import Layout
+from distcore_mesh.splits import Layout, Split
 from distcore_mesh.stages import check_stages, cut_into_stages, end_forward_early, of_stage, stage_of
 from distcore_mesh.tokens import check_tokens
 
@@ -208,7 +208,8 @@ class MeshStrategy:
         values: Values | None = vars(model).pop("distcore_weights", None)
         mesh = self._mesh(run.world)
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
-        splits, tokens = {}, None
+        splits: dict[str, Split] = {}
+        tokens = None
         if self.tp > 1:
             splits, tokens = split_layers(
                 model, plan_for(model, self.plan), layers, self.sequence_parallel, self.loss_parallel

@@ -19,7 +19,7 @@ from distcore_mesh.sequences import Sequences, blocks_of, leave_behind
 from distcore_mesh.splits import Split
 
 MODEL_TYPES = (
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox", "gpt2", "bert", "roberta", "electra", "distilbert", "vit",
+    "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt2", "bert", "roberta", "electra", "distilbert", "vit",
 )  # fmt: skip
 """Model types that are known to work so; all of these are tested."""
 INSIDE = frozenset({"colwise", "qkv_colwise", "rowwise", "replicated_with_grad_allreduce", "divided"})

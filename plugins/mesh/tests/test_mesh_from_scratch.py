@@ -35,7 +35,7 @@ MODELS: dict[str, Any] = {
     "gpt2, tied": lambda: GPT2LMHeadModel(GPT2),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
 }
-LAYOUTS: dict[str, dict[str, int]] = {"tp": {"tp": 2}, "shard": {"shard": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
+LAYOUTS: dict[str, Any] = {"tp": {"tp": 2}, "shard": {"shard": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
 CASES = {
     f"{layout}: {name}": (layout, name)
     for layout in LAYOUTS
@@ -71,6 +71,7 @@ def started(layout, make, world):
         if not torch.equal(now, part_of(name, whole.get_parameter(name))):
             wrong.append(name)
     wrong += [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
+    assert wrapped.optimizer is not None
     stepped = {id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]}
     return was_whole, wrong, stepped == {id(parameter) for parameter in model.parameters()}
 

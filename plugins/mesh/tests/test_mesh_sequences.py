@@ -72,11 +72,13 @@ ENCODERS: dict[str, Any] = {
     "vit": lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)),
 }
 ALL = MODELS | ENCODERS
+BLOCKS = [name for name in ALL if name != "phi3"]
+"""Those whose blocks can have parts of sequences between split layers; phi3's plan gathers in the middle of one."""
 TWICE = ("llama, classifier", "mistral", "qwen2", "gpt2")
 """Those with a plan for tp and heads enough for both."""
 BY_TOKENS: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
 SPLIT_LOSS: dict[str, Any] = BY_TOKENS | {"loss_parallel": True}
-WITH_HEAD = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt-neox")
+WITH_HEAD = ("llama", "mistral", "qwen2", "qwen3", "gpt-neox")
 """Those whose plan splits the head by vocabulary."""
 LENGTHS = (8, 7)
 """One divides by the ranks, one is padded; in both some rows are shorter."""
@@ -168,7 +170,7 @@ def distances(*layouts):
 
 @pytest.fixture(scope="module")
 def found():
-    return launch(distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, [*ALL]), (SPLIT_LOSS, WITH_HEAD), nproc=2)
+    return launch(distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, BLOCKS), (SPLIT_LOSS, WITH_HEAD), nproc=2)
 
 
 @pytest.mark.ranks
@@ -178,7 +180,7 @@ def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, found):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_so_is_one_whose_split_layers_have_parts_of_sequences_between_them(name, found):
     assert max(by_tokens[name] for _, by_tokens, _ in found) < 1e-5
 
