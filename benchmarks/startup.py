@@ -7,7 +7,7 @@ torchrun). distcore runs with its cache warm, so that rows are not tokenised aga
 (benchmarks/native/startup_script.py) tokenises all rows, too. The main figure is CPU seconds of all processes up to
 the first step's end, which other work on the machine changes less than the time on the clock; both are printed.
 
-Bounds, of CPU time: warm 0.9 of the script, cold as long as the script; two ranks 0.7 of the script under torchrun.
+Bounds: of the script's CPU time, warm at most 0.9, cold at most all; two ranks 0.7 of the script under torchrun.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def show(name: str, found: dict[str, list[tuple[float, float]]], bound: float) -
         f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15} {cpu / their_cpu:.2f}"
         f" (bound: {bound}); on the clock {wall:.1f} s of {their_wall:.1f} s"
     )
-    return cpu / their_cpu <= bound
+    return bool(cpu / their_cpu <= bound)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def rows_of(file: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
 
 
-def by_hand(folder: str, rows: str, steps: int, clock: Clock) -> None:
+def by_hand(folder: str, file: str, steps: int, clock: Clock) -> None:
     """A loop as in the tutorials: rows are shuffled, and padded to the longest of their batch."""
     from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -66,16 +66,16 @@ def by_hand(folder: str, rows: str, steps: int, clock: Clock) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder).train()
     data = []
-    for row in rows_of(rows):
+    for row in rows_of(file):
         prompt, answer = (tokenizer(row[name], add_special_tokens=False).input_ids for name in ("prompt", "completion"))
         ids = torch.tensor([*prompt, *answer, tokenizer.eos_token_id])
         data.append((ids, torch.cat([torch.full((len(prompt),), -100), ids[len(prompt) :]])))
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     clock.start()
     for chosen in torch.randperm(len(data)).split(BATCH):
-        ids, labels = zip(*(data[index] for index in chosen.tolist()), strict=True)
-        mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
-        batch = {"input_ids": pad_sequence(list(ids), batch_first=True), "attention_mask": mask}
+        rows, labels = zip(*(data[index] for index in chosen.tolist()), strict=True)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        batch = {"input_ids": pad_sequence(list(rows), batch_first=True), "attention_mask": mask}
         with torch.autocast("cpu", torch.bfloat16) if clock.half else nullcontext():
             loss = model(**batch, labels=pad_sequence(list(labels), batch_first=True, padding_value=-100)).loss
         loss.backward()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -89,10 +89,10 @@ def optimizer_of(model: Any) -> Any:
 def by_hand(folder: str, rows: str, clock: Clock) -> None:
     """A loop as in the tutorials."""
     tokenizer, model, data = parts(folder, rows)
-    optimizer, sampler = optimizer_of(model), None
+    optimizer, sampler = optimizer_of(model), cast("Any", None)
     if WORLD > 1:
         torch.distributed.init_process_group("gloo")
-        sampler = torch.utils.data.DistributedSampler(data)  # type: ignore[arg-type, var-annotated]
+        sampler = torch.utils.data.DistributedSampler(data)  # type: ignore[arg-type]
         model = torch.nn.parallel.DistributedDataParallel(model)
     for _, batch in zip(range(clock.steps), loader(tokenizer, data, sampler), strict=False):
         with torch.autocast("cpu", torch.bfloat16) if clock.half else nullcontext():

@@ -104,7 +104,7 @@ def test_a_preset_gives_way_to_what_the_user_says() -> None:
 
 
 def test_a_preset_fills_in_a_config_made_in_python_and_is_not_applied_again_to_what_a_card_repeats() -> None:
-    fast = RunConfig(preset="fast", loader={"workers": 1}, precision="fp32")  # type: ignore[arg-type]
+    fast = RunConfig(preset="fast", loader={"workers": 1}, precision="fp32")
     assert (fast.loader.length_grouping, fast.loader.workers, fast.precision) == ("window", 1, "fp32")
     assert "preset" not in dump_config(fast, defaults=False)
     assert load_config(None, {"preset": "fast", "precision": "fp32"}) == RunConfig(preset="fast", precision="fp32")

@@ -20,8 +20,11 @@ class ClassScores:
     """What was right, class by class: each float64 ``(classes,)``, 0 where there is nothing to divide by."""
 
     precision: Tensor
+    """Of the rows that were taken for the class, the share that is of it."""
     recall: Tensor
+    """Of the rows of the class, the share that was taken for it."""
     f1: Tensor
+    """The harmonic mean of the two."""
     support: Tensor
     """Rows of each class, int64 ``(classes,)``."""
     accuracy: float
