@@ -31,9 +31,13 @@ class View:
     storage: int
     """Number of the storage, in the order in which storages were seen."""
     dtype: torch.dtype
+    """Of its elements."""
     offset: int
+    """Elements of the storage in front of it."""
     size: tuple[int, ...]
+    """Its shape."""
     stride: tuple[int, ...]
+    """Elements of the storage from one index to the next, by dimension."""
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
         """Return the tensor in a storage with memory."""
@@ -45,8 +49,11 @@ class Operation:
     """An operation that wrote; a tensor in its arguments is a ``View``, a constant is itself."""
 
     function: Any
+    """The operator of torch, one overload of it."""
     arguments: tuple[Any, ...]
+    """What it was given by place."""
     named: dict[str, Any]
+    """What it was given by name."""
     made: tuple[View | None, ...]
     """Its results; ``None`` for one in a storage that was there before."""
     reads: frozenset[int]
