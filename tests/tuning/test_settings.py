@@ -79,8 +79,8 @@ def test_options_of_the_user_s_strategy_stay_under_those_that_are_tried(resolved
 
 
 def test_options_that_are_named_with_a_strategy_stay_and_what_contradicts_them_is_not_tried() -> None:
-    declared = ({}, {"size": 5}, {"size": 100, "deep": True})
-    assert options_tried(declared, {}) == list(declared)
+    declared: list[dict[str, Any]] = [{}, {"size": 5}, {"size": 100, "deep": True}]
+    assert options_tried(declared, {}) == declared
     assert options_tried(declared, {"size": 5}) == [{"size": 5}]
     assert options_tried(declared, {"wide": 1}) == [{"wide": 1}, {"size": 5, "wide": 1}, {**declared[2], "wide": 1}]
     assert options_tried((), {"wide": 1}) == [{"wide": 1}]

@@ -46,9 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--set {given}: trials have a folder of their own; leave it out")
     # The threads of trials see for themselves whether cores are idle: in here nothing computes.
     from distcore.tuning import tune
+    from distcore.tuning.candidates import Request
 
     return tune.run(
-        tune.Request(
+        Request(
             config=arguments.config,
             changes=changes,
             budget=budget,
