@@ -147,7 +147,7 @@ def wait_until(true: Any) -> None:
         (("none.yaml",), "config file none.yaml: cannot be read: No such file or directory"),
         (("--strategy", "dddp"), "no strategy named 'dddp'"),
         (("--strategies", "single,dddp"), "no strategy named 'dddp'"),
-        (("--strategies", "single:size=3"), "strategy_options.size"),
+        (("--strategies", "single:size=3"), "strategy 'single': unknown option 'size' (options: none)"),
         (("--out", "taken"), "--out taken: is a file, or holds something else; choose another folder"),
         (("--set", "out=x"), "--set out: trials have a folder of their own; leave it out"),
         (("--resume", "auto"), "unknown flag '--resume'"),
