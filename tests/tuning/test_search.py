@@ -101,6 +101,13 @@ def test_the_search_leaves_time_for_the_finals_and_keeps_the_budget(budget: floa
     assert finals[0].speed >= 100
 
 
+@pytest.mark.parametrize(("budget", "untried"), [(100, ["micro-batch", "compile"]), (140, []), (10_000, [])])
+def test_what_there_was_no_time_for_is_named(budget: float, untried: list[str]) -> None:
+    search = Search(Machine().measure, budget)
+    search.run(AXES, ())
+    assert list(search.untried) == untried
+
+
 @pytest.mark.parametrize("result", ["differs", "out of memory", "failed", "too slow", "refused", "does not fit"])
 def test_what_did_not_go_well_never_wins(result: Any) -> None:
     machine = Machine(ends=fails(result, strategy="wide"))

@@ -31,6 +31,9 @@ class Search:
         """``budget``: in seconds."""
         self._spending = Spending(measure, budget)
         self._seen: dict[str, tuple[Setting, Outcome]] = {}
+        self._tried: set[str] = set()  # values, whatever they were on top of
+        self.untried: dict[str, None] = {}
+        """Names of the axes with values for which there was no time, in order."""
 
     @property
     def spent(self) -> float:
@@ -76,7 +79,10 @@ class Search:
                 if key_of(value) in slow:
                     break
                 if not self._has_time():
+                    if key_of(value) not in self._tried:
+                        self.untried[axis.name] = None
                     return
+                self._tried.add(key_of(value))
                 setting = {**base, **value}
                 found = self._screen(setting)
                 yield value, setting

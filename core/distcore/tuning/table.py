@@ -146,5 +146,7 @@ def remarks(facts: Facts) -> Iterator[str]:
             yield f"chosen: {facts['chosen']['name']}, which changes least of those that are not told apart"
     elif first:
         yield "the budget was too small for a second round: a longer --budget goes on from here"
+    if facts["untried"]:
+        yield f"no time to try all of: {'; '.join(facts['untried'])}. A longer --budget goes on from here"
     if facts["load"]:
         yield f"load average {facts['load']:.1f} when it began: other programs were at work, or just had been"

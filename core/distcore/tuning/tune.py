@@ -73,7 +73,7 @@ def run(request: Request) -> int:
         again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
     )
     about: Facts = {
-        "command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False,
+        "command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False, "untried": [],
         "untraced": plans.untraced if plans else ["the model cannot be built without its weights"],
     }  # fmt: skip
     chosen: Setting | None = None
@@ -104,9 +104,10 @@ def _search(
         found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
         chosen = found[0] if found else None
         return chosen, facts_of(bench.record.trials, [], chosen, done)
-    finals = Search(bench.measure, bench.budget).run(axes, rungs)
+    search = Search(bench.measure, bench.budget)
+    finals = search.run(axes, rungs)
     chosen = chosen_of(finals)[0].setting if finals else None
-    return chosen, facts_of(bench.record.trials, finals, chosen, done)
+    return chosen, facts_of(bench.record.trials, finals, chosen, done | {"untried": list(search.untried)})
 
 
 def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
