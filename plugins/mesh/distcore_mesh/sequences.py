@@ -45,7 +45,8 @@ class Sequences:
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Return all tokens, of which each rank uses its heads or hidden units; their gradient is summed."""
-        return self.group.gather_tokens(tokens)[:, : self.length]
+        # Contiguous also behind padding: transformers' Conv1D takes a view of what it is given.
+        return self.group.gather_tokens(tokens)[:, : self.length].contiguous()
 
     def add(self, part: Tensor) -> Tensor:
         """Return this rank's tokens of the sum of ``part``, shape ``(n, length, …)``, over the ranks."""
@@ -121,8 +122,10 @@ def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks, in order."""
-    return [module for module in model.modules() if type(module).__name__ in repeated_classes(model)]
+    """Return the model's repeated blocks, in order: those in lists, without embeddings, which some models name too."""
+    classes = repeated_classes(model)
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential))
+    return [block for each in lists for block in each if type(block).__name__ in classes]
 
 
 def _attentions(blocks: list[nn.Module]) -> list[nn.Module]:

@@ -101,6 +101,9 @@ def distance(name, strategy, world):
     """The largest relative error of losses, gradient norm and parameters after a step with two micro-batches."""
     torch.manual_seed(0)
     whole = ALL[name]().eval()
+    with torch.no_grad():
+        for parameter in whole.parameters():  # else a bias of 0 hides how it is added, and one that keys have is noise
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
     model = deepcopy(whole)
     config = RunConfig(device="cpu")
     run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
