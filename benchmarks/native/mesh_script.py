@@ -114,8 +114,8 @@ class Part(nn.Module):
         self.embeddings = model.bert.embeddings if rank == 0 else None
         self.layer = nn.ModuleList(layers[rank * own : (rank + 1) * own])
         is_last = rank == stages - 1
-        self.pooler = model.bert.pooler if is_last else None
-        self.classifier = model.classifier if is_last else None
+        self.pooler: Any = model.bert.pooler if is_last else None
+        self.classifier: Any = model.classifier if is_last else None
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """From tokens or a hidden state to a hidden state or logits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -71,8 +71,9 @@ def of_torch() -> nn.Module:
     )  # fmt: skip
     layers[6].weight = layers[5].weight
     with torch.no_grad():
-        layers[0].weight[2:4].normal_()
-        layers[0].bias.copy_(layers[0].weight[:, 0])
+        first = cast(nn.Linear, layers[0])
+        first.weight[2:4].normal_()
+        first.bias.copy_(first.weight[:, 0])
     return layers
 
 

@@ -64,12 +64,12 @@ class Operation:
     """Whether it draws random numbers."""
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """What wrote tensors while this was entered, inside of torch's mode of fake tensors."""
 
     def __init__(self) -> None:
         """Begin without operations; takes the state of torch's random numbers as its own."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.sizes: list[int] = []
         """Bytes of each storage."""

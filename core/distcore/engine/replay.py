@@ -101,7 +101,7 @@ class Replay:
             if not isinstance(value, View):
                 return value
             if value.storage not in storages:
-                storages[value.storage] = torch.UntypedStorage(self._sizes[value.storage])
+                storages[value.storage] = _storage(self._sizes[value.storage])
             return value.of(storages[value.storage])
 
         arguments, named = tree_map(real, (operation.arguments, operation.named))
@@ -109,9 +109,13 @@ class Replay:
         results = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         for view, tensor in zip(operation.made, results, strict=True):
             if view is not None:
-                storage = torch.UntypedStorage(self._sizes[view.storage])
+                storage = _storage(self._sizes[view.storage])
                 storages[view.storage] = storage
                 view.of(storage).copy_(tensor)
+
+
+def _storage(size: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
 
 
 def _set_buffers(skeleton: nn.Module, values: dict[str, Tensor]) -> None:

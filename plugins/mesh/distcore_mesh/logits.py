@@ -17,13 +17,11 @@ from torch.utils._pytree import tree_map
 
 from distcore_mesh.group import Group
 
-METADATA = frozenset(
-    {
-        Tensor.dim, Tensor.is_floating_point, Tensor.register_hook, Tensor.dtype.__get__, Tensor.device.__get__,
-        Tensor.requires_grad.__get__, Tensor.is_leaf.__get__, Tensor.grad_fn.__get__, Tensor.ndim.__get__,
-    }
-)  # fmt: skip
+METADATA = frozenset({Tensor.dim, Tensor.is_floating_point, Tensor.register_hook}) | {
+    getattr(Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
+}
 """What is the same of a part and of the whole."""
+SHAPE: Any = getattr(Tensor, "shape").__get__  # noqa: B009 -- its type is that of a shape, not of the attribute
 REDUCTIONS = ("sum", "mean", "none")
 
 
@@ -50,7 +48,7 @@ class SplitLogits(Tensor):
             if isinstance(logits, SplitLogits):
                 part, group = logits.as_subclass(Tensor), logits.group
                 whole = torch.Size((*part.shape[:-1], part.shape[-1] * group.size))
-                if func == Tensor.shape.__get__:
+                if func == SHAPE:
                     return whole
                 if func is Tensor.size and not named:
                     return whole[args[1]] if args[1:] else whole
