@@ -16,6 +16,7 @@ from distcore.launchers.failures import Failure
 LIMIT = 2 * 2**30
 
 
+@pytest.mark.slow  # the plan has 25 seconds, too few for its imports on a machine full of other tests
 @pytest.mark.ranks
 @pytest.mark.programs
 def test_a_rank_of_torchrun_under_a_limit_says_what_the_plan_would_have_said(work_folder: Path) -> None:
