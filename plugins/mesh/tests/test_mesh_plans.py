@@ -53,7 +53,7 @@ def file(tmp_path, text):
 
 def split(model, ranks, plan=None, rank=0):
     """Split ``model`` as one rank of ``ranks`` would; nothing is exchanged before it runs."""
-    return split_layers(model, plan_for(model, plan), Group(cast(ProcessGroup, None), rank, ranks))
+    return split_layers(model, plan_for(model, plan), Group(cast(ProcessGroup, None), rank, ranks))[0]
 
 
 def refused(nproc=4, **options):
@@ -111,10 +111,9 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, mess
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("option", ["sequence_parallel", "loss_parallel"])
-def test_what_is_not_there_is_no_option(option):
-    with pytest.raises(StrategyError, match=f"unknown option '{option}'"):
-        refused(**{option: 2})
+def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(StrategyError, match="pp_schedule = 'interleaved': input should be '1f1b' or 'gpipe'"):
+        refused(pp=2, pp_schedule="interleaved")
 
 
 @pytest.mark.parametrize(

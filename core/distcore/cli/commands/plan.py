@@ -14,7 +14,7 @@ NOT_HERE = ("--strategy", "--nproc", "--max-restarts", "--out", "--resume", "--r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAMES] [--nproc N,N,…] [--nodes N,N,…] [FLAGS]"
+    parser.usage = "distcore plan [CONFIG.yaml] [--strategies NAMES] [--nproc N,N,…] [FLAGS]"
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     group = parser.add_argument_group("plan")
     group.add_argument(
