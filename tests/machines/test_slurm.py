@@ -88,7 +88,9 @@ def test_a_job_whose_time_is_over_saves_a_checkpoint(slurm: Cluster, tmp_path: P
     assert slurm.show(number, tmp_path)["ExitCode"] == "143:0"
 
 
-def test_a_killed_rank_ends_the_job_with_one_line(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_job_with_one_line_and_a_new_job_goes_on(
+    slurm: Cluster, single: Path, tmp_path: Path
+) -> None:
     number = submit(slurm, tmp_path, SLOW)
     wait_for_step(slurm, number, tmp_path, 5)
     (rank,) = slurm.nodes[1].ranks()
@@ -96,6 +98,9 @@ def test_a_killed_rank_ends_the_job_with_one_line(slurm: Cluster, tmp_path: Path
     slurm.wait(number, "FAILED", folder=tmp_path)
     assert "node1: task 1: Killed" in said(tmp_path)
     assert "Traceback" not in said(tmp_path)
+    again = submit(slurm, tmp_path, "--resume auto")
+    slurm.wait(again, "COMPLETED", folder=tmp_path)
+    job.is_same(tmp_path / "run", single, STEPS)
 
 
 def test_a_job_whose_node_dies_goes_back_into_the_queue_and_goes_on(

@@ -28,6 +28,7 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
 def test_many_ranks_are_planned_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     strategies = ("--strategies", "single,ddp,fsdp,deepspeed:2")
@@ -78,6 +79,7 @@ def test_the_page_has_bars_and_a_timeline(work_folder: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == "error: --html none/plan.html: cannot be written: No such file or directory\n"
 
 
+@pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
 def test_an_accelerator_that_is_not_here_is_planned_as_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     """Dropout and attention keep less there, nothing is copied to be sent, and what is offloaded is elsewhere."""
@@ -98,6 +100,7 @@ def test_an_accelerator_that_is_not_here_is_planned_as_an_estimate(capsys: pytes
     assert all(f"{line}: " in text for line in ("CUDA context", "cuBLAS workspaces", "NCCL buffers", "fragmentation"))
 
 
+@pytest.mark.programs  # as long as one
 @pytest.mark.usefixtures("work_folder")
 def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> None:
     rows = ("deepspeed:stage=0", *(f"deepspeed:stage={stage},reduce_bucket_size=auto" for stage in (1, 2, 3)))
