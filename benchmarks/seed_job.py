@@ -9,15 +9,16 @@ remaining rows of the file. From random weights there would be nothing to compar
 hidden size 512 always predicts the majority class.
 
 For each number of ranks and seed there are three runs from the same weights, in rotating order: the script
-(benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32; padding to the longest row of a
-micro-batch), and ``--preset fast``. The learning rate is constant as published, but under the preset it decays, as it
+(benchmarks/native/seed_script.py), distcore with the same arithmetic (fp32, full shuffle, constant rate, but
+no padding), and ``--preset fast``. The learning rate is constant as published, but under the preset it decays, as it
 does in distcore unless told otherwise: length windows want that (docs/speed.md). The ratio is of samples per second in
 training, from before the first batch to after the last step; start-up and evaluation are in neither. Accuracy is
 judged for all three by the same code, on the 800 rows kept and on 10,000 rows that nothing was trained on. With
 ``--steps`` only speed is looked at, over those steps; the first few are not as long as the epoch's, and pay for the
 start.
 
-Bounds: 3 times the script's samples per second, 8 times with the preset; mean accuracy at most 0.5 point below.
+Bounds: 5 times the script's samples per second, 10 times with the preset, 9 times with the preset and bert-base, of a
+CPU with AMX; mean accuracy on unseen rows at most 0.3 point below.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from typing import Any
 from distcore.errors import DistcoreError
 
 ROWS, TRAINING, SEED, UNSEEN, CLASSES = 10_000, 0.92, 123, 10_000, 6
-BOUNDS = {"same arithmetic": 3.0, "preset fast": 8.0}
-POINTS = 0.5
+BOUNDS = {"same arithmetic": 5.0, "preset fast": 10.0}
+LARGE = {"bert-base": {"preset fast": 9.0}}
+"""Bounds of a model that differ."""
+POINTS = 0.3
 BIN = Path(sys.executable).parent
 DISTCORE = str(BIN / "distcore")
 OURS = {
-    "same arithmetic": ("--micro-batch-size", "8", "--set", "schedule.name=constant"),
+    "same arithmetic": ("--set", "schedule.name=constant"),
     "preset fast": ("--preset", "fast"),
 }
 
@@ -148,19 +151,20 @@ def compare(folder: Path, start: Path, arguments: argparse.Namespace, nproc: int
             print(f"  {nproc} ranks, seed {seed}, {name}: {outcomes[name][-1]}", file=sys.stderr, flush=True)
     print(f"{arguments.model}, {nproc} rank{'s' * (nproc > 1)}, seeds {arguments.seeds}")
     print(f"{'':<18}{'samples/s':>10}{'ratio (range)':>24}{'kept rows %':>26}{'unseen rows %':>26}")
-    held = [show(name, outcomes[name], outcomes["script"]) for name in names]
+    bounds = {**BOUNDS, **LARGE.get(arguments.model, {})}
+    held = [show(name, outcomes[name], outcomes["script"], bounds.get(name, 0)) for name in names]
     return all(held)
 
 
-def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome]) -> bool:
-    """Print one line of the table; True if its bounds hold."""
+def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome], bound: float) -> bool:
+    """Print one line of the table; True if it is at least ``bound`` times as fast as the script, and as accurate."""
     ratios = [ours.speed / theirs.speed for ours, theirs in zip(found, script, strict=True)]
     ratio = statistics.median(ratios)
     speed = statistics.median(outcome.speed for outcome in found)
     spread = f"{ratio:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
     kept, unseen = (against(found, script, rows) for rows in ("kept", "unseen"))
     print(f"{name:<18}{speed:>10.1f}{spread:>24}{kept[0]:>26}{unseen[0]:>26}", flush=True)
-    return ratio >= BOUNDS.get(name, 0) and unseen[1] >= -POINTS
+    return ratio >= bound and unseen[1] >= -POINTS
 
 
 def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tuple[str, float]:

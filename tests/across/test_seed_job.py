@@ -90,11 +90,11 @@ def test_it_judges_what_each_of_the_three_has_trained(
 @pytest.mark.parametrize(
     ("name", "speed", "accuracy", "holds"),
     [
-        ("same arithmetic", 31.0, 43.6, True),
-        ("same arithmetic", 29.0, 44.0, False),
-        ("same arithmetic", 31.0, 43.4, False),
-        ("preset fast", 79.0, 44.0, False),
-        ("preset fast", 81.0, 45.0, True),
+        ("same arithmetic", 51.0, 43.8, True),
+        ("same arithmetic", 49.0, 44.0, False),
+        ("same arithmetic", 51.0, 43.6, False),
+        ("preset fast", 99.0, 44.0, False),
+        ("preset fast", 101.0, 45.0, True),
         ("script", 10.0, 44.0, True),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_line_holds_its_bounds_or_not(
 ) -> None:
     script = [benchmark.Outcome(speed=10.0, kept=40.0, unseen=44.0)] * 3
     found = [benchmark.Outcome(speed=speed, kept=40.0, unseen=accuracy)] * 3
-    assert benchmark.show(name, found, script) is holds
+    assert benchmark.show(name, found, script, benchmark.BOUNDS.get(name, 0)) is holds
     assert f"{speed / 10:.2f}" in capsys.readouterr().out
 
 

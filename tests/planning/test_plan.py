@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,16 @@ def test_a_checkpoint_has_the_size_that_was_planned(work_folder: Path, capsys: p
     files = list(newest.rglob("*.safetensors"))
     headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in files)
     assert sum(file.stat().st_size for file in files) - headers == size
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_what_a_strategy_tells_about_a_run_is_not_told_of_a_trace(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("distcore")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    log.setLevel(logging.INFO)
+    rows = plan(capsys, "--strategies", "mesh:tp=2", "--nproc", "2")["rows"]
+    assert rows["mesh:tp=2", 2]["step"]
+    assert [record.getMessage() for record in caplog.records if "mesh" in record.getMessage()] == []
+    assert log.level == logging.INFO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ def trace(job: Job, stand_in: object) -> Step:
     where = ["wrap_model()"]
     try:
         module = _without_values(job.skeleton, storages)
-        with _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
+        with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
             return _trace(job, hooks, storages, module, where, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
@@ -162,6 +163,18 @@ def _fill_state(optimizer: torch.optim.Optimizer) -> None:
                 parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keep what a strategy tells about a run to the run: a trace is none."""
+    log = logging.getLogger("distcore")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextmanager
