@@ -2,6 +2,7 @@
 
     python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit] [--strategies single,ddp,fsdp] [--shapes 4x64]
                                         [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
+                                        [--micro-batches 1] [--packing off] [--layers N]
 
 Every row of the data has the same length, so each step has the longest micro-batch. A job is trained for three steps of
 AdamW; the peak of the third is the sum of what torch's allocator says that it gave and took back, since before the
@@ -20,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,12 +34,14 @@ from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
 from distcore.engine.loop import steps
+from distcore.engine.packing import packed
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.trainer import build_run
 from distcore.launchers import join
 from distcore.planning.plan import Row, make_plan
 from distcore.planning.request import Request
 from distcore.plugin.hooks import Hooks
+from distcore.tasks.packing.models import unpad
 
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "tiny": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (2, 64, 2)),
@@ -72,6 +76,8 @@ class Made:
     """A key of ``SIZES``."""
     length: int = 128
     """Tokens of each row; an image has as many patches, and a square of them."""
+    layers: int | None = None
+    """How many the model has; ``None``: those of ``scale``."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         rows = Rows(self.kind, self.length)
@@ -81,6 +87,7 @@ class Made:
         import transformers
 
         layers, hidden, heads = SIZES[self.scale][self.kind]
+        layers = self.layers or layers
         shape: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
         wide: dict[str, Any] = {"intermediate_size": 4 * hidden}
         if self.kind == "gpt2":
@@ -98,6 +105,12 @@ class Made:
             side = PATCH * int(self.length**0.5)
             return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **wide, image_size=side))
         return transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **wide))
+
+    def why_not_unpadded(self) -> str | None:
+        return "images have no padding" if self.kind == "vit" else None
+
+    def unpad(self, module: nn.Module) -> Callable[[], None]:
+        return unpad(module)
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -139,6 +152,8 @@ def settings(
     nproc: int = 2,
     precision: str = "fp32",
     micro_batches: int = 1,
+    packing: str = "off",
+    layers: int | None = None,
 ) -> dict[str, Any]:
     """The config of a job, as changes; ``shape`` is rows x tokens of a micro-batch."""
     rows, length = map(int, shape.split("x"))
@@ -147,10 +162,11 @@ def settings(
     options = {"reduce_bucket_size": "auto"} if strategy.startswith("deepspeed:") else {}
     return {
         "strategy_options": options,
-        "task": f"{Path(__file__)}:Made", "task_options": {"kind": kind, "scale": scale, "length": length},
+        "task": f"{Path(__file__)}:Made",
+        "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers},
         "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": 3, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "packing": "off",
+        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "packing": packing,
     }  # fmt: skip
 
 
@@ -174,6 +190,7 @@ def rank(config: RunConfig) -> int:
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     before = allocator("held")
     run = build_run(config, hooks, world, task, data)
+    run, data = packed(run, hooks, task, data)
     loop = steps(run, hooks, task, data.train, Progress())
     next(loop)
     next(loop)
@@ -212,6 +229,8 @@ def main() -> int:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--packing", default="off", choices=("off", "on"))
+    parser.add_argument("--layers", type=int)
     given = parser.parse_args()
     print(
         "| model | strategy | batch | checkpointing | planned | in | real | apart |\n|---|---|---|---|---|---|---|---|"
@@ -221,7 +240,7 @@ def main() -> int:
     for kind, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
         changes = settings(
             kind, strategy, shape, scale=given.scale, checkpointing=checkpointing == "on", nproc=given.nproc,
-            precision=given.precision, micro_batches=given.micro_batches,
+            precision=given.precision, micro_batches=given.micro_batches, packing=given.packing, layers=given.layers,
         )  # fmt: skip
         row, found = planned(changes), real(changes)
         head = f"| {kind} | {strategy} | {shape} | {checkpointing} |"
