@@ -2,13 +2,18 @@
 
     python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit] [--strategies single,ddp,fsdp] [--shapes 4x64]
                                         [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
+                                        [--micro-batches 1] [--packing off] [--layers N]
 
-Every row of the data has the same length, so each step has the longest micro-batch. A job is trained for three steps of
-AdamW; the peak of the third is the sum of what torch's allocator says that it gave and took back, since before the
-model was built. Real ranks over gloo; allocator.c, preloaded, hears of every block. Under deepspeed the bucket is as
-large as its "auto" says.
+Every row of the data has the same length, so each step has the longest micro-batch. A job is trained for five steps of
+AdamW; the peak of a step is the sum of what torch's allocator says that it gave and took back, since before the model
+was built. Real ranks over gloo; allocator.c, preloaded, hears of every block. Under deepspeed the bucket is as large as
+its "auto" says.
 
-Bounds: 1 % of the peak for single, ddp, fsdp, horovod and accelerate, 5 % for mesh, 7 % for deepspeed.
+The third, fourth and fifth step are measured. A thread of gloo may hold what it has sent for some milliseconds after
+the rank has waited for it and let it go, so the same step has more at its peak in one run than in another: "real" is
+the least of the three, which the plan is held against, and "at most" how much more the others had.
+
+Bounds: 1 % of the peak for single, ddp, fsdp, horovod, accelerate and deepspeed, 5 % for mesh.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,12 +38,14 @@ from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
 from distcore.engine.loop import steps
+from distcore.engine.packing import packed
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.trainer import build_run
 from distcore.launchers import join
 from distcore.planning.plan import Row, make_plan
 from distcore.planning.request import Request
 from distcore.plugin.hooks import Hooks
+from distcore.tasks.packing.models import unpad
 
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "tiny": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (2, 64, 2)),
@@ -55,11 +63,14 @@ BOUNDS = {
     "mesh": 0.05,
     "horovod": 0.01,
     "accelerate": 0.01,
-    "deepspeed": 0.07,
+    "deepspeed": 0.01,
 }
 """How far plan and allocator may be apart, as a part of the peak, by strategy."""
 WORDS = {"bert": 30_522, "gpt2": 50_257, "llama": 32_000, "vit": 0}
 PATCH = 16
+ROWS = 256
+WARM, MEASURED = 2, 3
+"""Steps before those that are measured, and those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +83,8 @@ class Made:
     """A key of ``SIZES``."""
     length: int = 128
     """Tokens of each row; an image has as many patches, and a square of them."""
+    layers: int | None = None
+    """How many the model has; ``None``: those of ``scale``."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         rows = Rows(self.kind, self.length)
@@ -81,6 +94,7 @@ class Made:
         import transformers
 
         layers, hidden, heads = SIZES[self.scale][self.kind]
+        layers = self.layers or layers
         shape: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
         wide: dict[str, Any] = {"intermediate_size": 4 * hidden}
         if self.kind == "gpt2":
@@ -99,6 +113,12 @@ class Made:
             return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **wide, image_size=side))
         return transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **wide))
 
+    def why_not_unpadded(self) -> str | None:
+        return "images have no padding" if self.kind == "vit" else None
+
+    def unpad(self, module: nn.Module) -> Callable[[], None]:
+        return unpad(module)
+
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         more = {} if self.kind == "vit" else {"use_cache": False} if self.kind != "bert" else {}
@@ -108,15 +128,15 @@ class Made:
 
 
 class Rows:
-    """64 rows, all alike in length."""
+    """``ROWS`` rows, all alike in length."""
 
     def __init__(self, kind: str, length: int) -> None:
         self.kind, self.length = kind, length
-        self.lengths = ConstantColumn(64, 1 if kind == "vit" else length)
-        self.items = ConstantColumn(64, 1 if kind in ("vit", "bert") else length)
+        self.lengths = ConstantColumn(ROWS, 1 if kind == "vit" else length)
+        self.items = ConstantColumn(ROWS, 1 if kind in ("vit", "bert") else length)
 
     def __len__(self) -> int:
-        return 64
+        return ROWS
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         random, count = np.random.default_rng(int(indices[0])), len(indices)
@@ -139,6 +159,8 @@ def settings(
     nproc: int = 2,
     precision: str = "fp32",
     micro_batches: int = 1,
+    packing: str = "off",
+    layers: int | None = None,
 ) -> dict[str, Any]:
     """The config of a job, as changes; ``shape`` is rows x tokens of a micro-batch."""
     rows, length = map(int, shape.split("x"))
@@ -147,10 +169,11 @@ def settings(
     options = {"reduce_bucket_size": "auto"} if strategy.startswith("deepspeed:") else {}
     return {
         "strategy_options": options,
-        "task": f"{Path(__file__)}:Made", "task_options": {"kind": kind, "scale": scale, "length": length},
-        "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": 3, "data_guard_steps": 0,
+        "task": f"{Path(__file__)}:Made",
+        "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers},
+        "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "packing": "off",
+        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "packing": packing,
     }  # fmt: skip
 
 
@@ -160,28 +183,29 @@ def planned(changes: dict[str, Any]) -> Row:
     return row
 
 
-def real(changes: dict[str, Any]) -> int:
-    """The allocator's peak in the third step, on the first rank, in bytes."""
+def real(changes: dict[str, Any]) -> list[int]:
+    """The allocator's peaks in the measured steps, on the first rank, in bytes."""
     with tempfile.TemporaryDirectory() as out:
         config = resolve(load_config(None, changes | {"out": f"{out}/run"}))
         return launch(rank, config, nproc=int(config.nproc))[0]
 
 
-def rank(config: RunConfig) -> int:
-    """What each rank does: train three steps."""
+def rank(config: RunConfig) -> list[int]:
+    """What each rank does: train."""
     task = load_task(config)
     hooks = Hooks(config.strategy, build_strategy(config))
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     before = allocator("held")
     run = build_run(config, hooks, world, task, data)
+    run, data = packed(run, hooks, task, data)
     loop = steps(run, hooks, task, data.train, Progress())
-    next(loop)
-    next(loop)
-    allocator("reset")
-    next(loop)
-    most = allocator("most") - before
+    most = []
+    for _ in range(WARM + MEASURED):
+        allocator("reset")
+        next(loop)
+        most.append(allocator("most") - before)
     hooks.teardown(world)
-    return most
+    return most[WARM:]
 
 
 def allocator(what: str) -> int:
@@ -212,26 +236,27 @@ def main() -> int:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--packing", default="off", choices=("off", "on"))
+    parser.add_argument("--layers", type=int)
     given = parser.parse_args()
-    print(
-        "| model | strategy | batch | checkpointing | planned | in | real | apart |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| model | strategy | batch | checkpointing | planned | in | real | at most | apart |\n" + "|---" * 9 + "|")
     held = True
     choices = (given.kinds, given.strategies, given.shapes, given.checkpointing)
     for kind, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
         changes = settings(
             kind, strategy, shape, scale=given.scale, checkpointing=checkpointing == "on", nproc=given.nproc,
-            precision=given.precision, micro_batches=given.micro_batches,
+            precision=given.precision, micro_batches=given.micro_batches, packing=given.packing, layers=given.layers,
         )  # fmt: skip
-        row, found = planned(changes), real(changes)
+        row, peaks = planned(changes), real(changes)
+        found, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
         head = f"| {kind} | {strategy} | {shape} | {checkpointing} |"
         if row.step is None:
-            print(f"{head} {row.untraced or row.reason} | | {found / 2**20:.2f} | |", flush=True)
+            print(f"{head} {row.untraced or row.reason} | | {found / 2**20:.2f} | {more} | |", flush=True)
             continue
         said = row.step.peak
         apart = f"{said.total / found - 1:+.2%}"
         held &= abs(said.total / found - 1) <= BOUNDS[strategy.partition(":")[0]]
-        print(f"{head} {said.total / 2**20:.2f} | {said.phase} | {found / 2**20:.2f} | {apart} |", flush=True)
+        print(f"{head} {said.total / 2**20:.2f} | {said.phase} | {found / 2**20:.2f} | {more} | {apart} |", flush=True)
     return 0 if held else 1
 
 

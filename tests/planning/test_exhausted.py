@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import too_little
 
 from distcore import load_config
 from distcore.cli.exhausted import MESSAGE
 from distcore.planning.exhausted import next_step
-
-LIMIT = 2 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -48,26 +44,9 @@ def test_messages_are_known(message: str) -> None:
 
 @pytest.mark.programs
 def test_a_run_under_a_limit_says_what_the_plan_would_have_said(work_folder: Path) -> None:
-    (work_folder / "own.py").write_text(
-        "import torch\n"
-        "from distcore.tasks.text_classification.task import TextClassification\n"
-        "class Own(TextClassification):\n"
-        "    def build_model(self, config, data):\n"
-        "        model = super().build_model(config, data)\n"
-        "        model.more = torch.nn.Linear(24000, 24000)  # 2.3 GB in one block\n"
-        "        return model\n"
-    )
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
-
-    command = "train --data rows.json --task own.py:Own --model bert-tiny --max-steps 1 --set device=cpu --out run"
-    done = subprocess.run(
-        [sys.executable, "-m", "distcore", *command.split()], preexec_fn=limit, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    said = done.stderr.splitlines()[-1]
-    assert "can't allocate memory" in said
-    assert "the plan needs" in said
-    assert "2.00 GiB are available; next: a strategy that shards parameters" in said
+    job = "train --data rows.json --task own.py:Own --model bert-tiny --max-steps 1 --set device=cpu --out run"
+    code, lines = too_little.run(work_folder, f"-m distcore {job}")
+    assert code == 3, lines
+    assert "can't allocate memory" in lines[-1]
+    assert "the plan needs" in lines[-1]
+    assert too_little.SAID in lines[-1]

@@ -119,6 +119,26 @@ def test_engines_of_libraries_are_traced(capsys: pytest.CaptureFixture[str]) -> 
     assert plan(capsys)["rows"]["single", 1]["step"] == single
 
 
+@pytest.mark.programs  # as long as one
+@pytest.mark.usefixtures("work_folder")
+def test_what_an_engine_holds_beside_the_model_is_in_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(strategy: str) -> dict[str, Any]:
+        (row,) = plan(capsys, "--set", f"strategy={strategy}", "--nproc", "2")["rows"].values()
+        assert row["step"], row
+        found: dict[str, Any] = row["step"]
+        return found
+
+    # The buckets of DDP live from step to step; without them a step begins without gradients.
+    buckets = step("ddp")["moments"][0]
+    assert buckets["gradients"] == buckets["parameters"]
+    fusion = [step(f"horovod:fusion_mb={size}")["peak"]["total"] for size in (64, 1)]
+    assert fusion[0] - fusion[1] == 63 * 2**20
+    bucket = [
+        step(f"deepspeed:stage=2,reduce_bucket_size={size},overlap_comm=false")["peak"] for size in (2**23, 2**22)
+    ]
+    assert bucket[0]["total"] - bucket[1]["total"] == 4 * 2**22
+
+
 @pytest.mark.usefixtures("work_folder")
 def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, "--freeze", "embeddings")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, canonical, flatten, load_config, parse_settings
+from distcore.config import JobRequest, RunConfig, canonical, flatten, load_config, parse_settings
 from distcore.engine.resolve import build_strategy, load_task
 from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.jobs.train import check
@@ -33,13 +33,9 @@ LAWS = ("order", "gradient", "clipping", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(JobRequest):
     """What to compare, and how: the flags of ``distcore compare``."""
 
-    config: str | None
-    """Path of a config file, or none."""
-    changes: Mapping[str, Any]
-    """Values by dotted key that override the file."""
     strategies: str
     """Rows named by strategy, separated by commas."""
     row: Sequence[str]
@@ -92,7 +88,7 @@ def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
     if reference not in requested:
         known = ", ".join(requested)
         raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
-    load_config(request.config, dict(request.changes))  # an error in all rows is reported without the name of a row
+    request.loaded()  # an error in all rows is reported without the name of a row
     rows = [
         _row(request, name, settings, out / "runs" / f"{number:02d}-{folder_name(name)}")
         for number, (name, settings) in enumerate(requested.items())

@@ -2,6 +2,7 @@
 
 from distcore.config.aliases import DEFAULT_TASK as DEFAULT_TASK
 from distcore.config.aliases import canonical as canonical
+from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import dump_config as dump_config
 from distcore.config.loading import load_config as load_config
 from distcore.config.schema import GIVEN as GIVEN

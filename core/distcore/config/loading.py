@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,20 @@ class _Loader(yaml.SafeLoader):
         if self.flow_level > DEEPEST:
             raise RecursionError(f"more than {DEEPEST} brackets inside each other")
         super().fetch_flow_collection_start(token)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """What a command was told of the job."""
+
+    config: str | None
+    """Path of a config file, or none."""
+    changes: Mapping[str, Any]
+    """Values by dotted key that override the file."""
+
+    def loaded(self) -> RunConfig:
+        """Return the config; raises ConfigError, as ``load_config``."""
+        return load_config(self.config, dict(self.changes))
 
 
 def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from distcore.compare.rows import parse_rows, refuse_ranks
-from distcore.config import RunConfig, load_config
+from distcore.config import RunConfig
 from distcore.distributed import footprint
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import check_optimizer, freeze, optimizer_factory
@@ -89,7 +89,7 @@ def make_plan(request: Request) -> Plan:
     """
     refuse_ranks("plan")
     all_ranks = request.all_ranks()
-    base = load_config(request.config, dict(request.changes))
+    base = request.loaded()
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
     alone = resolved(request, "single", 1)
     model = _model(alone)

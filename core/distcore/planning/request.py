@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from distcore.config import RunConfig, load_config
+from distcore.config import JobRequest, RunConfig, load_config
 from distcore.distributed.devices import resolve_device
 from distcore.engine.resolve import build_strategy, resolve
 from distcore.errors import ConfigError, DistcoreError
@@ -47,13 +47,9 @@ class Ranks(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(JobRequest):
     """What to plan: the flags of ``distcore plan``."""
 
-    config: str | None
-    """Path of a config file, or none."""
-    changes: Mapping[str, Any]
-    """Values by dotted key that override the file."""
     strategies: str
     """Strategies, separated by commas; empty: the config's."""
     ranks: Sequence[int]
@@ -76,7 +72,7 @@ class Request:
 
 def _loaded(request: Request, strategy: str) -> RunConfig:
     """Return the config with another strategy; the file's options of a strategy are for that one only."""
-    given = load_config(request.config, dict(request.changes)).strategy
+    given = request.loaded().strategy
     own = given.partition(":")[0] == strategy.partition(":")[0]
     reset: dict[str, Any] = {} if own else {"strategy_options": {}}
     options = {k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")}

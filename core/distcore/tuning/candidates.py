@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from distcore.compare.rows import parse_rows
-from distcore.config import RunConfig, load_config
+from distcore.config import JobRequest, RunConfig, load_config
 from distcore.engine.resolve import build_strategy, resolve
 from distcore.errors import DistcoreError
 from distcore.plugin import registry
@@ -28,13 +28,9 @@ log = logging.getLogger("distcore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(JobRequest):
     """What to tune: the flags of ``distcore tune``."""
 
-    config: str | None
-    """Path of a config file, or none."""
-    changes: Mapping[str, Any]
-    """Values by dotted key that override the file."""
     budget: float
     """Minutes for all trials."""
     strategies: str

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from distcore.compare.rows import refuse_ranks
-from distcore.config import RunConfig, dump_config, flatten, load_config
+from distcore.config import RunConfig, dump_config, flatten
 from distcore.distributed.devices import available_cores, count_devices
 from distcore.engine.compiling import missing_compiler
 from distcore.engine.model_source import model_source
@@ -52,7 +52,7 @@ def run(request: Request) -> int:
     if not 0 < request.budget < float("inf"):
         raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
     load = foreign_load()
-    base = load_config(request.config, dict(request.changes))
+    base = request.loaded()
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
     resolved, data = check(base.model_copy(update={"out": str(out / "run"), "resume": None}))
@@ -134,7 +134,7 @@ def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
 
 def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
     cores, on_cpu = available_cores(), resolved.device == "cpu"
-    asked = load_config(request.config, dict(request.changes)).nproc
+    asked = request.loaded().nproc
     here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
     most = int(asked) if asked not in ("auto", 1) else here
     while resolved.global_batch_size % most:
