@@ -42,13 +42,14 @@ from distcore import (
 )
 from distcore_fsdp import blocks, memory
 from distcore_mesh.clipping import clip_gradients
+from distcore_mesh.cuts import check_stages, cut_into_stages, of_stage
 from distcore_mesh.group import Group
 from distcore_mesh.layers import check_head, split_layers, styles_for
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.plans import plan_for, read_plan
 from distcore_mesh.sequences import check_sequences, split_sequences
 from distcore_mesh.splits import Layout, Split
-from distcore_mesh.stages import check_stages, cut_into_stages, end_forward_early, of_stage, stage_of
+from distcore_mesh.stages import run_stages, stages_of
 from distcore_mesh.tokens import check_tokens
 
 log = logging.getLogger("distcore")
@@ -77,8 +78,11 @@ class MeshStrategy:
     """Ranks that share each sequence in the blocks of a decoder (context parallelism); part of a data shard, too."""
     pp: Annotated[int, Field(ge=1)] = 1
     """Stages of a pipeline: each has its share of the model's blocks, and passes what it computes on to the next."""
-    pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """Order of a stage's passes: forward and backward in turns, or all forward passes first."""
+    pp_schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    """Order of a rank's passes: forward and backward in turns; all forward passes first; or in turns through several
+    stages on each rank."""
+    pp_chunks: Annotated[int, Field(ge=2)] | None = None
+    """Stages on each rank if they are ``interleaved``; default: 2."""
     param_dtype: Dtype = "fp32"
     """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype of
     ``--precision``, which also rounds embeddings and normalisations."""
@@ -116,6 +120,11 @@ class MeshStrategy:
             exempt={"tied-parameters": "two stages of a pipeline cannot share a weight"} if self.pp > 1 else {},
         )
 
+    @property
+    def chunks(self) -> int:
+        """Stages of a pipeline that each rank holds."""
+        return (self.pp_chunks or 2) if self.pp_schedule == "interleaved" else 1
+
     def check_config(self, config: RunConfig) -> None:
         """Raise ConfigError for sizes that do not make the ranks, a plan that is none, and what excludes another."""
         self.sizes(int(config.nproc))
@@ -129,6 +138,10 @@ class MeshStrategy:
             raise ConfigError(f"strategy_options.pp = {self.pp}: not with cp = {self.cp}; choose one of them")
         if self.pp > 1 and config.lora.rank is not None:
             raise ConfigError(f"lora.rank = {config.lora.rank}: strategy 'mesh' trains adapters with pp = 1 only")
+        if self.pp_schedule == "interleaved" and self.pp == 1:
+            raise ConfigError("strategy_options.pp_schedule = 'interleaved': needs pp greater than 1")
+        if self.pp_chunks is not None and self.pp_schedule != "interleaved":
+            raise ConfigError(f"strategy_options.pp_chunks = {self.pp_chunks}: is for pp_schedule = interleaved")
         if self.sequence_parallel and (self.tp == 1 or self.cp > 1 or self.pp > 1):
             without = "needs tp greater than 1" if self.tp == 1 else f"not with {'cp' if self.cp > 1 else 'pp'}"
             raise ConfigError(f"strategy_options.sequence_parallel = true: {without}")
@@ -149,7 +162,7 @@ class MeshStrategy:
         if self.cp > 1:
             check_sequences(skeleton, self.cp, self.tp)
         if self.pp > 1:
-            check_stages(skeleton, self.pp)
+            check_stages(skeleton, self.pp, self.chunks)
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
         """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``; raises ConfigError if they do not make the ranks."""
@@ -217,12 +230,12 @@ class MeshStrategy:
         layout = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
         kinds = tuple(repeated_classes(model))  # of the whole model: a stage may have one block
         if self.pp > 1:
-            stage = stage_of(mesh, self.pp_schedule)
+            stages = stages_of(mesh, self.pp_schedule, self.chunks)
             make_optimizer = make_optimizer and partial(of_stage, make_optimizer(model), dict(model.named_parameters()))
-            mine = cut_into_stages(model, stage, self._param_dtype(run), run.world.device)
-            first = run.world.rank == stage.rank * (run.world.size // self.pp)
+            mine = cut_into_stages(model, stages, self._param_dtype(run), run.world.device)
+            first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
-            vars(model)["distcore_stage"] = stage
+            vars(model)["distcore_stages"] = stages
         # The model is all that the core hands from hook to hook.
         vars(model)["distcore_layout"] = layout
         vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp) if self.cp > 1 else tokens
@@ -239,7 +252,7 @@ class MeshStrategy:
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             blocks.recompute(units.values())
         if self.pp > 1:
-            end_forward_early(model, stage)
+            run_stages(model, stages)
         return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
 
     @hookimpl

@@ -16,9 +16,9 @@ from distcore import ConfigError, MicroBatch, Run, RunConfig, StrategyError, lau
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
 from distcore.testing.runner import subject_of
+from distcore_mesh.cuts import check_stages
 from distcore_mesh.mesh import MeshStrategy
-from distcore_mesh.pipeline import order
-from distcore_mesh.stages import check_stages
+from distcore_mesh.schedules import order
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -58,9 +58,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"pp_schedule": "gpipe"},
+    "interleaved": {"pp_schedule": "interleaved"},
     "activation_checkpointing": {"activation_checkpointing": True},
+    "interleaved, activation_checkpointing": {"pp_schedule": "interleaved", "activation_checkpointing": True},
 }
-CASES = [*((name, "1f1b") for name in MODELS), *((name, options) for name in ("bert", "llama") for options in OPTIONS)]
+CASES = [
+    *((name, options) for name in MODELS for options in ("1f1b", "interleaved")),
+    *((name, options) for name in ("bert", "llama") for options in OPTIONS),
+]
 
 
 class OutOfOrder(nn.Module):
