@@ -27,6 +27,7 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
         ("shard=2", "mesh", 2, {"shard": 2}),
         ("tp=2, shard=2", "mesh", 4, {"tp": 2, "shard": 2}),
         ("pp=2", "mesh", 2, {"pp": 2}),
+        ("pp=2, interleaved", "mesh", 2, {"pp": 2, "pp_schedule": "interleaved"}),
         ("pp=2, shard=2", "mesh", 4, {"pp": 2, "shard": 2}),
         ("pp=2, tp=2", "mesh", 4, {"pp": 2, "tp": 2}),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import lcm
 from pathlib import Path
@@ -146,6 +146,8 @@ class Lab:
     """What the launcher said about this process."""
     folder: Path
     """A folder for this case alone; all ranks share it."""
+    blocks: int = 2
+    """Blocks of the model of every problem."""
     _numbers: Iterator[int] = field(default_factory=count)
     """Numbers for the names in ``folder``. Every rank runs the same case, so all get the same ones."""
 
@@ -186,6 +188,7 @@ class Lab:
         ``hooks`` and ``world`` replace those of the strategy under test, ``data`` those that the problem prepares.
         """
         hooks, config = hooks or self.hooks, self.config(**changes)
+        problem = replace(problem, blocks=self.blocks)
         data = data or problem.prepare(config)
         run = build_run(config, hooks, world or self.world, problem, data)
         folder = self.folder / (f"job-{next(self._numbers)}" + ("" if world is None else f"-of-{self.world.rank}"))

@@ -65,7 +65,7 @@ class Rows:
 
 
 class Classifier(nn.Module):
-    """The model: mean of the token embeddings, two residual blocks, a frozen layer, and a linear head."""
+    """The model: mean of the token embeddings, residual blocks, a frozen layer, and a linear head."""
 
     tp_plan: ClassVar = {
         "embedding": "embedding_rowwise",
@@ -75,15 +75,15 @@ class Classifier(nn.Module):
     }
     """How strategies that split layers over ranks split these, in the words of transformers' plans."""
 
-    def __init__(self, dropout: float = 0.0, tied: bool = False, unused: bool = False) -> None:
+    def __init__(self, dropout: float = 0.0, tied: bool = False, unused: bool = False, blocks: int = 2) -> None:
         """Initialize the weights from torch's random state.
 
         ``dropout`` is a probability. ``tied``: embedding and head share one weight. ``unused``: add a trainable layer
-        that ``forward`` does not call.
+        that ``forward`` does not call. ``blocks`` is their number.
         """
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(blocks))
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.head = nn.Linear(WIDTH, VOCABULARY if tied else CLASSES)
         if tied:
@@ -100,6 +100,12 @@ class Classifier(nn.Module):
             hidden = block(hidden)
         logits: Tensor = self.head(hidden + self.frozen(hidden)) * self.scale
         return logits[:, :CLASSES]  # a tied head returns a logit for each token id: the first ones are the classes
+
+
+def skeleton(blocks: int) -> Classifier:
+    """Return the model without memory for its weights."""
+    with torch.device("meta"):
+        return Classifier(blocks=blocks)
 
 
 class Block(nn.Module):
@@ -133,6 +139,8 @@ class Problem:
     """Whether embedding and head share one weight."""
     unused: bool = False
     """Whether the model has a trainable layer that no forward pass calls."""
+    blocks: int = 2
+    """Number of the model's blocks."""
     weighted: bool = False
     """Whether training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
 
@@ -143,7 +151,7 @@ class Problem:
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an untrained ``Classifier`` in fp32 on torch's default device."""
-        return Classifier(self.dropout, self.tied, self.unused)
+        return Classifier(self.dropout, self.tied, self.unused, self.blocks)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
         """Return ``None``: the weights are random."""

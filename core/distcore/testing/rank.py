@@ -6,9 +6,9 @@ import faulthandler
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from typing import Any
 from distcore.config import RunConfig
 from distcore.distributed.devices import resolve_device
 from distcore.engine.resolve import build_strategy
+from distcore.errors import DistcoreError
 from distcore.files import write_atomically
 from distcore.launchers.environment import join
 from distcore.plugin import registry
+from distcore.plugin.capabilities import ChecksModel
 from distcore.plugin.contract import RankInfo, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.options import build
 from distcore.testing.cases import Case, Finding
 from distcore.testing.lab import Lab, await_true
+from distcore.testing.problem import skeleton
 from distcore.testing.store import store_for
 from distcore.testing.trace import Trace
 
@@ -50,6 +53,18 @@ class Subject:
     def strategy(self) -> object:
         """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
         return (self.make or build_strategy)(self.config)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of the model with which the laws are measured: the fewest that the strategy takes, else 2."""
+        strategy = self.strategy()
+        if not isinstance(strategy, ChecksModel):
+            return 2
+        for number in (2, 4, 6, 8):
+            with suppress(DistcoreError):
+                strategy.check_model(self.config, skeleton(number))
+                return number
+        return 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +103,7 @@ def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | No
     rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
     hooks = Hooks(config.strategy, subject.strategy(), extensions)
     world = hooks.setup(config, rank_info)
-    yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder)
+    yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder, blocks=subject.blocks)
     hooks.teardown(world)
 
 
@@ -139,7 +154,8 @@ def _serve_case(
 
 def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, world: World, scratch: Path) -> Finding:
     hooks, config = _hooks(subject, trace), _on_device(subject.config)
-    return case.measured_in(Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch))
+    lab = Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch, blocks=subject.blocks)
+    return case.measured_in(lab)
 
 
 def _await_others(folder: Path, name: str, world: World) -> None:

@@ -11,8 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
@@ -22,7 +20,7 @@ from distcore.plugin.shorthand import expand_shorthand
 from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
-from distcore.testing.problem import Classifier
+from distcore.testing.problem import skeleton
 from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve, setup_of, teardown_of
 from distcore.testing.trace import positions, who_is_stuck
 
@@ -64,10 +62,8 @@ def subject_of(
     subject = Subject(config=config, cases=tuple(_chosen(only)))
     built = subject.strategy()
     if isinstance(built, ChecksModel):
-        with torch.device("meta"):
-            model = Classifier()
         try:
-            built.check_model(config, model)
+            built.check_model(config, skeleton(subject.blocks))
         except DistcoreError as error:
             raise StrategyError(f"the model with which the laws are measured: {error}") from error
     if capabilities_of(config.strategy, built).processes == "one":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,7 @@ class Absent(nn.Module):
     Its first call runs the block itself, on zeros, to see that form.
     """
 
-    def __init__(self, block: nn.Module, exchange: Any = None) -> None:
+    def __init__(self, block: nn.Module, exchange: Callable[[Tensor, torch.dtype], Tensor]) -> None:
         """Stand for ``block``; ``exchange`` maps hidden state, and dtype of the block's output, to what goes on."""
         super().__init__()
         plain = {name: value for name, value in vars(block).items() if isinstance(value, str | int | float)}
@@ -30,11 +32,15 @@ class Absent(nn.Module):
         """Return what the block would return, with the hidden state that goes on."""
         hidden = inputs[0] if inputs else next(iter(named.values()))
         if self._form is None:
+            block = vars(self).pop("distcore_block")
+            modes = {module: module.training for module in block.modules()}
             with torch.no_grad():
-                block = vars(self).pop("distcore_block").eval()  # draws no random numbers, which would shift later ones
+                block.eval()  # draws no random numbers, which would shift later ones
                 self._form = _form_of(block(*inputs, **named), hidden)
+            for module, mode in modes.items():  # it may be a block of this rank, absent in the pass of another chunk
+                module.training = mode
         dtype, others = self._form
-        passed = self._exchange(hidden, dtype) if self._exchange else hidden.to(dtype)
+        passed = self._exchange(hidden, dtype)
         return passed if others is None else (passed, *(None for _ in range(others)))
 
 
@@ -57,6 +63,16 @@ def hollow(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
             vars(module)[name] = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
     if isinstance(module, nn.Linear):
         vars(module)["forward"] = partial(_one_row, module)
+
+
+def hollow_twin(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return a hollow module beside ``module``: it has its children, its buffers, and the hooks that it has so far."""
+    twin = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict) and name not in ("_modules", "_buffers"):
+            vars(twin)[name] = value.copy()
+    hollow(twin, dtype, device)
+    return twin
 
 
 def _one_row(linear: nn.Linear, inputs: Tensor) -> Tensor:

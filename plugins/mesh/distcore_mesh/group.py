@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+"""A tensor, such as a gradient, to another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +52,11 @@ class Group:
         """Return ``whole`` as ``enter`` does, with a sum of its own."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
             return whole
-        entered: Tensor = _Enter.apply(whole, self)  # type: ignore[no-untyped-call]
-        return entered
+        return _mapped(
+            whole,
+            lambda tensor: tensor.view_as(tensor),
+            lambda gradient: self.sum(gradient.clone(memory_format=torch.contiguous_format)),
+        )
 
     def add(self, part: Tensor) -> Tensor:
         """Return the sum of ``part`` over the ranks, in its place; the gradient of the sum is that of each part."""
@@ -59,28 +67,23 @@ class Group:
     def gather(self, part: Tensor, dimension: int = -1) -> Tensor:
         """Return the parts of all ranks, joined along a dimension."""
         self._entered.clear()
-        whole: Tensor = _Gather.apply(part, self, dimension)  # type: ignore[no-untyped-call]
-        return whole
+        return _mapped(part, partial(self.joined, dimension=dimension), partial(self.cut, dimension=dimension))
 
     def own_part(self, whole: Tensor, dimension: int = -1) -> Tensor:
         """Return this rank's part of ``whole``, along a dimension."""
-        part: Tensor = _OwnPart.apply(whole, self, dimension)  # type: ignore[no-untyped-call]
-        return part
+        return _mapped(whole, partial(self.cut, dimension=dimension), partial(self.joined, dimension=dimension))
 
     def gather_tokens(self, part: Tensor) -> Tensor:
         """Return the tokens of all ranks, joined along dimension 1; a rank gets its part of the summed gradient."""
-        whole: Tensor = _GatherTokens.apply(part, self)  # type: ignore[no-untyped-call]
-        return whole
+        return _mapped(part, partial(self.joined, dimension=1), partial(self.summed, dimension=1))
 
     def add_tokens(self, part: Tensor) -> Tensor:
         """Return this rank's tokens, cut along dimension 1, of the sum of ``part`` over the ranks."""
-        own: Tensor = _AddTokens.apply(part, self)  # type: ignore[no-untyped-call]
-        return own
+        return _mapped(part, partial(self.summed, dimension=1), partial(self.joined, dimension=1))
 
     def exchange(self, whole: Tensor, cut: int, join: int) -> Tensor:
         """Cut along one dimension, send each rank its part, and join what comes along another dimension."""
-        exchanged: Tensor = _Exchange.apply(whole, self, cut, join)  # type: ignore[no-untyped-call]
-        return exchanged
+        return _mapped(whole, partial(self.exchanged, cut=cut, join=join), partial(self.exchanged, cut=join, join=cut))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in its place."""
@@ -112,15 +115,22 @@ class Group:
         return torch.cat(received.unbind(), join)
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
+class _Mapped(torch.autograd.Function):
+    """Map a tensor, and its gradient by another map."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format)), None
+    def forward(ctx: Any, tensor: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.back = back
+        return there(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+def _mapped(tensor: Tensor, there: Map, back: Map) -> Tensor:
+    mapped: Tensor = _Mapped.apply(tensor, there, back)  # type: ignore[no-untyped-call]
+    return mapped
 
 
 class _Add(torch.autograd.Function):
@@ -132,58 +142,3 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group, dimension: int) -> Tensor:
-        ctx.group, ctx.dimension = group, dimension
-        return group.joined(part, dimension)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group.cut(gradient, ctx.dimension), None, None
-
-
-class _OwnPart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group, dimension: int) -> Tensor:
-        ctx.group, ctx.dimension = group, dimension
-        return group.cut(whole, dimension)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.group.joined(gradient, ctx.dimension), None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group, cut: int, join: int) -> Tensor:
-        ctx.group, ctx.cut, ctx.join = group, cut, join
-        return group.exchanged(whole, cut, join)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.group.exchanged(gradient, ctx.join, ctx.cut), None, None, None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.joined(part, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.summed(gradient, 1), None
-
-
-class _AddTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.summed(part, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.joined(gradient, 1), None

@@ -32,6 +32,11 @@ class TestPipeline(StrategyContract):
     options = {"pp": 2}
 
 
+class TestInterleavedPipeline(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2, "pp_schedule": "interleaved"}
+
+
 @pytest.mark.slow
 class TestPipelineSharded(StrategyContract):
     strategy = "mesh"
@@ -43,4 +48,18 @@ class TestPipelineSharded(StrategyContract):
 class TestPipelineOfTensorParallelStages(StrategyContract):
     strategy = "mesh"
     options = {"pp": 2, "tp": 2}
+    nproc = 4
+
+
+@pytest.mark.slow
+class TestInterleavedPipelineSharded(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2, "pp_schedule": "interleaved", "shard": 2}
+    nproc = 4
+
+
+@pytest.mark.slow
+class TestInterleavedPipelineOfTensorParallelStages(StrategyContract):
+    strategy = "mesh"
+    options = {"pp": 2, "pp_schedule": "interleaved", "tp": 2}
     nproc = 4

@@ -36,6 +36,7 @@ MODELS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
 }
 LAYOUTS: dict[str, Any] = {"tp": {"tp": 2}, "shard": {"shard": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
+LAYOUTS["interleaved"] = {"pp": 2, "pp_schedule": "interleaved"}
 CASES = {
     f"{layout}: {name}": (layout, name)
     for layout in LAYOUTS

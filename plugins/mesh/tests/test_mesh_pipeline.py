@@ -1,9 +1,8 @@
-"""A pipeline over a model's own code: loss, gradients and evaluation of two stages are those of the whole model."""
+"""A pipeline over a model's own code: loss, gradients and evaluation on two ranks are those of the whole model."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,10 @@ import torch
 import transformers as t
 from torch import nn
 
-from distcore import ConfigError, MicroBatch, Run, RunConfig, StrategyError, launch
+from distcore import MicroBatch, Run, RunConfig, StrategyError, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of
-from distcore.testing.runner import subject_of
 from distcore_mesh.mesh import MeshStrategy
-from distcore_mesh.pipeline import order
-from distcore_mesh.stages import check_stages
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -44,6 +40,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4, n_positions=64, tie_word_embeddings=False)
     ),
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED)),
+    "llama, 12 blocks": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED | {"num_hidden_layers": 12})),
     "mistral": lambda: t.MistralForCausalLM(t.MistralConfig(**GROUPED)),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED)),
     "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**GROUPED, head_dim=8)),
@@ -58,9 +55,19 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"pp_schedule": "gpipe"},
+    "interleaved": {"pp_schedule": "interleaved"},
+    "3 chunks": {"pp_schedule": "interleaved", "pp_chunks": 3},
     "activation_checkpointing": {"activation_checkpointing": True},
+    "interleaved, activation_checkpointing": {"pp_schedule": "interleaved", "activation_checkpointing": True},
 }
-CASES = [*((name, "1f1b") for name in MODELS), *((name, options) for name in ("bert", "llama") for options in OPTIONS)]
+CASES = [
+    *((name, options, 3) for name in MODELS for options in ("1f1b", "interleaved")),
+    *((name, options, 3) for name in ("bert", "llama") for options in OPTIONS if options != "3 chunks"),
+    *(("llama, 12 blocks", "3 chunks", micros) for micros in (1, 2, 3, 4, 7)),
+]
+"""Model, options, and number of micro-batches."""
+LENGTHS = (6, 9, 5, 12, 4, 7, 8)
+"""Of the micro-batches of a step."""
 
 
 class OutOfOrder(nn.Module):
@@ -112,15 +119,16 @@ def wrapped(lab, model, **options):
     return strategy, replace(run, model=prepared.model, optimizer=prepared.optimizer)
 
 
-def compared(lab, name, options):
+def compared(lab, name, options, micros):
     """How far loss, gradients and outputs in evaluation are from the whole model's, and what part a stage holds."""
     torch.manual_seed(0)
     whole = MODELS[name]().eval()  # without dropout
     strategy, run = wrapped(lab, copy.deepcopy(whole), **OPTIONS[options])
-    batches = [inputs_of(name, length) for length in (6, 9, 5)]
-    rows = np.arange(3)
-    micros = [(MicroBatch(indices=rows, last=at == 2), batch) for at, batch in enumerate(batches)]
-    loss = strategy.train_step(run, micros, squares)
+    batches = [inputs_of(name, length) for length in LENGTHS[:micros]]
+    last, rows = batches[-1], np.arange(3)
+    loss = strategy.train_step(
+        run, [(MicroBatch(indices=rows, last=batch is last), batch) for batch in batches], squares
+    )
     expected = sum(squares(whole, None, batch) for batch in batches)
     expected.backward()
     gradients = {name: each.grad for name, each in whole.named_parameters() if each.grad is not None}
@@ -130,7 +138,7 @@ def compared(lab, name, options):
         for name, parameter in mine.items()
     )
     with torch.no_grad():
-        outputs = float((run.model(**batches[1]).logits - whole(**batches[1]).logits).abs().max())
+        outputs = float((run.model(**last).logits - whole(**last).logits).abs().max())
     lab.share(0)  # what was sent must have arrived before this stage is forgotten
     stepped = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
     assert stepped == {id(parameter) for parameter in mine.values()}
@@ -162,10 +170,10 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("name", "options"), list(dict.fromkeys(CASES)))
-def test_two_stages_compute_what_the_whole_model_does(name, options, ranks):
+@pytest.mark.parametrize("case", list(dict.fromkeys(CASES)))
+def test_two_ranks_compute_what_the_whole_model_does(case, ranks):
     (loss_of_first, _, first, _, held_by_first, _), (loss, expected, second, outputs, held, whole) = (
-        found[name, options] for found, *_ in ranks
+        found[case] for found, *_ in ranks
     )
     assert loss_of_first == 0.0
     assert loss == pytest.approx(expected, rel=1e-6)
@@ -205,99 +213,3 @@ def test_a_loss_that_calls_the_model_otherwise_than_once_is_refused(ranks):
     (*_, first), (*_, last) = ranks
     assert first == "strategy 'mesh': with pp a task's loss must call model(...); use pp = 1"
     assert last == "strategy 'mesh': with pp a task's loss can call the model once; use pp = 1"
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("micros", [1, 2, 3, 8])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_each_micro_batch_goes_forward_then_backward(schedule, micros, stages):
-    for stage in range(stages):
-        running, most = 0, 0
-        passes = list(order(schedule, micros, stage, stages))
-        for each in passes:
-            running += 1 if each == "forward" else -1
-            assert running >= 0
-            most = max(most, running)
-        assert passes.count("forward") == passes.count("backward") == micros
-        assert most == (micros if schedule == "gpipe" else min(micros, stages - stage))
-
-
-def blocks(number):
-    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(number)))
-
-
-def with_statistics():
-    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)))
-
-
-def with_own_weight():
-    model = nn.Module()
-    model.scale, model.blocks = nn.Parameter(torch.ones(1)), blocks(2)
-    return model
-
-
-def tied():
-    model = nn.Module()
-    model.first, model.blocks, model.last = nn.Linear(4, 4), blocks(2), nn.Linear(4, 4)
-    model.last.weight = model.first.weight
-    return model
-
-
-SMALL_T5 = t.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-
-
-@pytest.mark.parametrize(
-    ("make", "pp", "line"),
-    [
-        (partial(blocks, 6), 4, r"must divide the model's 6 blocks \(possible: 1, 2, 3, 6\)"),
-        (tied, 2, r"first.weight and last.weight are one weight, which two stages cannot share; untie them"),
-        (with_own_weight, 2, r"'scale' of Module is in no stage"),
-        (with_statistics, 2, r"0.1.running_mean is a running statistic of a block, which other stages cannot see"),
-        (partial(nn.Linear, 4, 4), 2, r"needs a model with one list of repeated blocks; Linear has: none"),
-        (
-            partial(t.T5ForConditionalGeneration, SMALL_T5),
-            2,
-            r"needs a model with one list .* has: encoder.block, decoder.block",
-        ),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_with_what_would_do(make, pp, line):
-    with torch.device("meta"):
-        model = make()
-    with pytest.raises(StrategyError, match=rf"^strategy_options.pp = {pp}: {line}"):
-        check_stages(model, pp)
-
-
-@pytest.mark.parametrize(
-    ("options", "changes", "line"),
-    [
-        ({"pp": 2, "cp": 2}, {"nproc": 4}, r"^strategy_options.pp = 2: not with cp = 2; choose one of them$"),
-        ({"pp": 2}, {"nproc": 2, "lora": {"rank": 4}}, r"^lora.rank = 4: .* trains adapters with pp = 1 only$"),
-        ({"pp": 2}, {"nproc": 3}, r"^strategy_options: pp = 2 does not make nproc = 3: a multiple of 2 would$"),
-    ],
-)
-def test_options_that_exclude_each_other_are_one_line(options, changes, line):
-    with pytest.raises(ConfigError, match=line):
-        MeshStrategy(**options).check_config(RunConfig(strategy="mesh", **changes))
-
-
-def test_a_plan_does_not_trace_a_pipeline():
-    with pytest.raises(StrategyError, match=r"^strategy_options.pp = 2: a pipeline is not traced; plan without pp$"):
-        MeshStrategy(pp=2).traced()
-
-
-def test_a_strategy_without_stages_leaves_the_passes_to_the_loop():
-    assert not hasattr(MeshStrategy(tp=2), "train_step")
-    assert hasattr(MeshStrategy(pp=2), "train_step")
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"cp": 2}, r"strategy_options.cp = 2: Classifier is not known to compute parts of sequences"),
-        ({"pp": 3}, r"strategy_options.pp = 3: must divide the model's 2 blocks \(possible: 1, 2\)"),
-    ],
-)
-def test_laws_that_the_kits_model_cannot_show_are_one_line(options, line):
-    with pytest.raises(StrategyError, match=f"^the model with which the laws are measured: {line}"):
-        subject_of("mesh", 6, options)

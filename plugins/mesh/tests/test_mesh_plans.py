@@ -112,8 +112,8 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, mess
 
 
 def test_a_schedule_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(StrategyError, match="pp_schedule = 'interleaved': input should be '1f1b' or 'gpipe'"):
-        refused(pp=2, pp_schedule="interleaved")
+    with pytest.raises(StrategyError, match="pp_schedule = 'dual': input should be '1f1b', 'gpipe' or 'interleaved'"):
+        refused(pp=2, pp_schedule="dual")
 
 
 @pytest.mark.parametrize(

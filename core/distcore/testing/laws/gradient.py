@@ -36,7 +36,7 @@ def ranks_hold_one_model(lab: Lab) -> Measured:
     problem = Problem(rows=4 * lab.global_batch + 2, evaluation_rows=4 * lab.world.size)
     job = lab.job(problem)
     job.train(STEPS)
-    solution = solve(problem, job.run.config, STEPS)
+    solution = solve(job.task, job.run.config, STEPS)
     solution.module.eval()
     with torch.no_grad():
         rows = job.data.evaluation.batch(torch.arange(len(job.data.evaluation)).numpy())
@@ -117,7 +117,7 @@ def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) ->
     """
     job = lab.job(problem, **changes)
     trained = job.train(STEPS)
-    return distance(trained, solve(problem, job.run.config, STEPS), bound)
+    return distance(trained, solve(job.task, job.run.config, STEPS), bound)
 
 
 def distance(trained: Trained, solution: Solution, bound: float = FP32) -> Measured:
