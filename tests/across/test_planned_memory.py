@@ -19,7 +19,8 @@ from distcore.testing.store import store_for
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2
-ROWS = ("ddp", "fsdp:full", "fsdp:grad", "deepspeed:1", "deepspeed:2", "deepspeed:3")
+SHARDED = tuple(f"deepspeed:{stage}" for stage in (1, 2, 3))
+ROWS = ("ddp", "fsdp:full", "fsdp:grad", "deepspeed:0", *SHARDED, "accelerate", "horovod")
 OTHER = 2**14
 """Bytes of what a plan leaves out: buffers of the model, and the batch."""
 Found = dict[str, dict[str, Any]]
@@ -76,7 +77,7 @@ def test_states_are_what_a_rank_holds(name: str, held: Found) -> None:
     found, plan = held[name], planned(name)
     assert found["parameters"] == plan.parameters
     assert found["optimizer"] == plan.optimizer
-    if name.startswith("deepspeed"):  # gradients, master weights and the bucket are buffers of its own
+    if name in SHARDED:  # gradients, master weights and the bucket are buffers of its own
         kept, stated = found["gradients"] + found["other"], plan.gradients + plan.copies
         assert kept >= stated
         if name == "deepspeed:3":
@@ -87,4 +88,5 @@ def test_states_are_what_a_rank_holds(name: str, held: Found) -> None:
         assert found["gradients"] == plan.gradients
         assert plan.copies == 0
         assert found["other"] < OTHER
-    assert benchmark().sent(found) * 4 * found["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)
+    if benchmark().ROWS[name].sent is not None:
+        assert benchmark().sent(found) * 4 * found["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)

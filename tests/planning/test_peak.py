@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/planned_memory.py"
 def apart(*flags: str) -> dict[str, float]:
     """How far plan and allocator are apart, in percent, by row of the benchmark's table."""
     done = subprocess.run([sys.executable, BENCHMARK, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.strip("|").split("|") for line in done.stdout.splitlines()[2:] if line.startswith("|")]
     return {" ".join(map(str.strip, row[:4])): float(row[-1].strip().rstrip("%")) for row in rows}
 

@@ -40,6 +40,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """What happened, in order: number of a storage, and by how many bytes more of it live."""
         self._copied = COPIED if copies else ()
         self._counts = True
+        self._of_parts = False
+        self._sum: tuple[int | None, int] = (None, 0)
         self._numbers: dict[int, int] = {}
         self._sizes: list[int] = []
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -73,6 +75,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(_has_parts(kind) for kind in types):
+            self._of_parts |= func is aten.add.Tensor
             return NotImplemented  # such as a DTensor: its own parts come back here
         kwargs = kwargs or {}
         tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
@@ -89,6 +92,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
+        if func is aten.add.Tensor:
+            self._note_sum(args[0])
         return result
 
     def count(self, tensors: Iterable[Tensor]) -> None:
@@ -101,6 +106,16 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Return the numbers of the storages of tensors, parts of DTensors too; those without are left out."""
         storages = (id(part.untyped_storage()) for tensor in tensors for part in parts(tensor))
         return {self._numbers[key] for key in storages if key in self._numbers}
+
+    def _note_sum(self, first: Tensor) -> None:
+        """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
+
+        It adds in place where nobody else has the first one, but never to a tensor without values: the first is freed
+        behind the sum then, where in a run they are one. To a DTensor a run does not add in place either.
+        """
+        is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        first_one = self._numbers.get(id(first.untyped_storage())) if is_of_autograd and not self._of_parts else None
+        self._of_parts, self._sum = False, (first_one, len(self.changes))
 
     def _borrow(self, size: int) -> None:
         """Count so many bytes that live no longer than an operation."""
@@ -118,7 +133,10 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def _change(self, number: int, size: int) -> None:
         if size != self._sizes[number]:
-            self.changes.append((number, size - self._sizes[number]))
+            at, change = len(self.changes), size - self._sizes[number]
+            if (number, at) == self._sum and self.changes[-1][1] == -change:
+                at -= 1  # freed as if before the sum: they are one
+            self.changes.insert(at, (number, change))
             self._sizes[number] = size
 
     def _freed(self, key: int) -> Callable[[object], None]:
