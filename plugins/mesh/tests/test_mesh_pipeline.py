@@ -124,8 +124,8 @@ def compared(lab, name, options, micros):
     """How far loss, gradients and outputs in evaluation are from the whole model's, and what part a stage holds."""
     torch.manual_seed(0)
     whole = MODELS[name]().eval()  # without dropout
-    cut, calls = copy.deepcopy(whole), Counter()
-    blocks = list(max((each for each in cut.modules() if isinstance(each, nn.ModuleList)), key=len))
+    cut, calls = copy.deepcopy(whole), Counter[nn.Module]()
+    blocks = max(([*each] for each in cut.modules() if isinstance(each, nn.ModuleList)), key=len)
     for block in blocks:
         block.register_forward_hook(lambda module, *_: calls.update([module]))
     strategy, run = wrapped(lab, cut, **OPTIONS[options])
