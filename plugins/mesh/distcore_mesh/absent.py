@@ -24,7 +24,7 @@ class Absent(nn.Module):
         super().__init__()
         plain = {name: value for name, value in vars(block).items() if isinstance(value, str | int | float)}
         vars(self).update({name: value for name, value in plain.items() if name not in vars(self)})
-        vars(self)["distcore_block"] = block  # not a submodule: it has no parameters of the model any more
+        vars(self)["distcore_block"] = block  # not a submodule: it has no parameters of the model here
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 

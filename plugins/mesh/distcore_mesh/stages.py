@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distcore import StrategyError
 
-StandIn = tuple[dict[str, nn.Module | None], str, nn.Module]
+StandIn = tuple[dict[str, Any], str, nn.Module]
 """A module, and where it stands in a model: in which module's children, under which name."""
 
 

@@ -1,6 +1,7 @@
 """A pipeline over a model's own code: loss, gradients and evaluation on two ranks are those of the whole model."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,7 +124,11 @@ def compared(lab, name, options, micros):
     """How far loss, gradients and outputs in evaluation are from the whole model's, and what part a stage holds."""
     torch.manual_seed(0)
     whole = MODELS[name]().eval()  # without dropout
-    strategy, run = wrapped(lab, copy.deepcopy(whole), **OPTIONS[options])
+    cut, calls = copy.deepcopy(whole), Counter[nn.Module]()
+    blocks = max(([*each] for each in cut.modules() if isinstance(each, nn.ModuleList)), key=len)
+    for block in blocks:
+        block.register_forward_hook(lambda module, *_: calls.update([module]))
+    strategy, run = wrapped(lab, cut, **OPTIONS[options])
     batches = [inputs_of(name, length) for length in LENGTHS[:micros]]
     last, rows = batches[-1], np.arange(3)
     loss = strategy.train_step(
@@ -139,6 +144,8 @@ def compared(lab, name, options, micros):
     )
     with torch.no_grad():
         outputs = float((run.model(**last).logits - whole(**last).logits).abs().max())
+    own = {calls[block] for block in blocks if next(block.parameters(), None) in {*mine.values()}}
+    assert own == {micros + 1 + (strategy.chunks > 1)}  # once to see what it returns, where it is absent in some passes
     lab.share(0)  # what was sent must have arrived before this stage is forgotten
     stepped = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
     assert stepped == {id(parameter) for parameter in mine.values()}

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Pipeline:
     chunks: int = 1
 
     def __post_init__(self):
-        self.links = defaultdict(deque)
+        self.links: defaultdict[Any, deque[Message]] = defaultdict(deque)
         self.ends, self.idle, self.most = ([0.0] * self.ranks for _ in range(3))
         running = {self.passes_of(rank): True for rank in range(self.ranks)}
         while running:
@@ -46,7 +47,7 @@ class Pipeline:
         A forward pass takes 1 / chunks, a backward pass twice that. With more than ``ranks`` messages on their way
         the rank waits for the oldest before it sends another.
         """
-        now, kept, leaving, done = 0.0, 0, deque(), Counter()
+        now, kept, leaving, done = 0.0, 0, deque[Message](), Counter[tuple[str, int]]()
         for kind, chunk in order(self.schedule, self.micros, rank, self.ranks, self.chunks):
             step = 1 if kind == "forward" else -1
             stage, micro = chunk * self.ranks + rank, done[kind, chunk]
