@@ -1,10 +1,10 @@
 """Compare memory and time of starting a large Llama from scratch: whole in one process, and split over ranks.
 
-    python benchmarks/from_scratch.py [--nproc 4] [--layers 24] [--hidden 2048] [--layouts fsdp,shard,tp,pp]
+    python benchmarks/from_scratch.py [--nproc 4] [--layers 24] [--hidden 2048] [--layouts fsdp,shard,...]
 
 The largest resident set of a process, in MiB, and the processor seconds of the slowest until the model has its weights,
-imports left out of the time only. ``fsdp`` is that strategy, the others are layouts of ``mesh``. With the defaults the
-model has 1.35 B parameters in fp32.
+imports left out of the time only. ``fsdp`` is that strategy, ``deepspeed`` that at stage 3 without an optimizer, the
+others are layouts of ``mesh``. With the defaults the model has 1.35 B parameters in fp32.
 
 Bounds: a rank takes at most 0.4 of the memory that the whole model takes, on four ranks or more, and no more time.
 """
@@ -31,17 +31,17 @@ def main() -> int:
     parser.add_argument("--nproc", type=int, default=4)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--layouts", default="fsdp,shard,tp,pp")
+    parser.add_argument("--layouts", default="fsdp,shard,tp,pp,deepspeed")
     arguments = parser.parse_args()
     size = [str(arguments.layers), str(arguments.hidden)]
     held = True
     whole, seconds = in_a_process("1", "whole", *size)
-    print(f"{'whole':>8}{whole / 2**20:>10.0f} MiB{seconds:>8.1f} s", flush=True)
+    print(f"{'whole':>10}{whole / 2**20:>10.0f} MiB{seconds:>8.1f} s", flush=True)
     for layout in arguments.layouts.split(","):
         peak, took = in_a_process(str(arguments.nproc), layout, *size)
         memory, longer = peak / whole, took / seconds
         held = held and (memory <= MOST or arguments.nproc < 4) and longer <= MOST_TIME
-        print(f"{layout:>8}{peak / 2**20:>10.0f} MiB{took:>8.1f} s: {memory:.2f} of memory, {longer:.2f} of time")
+        print(f"{layout:>10}{peak / 2**20:>10.0f} MiB{took:>8.1f} s: {memory:.2f} of memory, {longer:.2f} of time")
     print(f"bounds {MOST} and {MOST_TIME}: {'held' if held else 'BROKEN'}")
     return 0 if held else 1
 
@@ -72,8 +72,6 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
     from distcore.engine.model_source import base_source
     from distcore.launchers import join
     from distcore.testing.problem import Problem
-    from distcore_fsdp.fsdp import FSDPStrategy
-    from distcore_mesh.mesh import MeshStrategy
 
     @dataclass(frozen=True, kw_only=True)
     class Large(Problem):
@@ -83,14 +81,13 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
                 intermediate_size=-(-8 * hidden // (3 * 64)) * 64, bos_token_id=1, eos_token_id=2,
             ))  # fmt: skip
 
-    config, task = RunConfig(device="cpu", nproc=nproc), Large()
+    config, task = RunConfig(device="cpu", nproc=nproc, global_batch_size=nproc, micro_batch_size=1), Large()
     source = base_source(config, task, task.prepare(config))
-    sizes: dict[str, Any] = {layout: nproc}
-    strategy: Any = MeshStrategy(**sizes) if layout in ("shard", "tp", "pp") else FSDPStrategy()
     if layout == "whole":
         began = time.process_time()
         model: Any = source.build()
     else:
+        strategy = strategy_of(layout, nproc)
         world = strategy.setup(config, join(os.environ) or RankInfo())
         began = time.process_time()
         model = strategy.build_model(config, world, source)
@@ -102,6 +99,22 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
     if layout != "whole":
         strategy.teardown(world)
     return peak, took
+
+
+def strategy_of(layout: str, nproc: int) -> Any:
+    """Return the strategy that a layout is measured with; only that is imported."""
+    if layout == "fsdp":
+        from distcore_fsdp.fsdp import FSDPStrategy
+
+        return FSDPStrategy()
+    if layout == "deepspeed":
+        from distcore_deepspeed.strategy import DeepSpeedStrategy
+
+        return DeepSpeedStrategy(stage=3)
+    from distcore_mesh.mesh import MeshStrategy
+
+    sizes: dict[str, Any] = {layout: nproc}
+    return MeshStrategy(**sizes)
 
 
 if __name__ == "__main__":

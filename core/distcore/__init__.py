@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from distcore.plugin.contract import StepLoss as StepLoss
     from distcore.plugin.contract import StepResult as StepResult
     from distcore.plugin.contract import Values as Values
+    from distcore.plugin.contract import Wanted as Wanted
     from distcore.plugin.contract import World as World
     from distcore.plugin.hookspecs import hookimpl as hookimpl
     from distcore.plugin.memory import Memory as Memory
@@ -106,6 +107,7 @@ _HOME = {
     "StepResult": "distcore.plugin.contract",
     "Task": "distcore.plugin.task",
     "Values": "distcore.plugin.contract",
+    "Wanted": "distcore.plugin.contract",
     "World": "distcore.plugin.contract",
     "PreparedModel": "distcore.plugin.contract",
     "cached_folder": "distcore.data.cache",

@@ -32,6 +32,7 @@ from transformers import (
 
 from distcore.engine import recording, replay
 from distcore.errors import SkeletonError
+from distcore.plugin.contract import Wanted
 
 SEED = 3
 SMALL: dict[str, Any] = {
@@ -88,17 +89,21 @@ def skeleton(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def all_of(module: nn.Module) -> Wanted:
+    return lambda name: (0, module.get_parameter(name).numel())
+
+
 def check_replayed(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(SEED)
     whole = build()
     state = torch.get_rng_state()
     module, values = replay.replayed(build, skeleton(build), SEED)
     for _ in range(2):  # as often as one likes
-        drawn = {name: value.clone() for name, value in values()}
+        drawn = {name: value.clone() for name, value in values(all_of(whole))}
         assert torch.equal(torch.get_rng_state(), state)
         assert drawn.keys() == dict(whole.named_parameters()).keys()
         for name, parameter in whole.named_parameters():
-            assert torch.equal(drawn[name], parameter), name
+            assert torch.equal(drawn[name], parameter.flatten()), name
     for name, buffer in whole.named_buffers():
         assert torch.equal(module.get_buffer(name), buffer), name
     assert module.state_dict().keys() == whole.state_dict().keys()
@@ -106,6 +111,26 @@ def check_replayed(build: Callable[[], nn.Module]) -> None:
 
 def test_layers_of_torch_get_the_weights_of_a_whole_build() -> None:
     check_replayed(of_torch)
+
+
+def large() -> nn.Module:
+    """Tensors that are drawn in parts: with one that is changed afterwards, and one that another reads."""
+    layers = nn.Sequential(nn.Linear(400, 500), nn.Embedding(300, 700, padding_idx=3), nn.Linear(600, 501))
+    with torch.no_grad():
+        first = cast(nn.Linear, layers[0])
+        first.bias.copy_(first.weight[:, 0])
+        nn.init.normal_(first.weight)
+    return layers
+
+
+def test_a_part_of_each_tensor_is_that_of_a_whole_build() -> None:
+    torch.manual_seed(SEED)
+    whole = large()
+    _, values = replay.replayed(large, skeleton(large), SEED)
+    check_replayed(large)
+    for part in range(3):
+        for name, drawn in values(lambda name: (part * 100, part * 77)):  # noqa: B023
+            assert torch.equal(drawn, whole.get_parameter(name).flatten()[part * 100 :][: part * 77]), name
 
 
 def test_values_that_are_not_drawn_are_kept() -> None:
@@ -178,6 +203,6 @@ def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         held.append(len(storages))
 
     monkeypatch.setattr(replay.Replay, "_run", counted)
-    count = sum(1 for _ in values())
+    count = sum(1 for _ in values(lambda name: (0, 0)))
     assert max(held) < count / 3
     assert held

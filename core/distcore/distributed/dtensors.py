@@ -74,18 +74,17 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def replay(model: nn.Module, values: Values, part_of: Callable[[str, Tensor], Tensor] | None = None) -> None:
-    """Give the parameters of ``model`` the ``values`` of the whole model, of which one is held at a time.
+def replay(model: nn.Module, values: Values) -> None:
+    """Give the parameters of ``model``, all of the whole model's, what this rank holds of their ``values``."""
+    held = {name: local_part(parameter) for name, parameter in model.named_parameters()}
 
-    ``part_of(name, whole)`` returns what was sharded of it; default: the whole. What ``model`` has not is left out.
-    """
-    own = dict(model.named_parameters())
-    for name, whole in values():
-        if name in own:
-            flat = (whole if part_of is None else part_of(name, whole)).reshape(-1)
-            fill(own[name], lambda start, count, flat=flat: flat[start : start + count])  # type: ignore[misc]
-            del flat
-        del whole  # before the next one is drawn
+    def wanted(name: str) -> tuple[int, int]:
+        local, start = held[name]
+        return start, local.numel()
+
+    for name, drawn in values(wanted):
+        held[name][0].copy_(drawn.view_as(held[name][0]))
+        del drawn  # before the next one is drawn
 
 
 def _load(target: Tensor, name: str, state: SavedState) -> None:

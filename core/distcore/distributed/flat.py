@@ -89,12 +89,15 @@ def load(
 
 @torch.no_grad()
 def copy_weights(parts: Iterable[Part], weights: Mapping[str, Tensor]) -> None:
-    """Copy whole weights, by parameter name, into the buffers.
+    """Copy weights, by parameter name, into the buffers: whole ones, or just those of each part.
 
     For a backend that fills its fp32 buffers from a 16-bit model and would lose precision.
     """
     for part in parts:
-        part.slice_of(part.master).copy_(weights[part.name].reshape(-1).narrow(0, part.start, part.count))
+        values = weights[part.name].reshape(-1)
+        if len(values) != part.count:
+            values = values.narrow(0, part.start, part.count)
+        part.slice_of(part.master).copy_(values)
 
 
 def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:

@@ -1,8 +1,9 @@
 """Give a model its random weights one tensor at a time, bit for bit those of building it whole.
 
-What building does is noted on tensors without memory, then done again in the same order, from the same seed. Of what is
-written more than once only the last values are kept; of what else is random only the numbers are drawn, so that those
-behind them are the same. A tensor is given away as soon as nothing reads or writes it any more.
+What building does is noted on tensors without memory, then done again in the same order, from the same seed. Of what
+is written more than once only the last values are kept; of what else is random the numbers are passed over, so that
+those behind them are the same. A tensor that one operation draws is drawn as far as it is wanted. Any other is made
+whole, and given away as soon as nothing reads or writes it any more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from distcore.engine.drawing import draw, drawn_by
 from distcore.engine.recording import Operation, Recording, View, record
 from distcore.errors import SkeletonError
-from distcore.plugin.contract import Values
+from distcore.plugin.contract import Values, Wanted
 
 Storages = dict[int, torch.UntypedStorage]
 
@@ -37,13 +39,13 @@ def replayed(build: Callable[[], nn.Module], skeleton: nn.Module, seed: int) -> 
             n: (tuple(t.shape), t.dtype) for n, t in own.items()
         }:
             raise SkeletonError(f"build_model() gives a model another {kind} on the meta device")
-    made = Replay(recording, buffers, draws=False)
-    _set_buffers(skeleton, {name: value.clone() for name, value in made.values()})
+    made = Replay(recording, buffers, draws=False).values(lambda name: (0, torch.Size(buffers[name].size).numel()))
+    _set_buffers(skeleton, {name: value.clone().view(buffers[name].size) for name, value in made})
     replay = Replay(recording, parameters)
 
-    def values() -> Iterator[tuple[str, Tensor]]:
+    def values(wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(seed)
-        return replay.values()
+        return replay.values(wanted)
 
     return skeleton, values
 
@@ -80,21 +82,34 @@ class Replay:
             raise SkeletonError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
 
     @torch.no_grad()
-    def values(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and value of what is wanted, each as soon as it is done."""
+    def values(self, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+        """Yield of each tensor its name and the elements that are ``wanted``, flattened, as soon as they are done."""
         names = defaultdict(list)
         for name, view in self._wanted.items():
             names[view.storage].append(name)
         storages: Storages = {}
         for number, operation in enumerate(self._operations):
-            if self._is_needed[number]:
+            drawn = drawn_by(operation) if self._draws else None
+            if not self._is_needed[number]:
+                if drawn is not None:
+                    draw(operation, 0, 0)
+                elif self._draws and operation.is_random:
+                    self._run(operation, {})  # for the numbers that it draws
+            elif drawn is not None and drawn.storage not in storages and self._is_all_of(drawn, names, number):
+                name = names[drawn.storage][0]
+                yield name, draw(operation, *wanted(name))
+            else:
                 self._run(operation, storages)
                 for ended in self._ends[number]:
                     for name in names[ended]:
-                        yield name, self._wanted[name].of(storages[ended])
+                        start, count = wanted(name)
+                        yield name, self._wanted[name].of(storages[ended]).reshape(-1)[start : start + count]
                     del storages[ended]
-            elif self._draws and operation.is_random:
-                self._run(operation, {})  # for the numbers that it draws
+
+    def _is_all_of(self, drawn: View, names: dict[int, list[str]], number: int) -> bool:
+        """Return whether ``drawn`` is all that is wanted of its storage, with the values that operation gives it."""
+        wanted = [self._wanted[name] for name in names[drawn.storage]]
+        return wanted == [drawn] and self._ends[number] == [drawn.storage]
 
     def _run(self, operation: Operation, storages: Storages) -> None:
         def real(value: Any) -> Any:

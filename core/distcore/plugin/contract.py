@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from distcore.plugin.state import State
     from distcore.plugin.task import Batch
 
-Values = Callable[[], Iterator[tuple[str, "Tensor"]]]
-"""Yields name and value of each parameter, whole on the CPU, one after another; a tied one once, by its first name."""
+Wanted = Callable[[str], tuple[int, int]]
+"""Returns which elements of a parameter, by its name, a rank wants: index of the first in the flattened one, count."""
+Values = Callable[[Wanted], Iterator[tuple[str, "Tensor"]]]
+"""Yields, for each parameter, its name and the elements that are wanted of it, flattened, on the CPU.
+
+One after another, in the same order on every rank, also where none are wanted. A tied one once, by its first name.
+"""
 LOOPBACK = "127.0.0.1"
 """Address at which the ranks of one machine connect; other machines cannot reach it."""
 

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, defaults
-from distcore_deepspeed import engine, library, ops
+from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults
+from distcore_deepspeed import drawn, engine, library, ops
 from distcore_deepspeed.derived import resolve
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
 
 log = logging.getLogger("distcore")
+WEIGHTS = "distcore_weights"
+"""Attribute of a model whose parameters have no values yet, with their ``Values``: hooks hand on only the model."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -29,10 +31,14 @@ def build(
     tree = resolve(user, run, model, training=make_optimizer is not None)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
+    values: Values | None = vars(model).pop(WEIGHTS, None)
     if make_optimizer is None:
+        if values is not None:
+            drawn.partition(model, values, tree)
         return PreparedModel(model=_for_evaluation(user, run, model, tree), optimizer=None)
-    own = _optimizer_arguments(user, run, make_optimizer(model))
-    return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own))
+    own = _optimizer_arguments(user, run, make_optimizer(model))  # while the parameters have their shapes
+    exact = None if values is None else drawn.partition(model, values, tree)
+    return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact)
 
 
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat
+from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat, hookimpl
 from distcore_deepspeed import library, ops, partitions
 from distcore_deepspeed.json_config import Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
@@ -25,14 +25,18 @@ class LossScaleError(DistcoreError):
     exit_code = 3
 
 
-def prepare(run: Run, model: nn.Module, tree: Tree, initialize: Callable[[], Any]) -> PreparedModel:
+def prepare(
+    run: Run, model: nn.Module, tree: Tree, initialize: Callable[[], Any], exact: Mapping[str, Tensor] | None = None
+) -> PreparedModel:
     """Return the engine that ``initialize`` builds around ``model``, and the optimizer that it steps on its partitions.
 
     ``tree``: the resolved config that ``initialize`` gives DeepSpeed; the extensions that it needs are compiled first.
-    Master weights start from the model's own fp32 weights in any precision.
+    Master weights start from the model's own fp32 weights in any precision. ``exact`` has those of this rank's
+    partitions, by name, where the model is already partitioned in 16 bits.
     """
     ops.build_for(tree)
-    exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
+    if exact is None:
+        exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with quiet():
         engine = initialize()
     library.limit_waiting(run.config.timeout)
@@ -71,6 +75,25 @@ def step(run: Run, clip: Clip) -> StepResult:
     with explained():
         engine.step()
     return StepResult(grad_norm=None if clip.norm is None else engine.get_global_grad_norm())
+
+
+class StepHooks:
+    """The hooks of a step, for a strategy whose model is DeepSpeed's engine."""
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
+        return accumulate(run, last)
+
+    @hookimpl
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add gradients with the engine, which must not divide the loss again."""
+        return backward(run, loss)
+
+    @hookimpl
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
+        return step(run, clip)
 
 
 @contextmanager

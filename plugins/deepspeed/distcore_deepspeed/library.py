@@ -31,6 +31,7 @@ from deepspeed.runtime import lr_schedules as lr_schedules
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler as DynamicLossScaler
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config as DeepSpeedBF16Config
 from deepspeed.runtime.precision_config import DeepSpeedFP16Config as DeepSpeedFP16Config
+from deepspeed.runtime.zero import Init as Init
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig as DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import (
     DeepSpeedZeroOffloadOptimizerConfig as DeepSpeedZeroOffloadOptimizerConfig,

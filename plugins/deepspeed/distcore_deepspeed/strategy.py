@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from distcore import (
     Capabilities,
-    Clip,
     Memory,
+    ModelSource,
     OptimizerFactory,
     PreparedModel,
     Progress,
@@ -22,8 +22,8 @@ from distcore import (
     Run,
     RunConfig,
     SavedState,
+    SkeletonError,
     State,
-    StepResult,
     World,
     gather_rows,
     hookimpl,
@@ -31,21 +31,25 @@ from distcore import (
     leave_process_group,
     sum_over_ranks,
 )
-from distcore_deepspeed import engine, library, partitions
-from distcore_deepspeed.build import build
+from distcore_deepspeed import library, partitions
+from distcore_deepspeed.build import WEIGHTS, build
 from distcore_deepspeed.checks import check_evaluation, check_training
+from distcore_deepspeed.drawn import can_partition
+from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.memory import planned
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 from distcore_deepspeed.tracing import traced
 
+log = logging.getLogger("distcore")
 UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
 GATHERS = "gathers weights inside of every layer at stage 3"
+WHOLE = "at stage 3 a pretrained model, or one whose random weights cannot be replayed, is built whole on every rank"
 FP32_ONLY = "stage 0 is for fp32; stage 1 does the same in bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedStrategy(DeepSpeedOptions):
+class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     """Shard optimizer state, gradients and parameters over ranks, and keep them in host memory or on NVMe."""
 
     shorthand: ClassVar = "stage"
@@ -79,6 +83,7 @@ class DeepSpeedStrategy(DeepSpeedOptions):
                 FP32_ONLY,
                 UNUSED,
                 "fp16 needs a GPU or a CPU that multiplies in it; nvme needs stage 3 and libaio",
+                WHOLE,
             ),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if user.stage == 0 else {}),
         )
@@ -111,24 +116,22 @@ class DeepSpeedStrategy(DeepSpeedOptions):
         return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
 
     @hookimpl
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model on the meta device if its random weights can be drawn in partitions, else a whole one."""
+        if source.replayed is None or not can_partition(self.user_config):
+            return source.build()
+        try:
+            model, values = source.replayed()
+        except SkeletonError as reason:
+            log.info("deepspeed: every rank builds the whole model: %s", reason)
+            return source.build()
+        vars(model)[WEIGHTS] = values
+        return model
+
+    @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Build DeepSpeed's engine around the model; an evaluation has one only at stage 3."""
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
-
-    @hookimpl
-    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
-        return engine.accumulate(run, last)
-
-    @hookimpl
-    def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """Add gradients with the engine, which must not divide the loss again."""
-        return engine.backward(run, loss)
-
-    @hookimpl
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
-        return engine.step(run, clip)
 
     @hookimpl
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from distcore import Capabilities, Clip, ConfigError, OptimizerFactory, PreparedModel, Run, StepResult, hookimpl
-from distcore_deepspeed import engine, library
+from distcore import Capabilities, ConfigError, OptimizerFactory, PreparedModel, Run, hookimpl
+from distcore_deepspeed import library
 from distcore_deepspeed.build import build
+from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.json_config import UserConfig, put
 from distcore_deepspeed.optimizers import optimizer_type
 
@@ -26,7 +26,7 @@ def traced(user: UserConfig, capabilities: Capabilities, activation_checkpointin
     return TracedEngine(user, capabilities, activation_checkpointing)
 
 
-class TracedEngine:
+class TracedEngine(StepHooks):
     """The engine, in the first of as many ranks as torch's process group says; DeepSpeed is told that it has a CPU."""
 
     most_ranks: ClassVar = 16  # for each parameter and bucket the engine goes through all ranks
@@ -55,21 +55,6 @@ class TracedEngine:
             prepared = build(user, run, model, make_optimizer, self._activation_checkpointing)
         _never_overflow(prepared.model.optimizer)
         return prepared
-
-    @hookimpl
-    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """As in a run."""
-        return engine.accumulate(run, last)
-
-    @hookimpl
-    def backward(self, run: Run, loss: Tensor) -> Tensor:
-        """As in a run."""
-        return engine.backward(run, loss)
-
-    @hookimpl
-    def step(self, run: Run, clip: Clip) -> StepResult:
-        """As in a run."""
-        return engine.step(run, clip)
 
     def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
         """Return partitions of parameters, gradients that DeepSpeed keeps in places of its own, and what is stepped."""

@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
 from distcore.engine.lora import adapt
-from distcore.engine.replay import replayed
+from distcore.testing.from_scratch import from_scratch
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.fsdp import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
@@ -59,20 +59,6 @@ def source(folder, auto, labels):
             return auto.from_config(shape)
 
     return ModelSource(build=build, skeleton=skeleton, folder=Path(folder))
-
-
-def from_scratch(make):
-    """How to build a model with random weights."""
-
-    def build():
-        torch.manual_seed(SEED)
-        return make()
-
-    def skeleton():
-        with torch.device("meta"):
-            return make()
-
-    return ModelSource(build=build, skeleton=skeleton, replayed=lambda: replayed(make, skeleton(), SEED))
 
 
 def with_lora(base):
@@ -110,7 +96,7 @@ def differences(folder, cases):
             model, whole = sharded(strategy, config, world, one)
             found[name, kind] = whole, differing(model, one.build())
     for name, make in FROM_SCRATCH.items():
-        origin = from_scratch(make)
+        origin = from_scratch(make, SEED)
         model, whole = sharded(strategy, config, world, origin)
         found[name] = whole, differing(model, origin.build())
     strategy.teardown(world)

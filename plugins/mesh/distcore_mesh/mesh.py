@@ -153,7 +153,7 @@ class MeshStrategy(MeshOptions):
             )
         if values is not None:
             dtensors.allocate(model, run.world.device)
-            dtensors.replay(model, values, layout.part_of)
+            layout.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             blocks.recompute(units.values())
         if self.pp > 1:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from distcore import Box, Piece, Run, SavedState, State, defaults, dtensors
+from distcore import Box, Piece, Run, SavedState, State, Values, defaults, dtensors
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,6 @@ class Layout:
         own[split.dimension] //= self.ranks
         return split if list(tensor.shape) == own else None
 
-    def part_of(self, name: str, whole: Tensor) -> Tensor:
-        """Return what the ranks of this rank's number hold together of the parameter ``name``."""
-        split = self.splits.get(name)
-        return whole if split is None else split.part_of(whole, self.rank, self.ranks)
-
     def save(self, run: Run) -> State:
         """Return what this rank holds of the model and of the optimizer's state, by neutral name."""
         state: State = {}
@@ -97,6 +92,41 @@ class Layout:
         if run.optimizer is not None:
             defaults.load_optimizer(run, state, self._optimizer_tensor)
         return True
+
+    @torch.no_grad()
+    def replay(self, model: nn.Module, values: Values) -> None:
+        """Give the parameters of ``model`` this rank's part of ``values``; of a split one, the rows that it is in."""
+        own = dict(model.named_parameters())
+        runs = {name: self._run(name, parameter) for name, parameter in own.items()}
+        for name, drawn in values(lambda name: runs.get(name, (0, 0))):
+            if name in own:
+                local, _ = dtensors.local_part(own[name])
+                local.copy_(self._cut(name, own[name], drawn).view_as(local))
+            del drawn  # before the next one is drawn
+
+    def _run(self, name: str, parameter: Tensor) -> tuple[int, int]:
+        """Return the run of elements, in the flattened whole, that has in it all that this rank holds."""
+        if name not in self.splits:
+            local, start = dtensors.local_part(parameter)
+            return start, local.numel()
+        boxes, row = self._boxes_of(name, parameter), prod(self.splits[name].shape[1:])
+        first, stop = min((box[0].start for box in boxes), default=0), max((box[0].stop for box in boxes), default=0)
+        return first * row, (stop - first) * row
+
+    def _cut(self, name: str, parameter: Tensor, run: Tensor) -> Tensor:
+        """Return what this rank holds, out of that run."""
+        split, boxes = self.splits.get(name), self._boxes_of(name, parameter)
+        if split is None or not boxes:
+            return run
+        rows, first = run.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
+        parts = [rows[box[0].start - first : box[0].stop - first][:, *box[1:]] for box in boxes]
+        return torch.cat(parts, split.dimension)
+
+    def _boxes_of(self, name: str, parameter: Tensor) -> list[tuple[slice, ...]]:
+        if name not in self.splits:
+            return []
+        local, first = _rows(parameter)
+        return list(self.splits[name].boxes(self.rank, self.ranks, first, len(local)))
 
     def _optimizer_tensor(self, parameter: Tensor, name: str, state: SavedState) -> Tensor:
         split = self.of(name, parameter)

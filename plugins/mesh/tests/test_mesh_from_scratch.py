@@ -18,8 +18,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from distcore import ModelSource, RankInfo, Run, RunConfig, launch
-from distcore.engine.replay import replayed
+from distcore import RankInfo, Run, RunConfig, launch
+from distcore.testing.from_scratch import from_scratch
 from distcore_mesh.mesh import MeshStrategy
 
 pytestmark = pytest.mark.ranks
@@ -47,31 +47,21 @@ CASES = {
 }
 
 
-def source(make):
-    def build():
-        torch.manual_seed(SEED)
-        return make()
-
-    def skeleton():
-        with torch.device("meta"):
-            return make()
-
-    return ModelSource(build=build, skeleton=skeleton, replayed=lambda: replayed(make, skeleton(), SEED))
-
-
 def started(layout, make, world):
     """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
-    strategy, config, origin = MeshStrategy(**LAYOUTS[layout]), RunConfig(device="cpu", seed=SEED), source(make)
+    strategy, config = MeshStrategy(**LAYOUTS[layout]), RunConfig(device="cpu", seed=SEED)
+    origin = from_scratch(make, SEED)
     model = strategy.build_model(config, world, origin)
     was_whole = not all(parameter.is_meta for parameter in model.parameters())
     run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
     model, whole = wrapped.model, origin.build()
-    part_of = vars(model)["distcore_layout"].part_of
+    layout = vars(model)["distcore_layout"]
     wrong = []
     for name, parameter in model.named_parameters():
         now = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        if not torch.equal(now, part_of(name, whole.get_parameter(name))):
+        wanted, split = whole.get_parameter(name), layout.splits.get(name)
+        if not torch.equal(now, split.part_of(wanted, layout.rank, layout.ranks) if split else wanted):
             wrong.append(name)
     wrong += [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
     assert wrapped.optimizer is not None

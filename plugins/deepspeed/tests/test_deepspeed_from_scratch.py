@@ -1,0 +1,97 @@
+"""At stage 3 a model from scratch never exists whole on a rank, and starts with the weights of one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from distcore import RankInfo, Run, RunConfig, World, launch
+from distcore.testing.from_scratch import from_scratch
+from distcore_deepspeed.partitions import parts
+from distcore_deepspeed.strategy import DeepSpeedStrategy
+
+pytestmark = pytest.mark.ranks
+
+SEED = 3
+SMALL: dict[str, Any] = {
+    "vocab_size": 65, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL, num_labels=3)),
+    "gpt2, tied": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=65, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "large": lambda: LlamaForCausalLM(LlamaConfig(**SMALL | {"vocab_size": 5001})),  # drawn in blocks, cut within one
+    "vit": lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)),
+}
+"""The last one's code asks for values while it is built."""
+CASES = [(name, precision, trains) for name in MODELS for precision in ("fp32", "bf16") for trains in (True, False)]
+
+
+def started(world: World, name: str, precision: str, trains: bool) -> tuple[bool, list[str]]:
+    """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
+    strategy, origin = DeepSpeedStrategy(stage=3), from_scratch(MODELS[name], SEED)
+    config = RunConfig(device="cpu", seed=SEED, nproc=2, precision=precision, global_batch_size=2, micro_batch_size=1)
+    model = strategy.build_model(config, world, origin)
+    was_whole = not all(parameter.is_meta for parameter in model.parameters())
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=1)
+    prepared = strategy.wrap_model(run, model, torch_adamw if trains else None)
+    whole = origin.build()
+    wrong = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    for parameter in model.parameters():
+        wanted, held = whole.get_parameter(names[id(parameter)]).detach().flatten(), parameter.ds_tensor
+        part = wanted[world.rank * len(held) :][: len(held)]
+        if held.dtype != dtype or not torch.equal(held[: len(part)], part.to(dtype)):
+            wrong.append(names[id(parameter)])
+    if trains:  # the fp32 weights that the optimizer steps
+        trained = Run(
+            config=config, world=world, capabilities=strategy.capabilities, module=model, model=prepared.model,
+            optimizer=prepared.optimizer,
+        )  # fmt: skip
+        for part in parts(trained):
+            wanted = whole.get_parameter(part.name).detach().flatten()[part.start : part.start + part.count]
+            if not torch.equal(part.slice_of(part.master), wanted):
+                wrong.append(f"{part.name}, stepped")
+    return was_whole, wrong
+
+
+def torch_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
+
+
+def starts() -> dict[tuple[str, str, bool], tuple[bool, list[str]]]:
+    rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    strategy = DeepSpeedStrategy(stage=3)
+    world = strategy.setup(RunConfig(device="cpu"), rank_info)
+    found = {case: started(world, *case) for case in CASES}
+    strategy.teardown(world)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
+    return list(launch(starts, nproc=2))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_start_with_the_weights_of_one_process_and_build_no_whole_model(
+    found: list[dict[tuple[str, str, bool], tuple[bool, list[str]]]], case: tuple[str, str, bool]
+) -> None:
+    assert [rank[case] for rank in found] == [(case[0] == "vit", [])] * 2
