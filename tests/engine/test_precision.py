@@ -17,7 +17,7 @@ from distcore.testing.problem import Problem
 
 
 def is_set() -> bool:
-    return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())  # type: ignore[no-untyped-call]
+    return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
@@ -66,8 +66,8 @@ def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
 
     def attended(dtype: torch.dtype) -> list[Tensor]:
         torch.manual_seed(1)
-        given = [state.to(dtype).requires_grad_() for state in states]
-        found = scaled_dot_product_attention(*given, attn_mask=mask, dropout_p=0.1)
+        query, key, value = given = [state.to(dtype).requires_grad_() for state in states]
+        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1)
         return [found.detach(), *torch.autograd.grad(found.float().square().sum(), given)]
 
     expected = attended(torch.float32)

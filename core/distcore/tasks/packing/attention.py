@@ -49,7 +49,7 @@ def attend(
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     # Cut once: the gradients of the cuts are joined, where those of slices would be padded with zeros and summed.
     sizes = [group.stop - group.start for group in packed_rows.groups]
-    cuts = (states[0].transpose(0, 1).split(sizes) for states in (query, key, value))
+    cuts = (torch.split(states[0].transpose(0, 1), sizes) for states in (query, key, value))
     parts = []
     for group, *tokens in zip(packed_rows.groups, *cuts, strict=True):
         q, k, v = (_rows(states, group) for states in tokens)
