@@ -19,6 +19,7 @@ from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.compiling import compile_model
+from distcore.engine.dropout import draw_cheaply
 from distcore.engine.ending import finish
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.loop import steps
@@ -29,7 +30,7 @@ from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.packing import packed
 from distcore.engine.paths import with_absolute_paths
-from distcore.engine.precision import scaler_for
+from distcore.engine.precision import attention_in_bf16, scaler_for
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.run_folder import check_out, on_main
 from distcore.engine.shared_folder import check_shared
@@ -59,7 +60,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     hooks, world = set_up(config, rank_info)
     stopped = None
     try:
-        with deterministic(config):
+        with deterministic(config), attention_in_bf16(config):
             report = train_in(world, config, hooks, task, rank_info)
     except StoppedError as error:
         stopped = str(error)
@@ -121,6 +122,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         module.gradient_checkpointing_enable()  # type: ignore[operator]
     base = base_of(config, task, module)
     freeze(config, module)
+    draw_cheaply(config, module)
     if base and training and world.is_main:
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
         trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)

@@ -47,9 +47,12 @@ def attend(
         return found
     causal = options.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    # Cut once: the gradients of the cuts are joined, where those of slices would be padded with zeros and summed.
+    sizes = [group.stop - group.start for group in packed_rows.groups]
+    cuts = (torch.split(states[0].transpose(0, 1), sizes) for states in (query, key, value))
     parts = []
-    for group in packed_rows.groups:
-        q, k, v = (_rows(states, group) for states in (query, key, value))
+    for group, *tokens in zip(packed_rows.groups, *cuts, strict=True):
+        q, k, v = (_rows(states, group) for states in tokens)
         bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
         mask = None if is_causal else group.mask  # padding comes behind all that may look back
         made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
@@ -57,9 +60,7 @@ def attend(
     return torch.cat(parts)[None], None
 
 
-def _rows(states: Tensor, group: Group) -> Tensor:
-    """Return the rows of a group, ``(rows, heads, longest, size)``, from ``(1, heads, tokens, size)``."""
-    tokens = states[0].transpose(0, 1)
-    places = group.places
-    found = tokens[group.start : group.stop] if places is None else tokens.index_select(0, places)
+def _rows(tokens: Tensor, group: Group) -> Tensor:
+    """Return the rows of a group, ``(rows, heads, longest, size)``, from its tokens, ``(tokens, heads, size)``."""
+    found = tokens if group.places is None else tokens.index_select(0, group.places)
     return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)

@@ -28,7 +28,7 @@ class Group:
     longest: int
     """Tokens of its longest row."""
     places: Tensor | None
-    """Which token of the sequence stands at each place of its rows, padded: int64 ``(rows * longest,)``.
+    """Which of its own tokens stands at each place of its rows, padded: int64 ``(rows * longest,)``.
 
     ``None`` if all rows are of one length, so that nothing pads them. At padding stands any token.
     """
@@ -96,8 +96,8 @@ def _group(lengths: np.ndarray, stop: int, like: Tensor) -> Group:
     if lengths[0] == longest:
         return Group(start, stop, rows, longest, None, None, None)
     mask = np.arange(longest) < lengths[:, None]
-    begins = start + np.cumsum(lengths) - lengths
-    places = np.minimum(begins[:, None] + np.arange(longest), stop - 1).reshape(-1)
+    begins = np.cumsum(lengths) - lengths
+    places = np.minimum(begins[:, None] + np.arange(longest), stop - start - 1).reshape(-1)
     real = mask.reshape(-1).nonzero()[0]
     return Group(
         start, stop, rows, longest, _tensor(places, like), _tensor(real, like), _tensor(mask[:, None, None], like)

@@ -1,0 +1,78 @@
+"""Attention with dropout in bf16 on a CPU: for the run alone, and as near to fp32 as half precision is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from distcore import RunConfig, hookimpl, train
+from distcore.engine.precision import attention_in_bf16
+from distcore.plugin.extensions import load_extensions
+from distcore.testing.problem import Problem
+
+
+def is_set() -> bool:
+    return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
+
+
+def config(out: Path, **changes: Any) -> RunConfig:
+    given = {"out": str(out), "device": "cpu", "max_steps": 1, "global_batch_size": 4, "lr": 0.01}
+    return RunConfig.model_validate(given | changes)
+
+
+class Sees:
+    """Writes down how the run computes."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    @hookimpl
+    def on_step_end(self) -> None:
+        self.found.append(is_set())
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", True), ("fp32", False), ("fp16", False)])
+def test_it_lasts_as_long_as_a_bf16_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, expected: bool
+) -> None:
+    sees = Sees()
+    monkeypatch.setattr("distcore.engine.trainer.load_extensions", lambda c: load_extensions(c) | {"sees": sees})
+    train(config(tmp_path / "run", precision=precision), Problem(rows=4))
+    assert sees.found == [expected]
+    assert not is_set()
+
+
+def fail_inside(config: RunConfig) -> None:
+    with attention_in_bf16(config):
+        assert is_set()
+        raise ValueError("on purpose")
+
+
+def test_what_the_program_has_set_comes_back_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="on purpose"):
+        fail_inside(config(tmp_path, precision="bf16"))
+    assert not is_set()
+
+
+def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    states = [torch.randn(4, 2, 24, 16) for _ in range(3)]
+    mask = torch.arange(24) < torch.tensor([24, 20, 13, 7])[:, None, None, None]
+
+    def attended(dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(1)
+        query, key, value = given = [state.to(dtype).requires_grad_() for state in states]
+        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1)
+        return [found.detach(), *torch.autograd.grad(found.float().square().sum(), given)]
+
+    expected = attended(torch.float32)
+    with attention_in_bf16(config(tmp_path, precision="bf16")):
+        found = attended(torch.bfloat16)
+    for one, other in zip(expected, found, strict=True):
+        assert other.dtype == torch.bfloat16
+        assert float((one - other).norm() / one.norm()) < 2e-2
