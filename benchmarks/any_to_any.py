@@ -9,9 +9,11 @@ uninterrupted run, with dropout off and with dropout on. Ranks write down the ro
 Bounds: 1e-5, the published tolerance; 0 on the diagonal; before and after the interruption together, each row of each
 epoch exactly once.
 
-What is printed is a summary: the largest distance from any setting of one strategy to any of another.
+What is printed is a summary: the largest distance from any setting of one strategy to any of another. Stages of a
+pipeline cannot share a weight: they are in the matrix of ``--untied``, whose model has four blocks and no tied weight.
 
-    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--json FILE] [--folder DIR] [--page]
+    python benchmarks/any_to_any.py [--sizes 1,2] [--only fsdp-full,ddp] [--untied] [--json FILE] [--folder DIR]
+                                    [--page]
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ PAGE = Path(__file__).parents[1] / "docs/any-to-any.md"
 MARKS = re.compile(r"(<!-- any to any -->\n).*?(<!-- /any to any -->)", re.S)
 HALF, LAST, EPOCHS = 7, 15, 3
 """Step of the first checkpoint, last step, epochs."""
-PROBLEM = Problem(tied=True)
+TIED, UNTIED = Problem(tied=True), Problem(blocks=4)
 START, DROPOUT = "start", "dropout"
 """Names of the runs that a setting trains from the beginning: without dropout, and with it."""
 DROPOUT_RESUMED = "dropout-resumed"
@@ -83,6 +85,8 @@ class Setting:
     nproc: int = 1
     """Ranks."""
     options: dict[str, Any] = field(default_factory=dict)
+    problem: Problem = TIED
+    """What it trains."""
 
     @property
     def name(self) -> str:
@@ -101,6 +105,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("fsdp", {"sharding": "grad"}),
     ("mesh", {"tp": 2}),
     ("mesh", {"pp": 2}),
+    ("mesh", {"pp": 2, "pp_schedule": "interleaved"}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),
     ("deepspeed", {"stage": 3}),
@@ -109,14 +114,14 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def settings(sizes: list[int], only: list[str]) -> list[Setting]:
+def settings(sizes: list[int], only: list[str], problem: Problem) -> list[Setting]:
     """Return ``single``, and each installed strategy at each world size; ``only``: names to choose from them."""
     installed = registry.offers("strategies")
-    found = [Setting(strategy="single")]
+    found = [Setting(strategy="single", problem=problem)]
     found += [
-        Setting(strategy=name, options=options, nproc=size)
+        Setting(strategy=name, options=options, nproc=size, problem=problem)
         for name, options in STRATEGIES
-        if name in installed
+        if name in installed and not ("pp" in options and problem.tied)
         for size in sizes
         if size % prod(options.get(group, 1) for group in GROUPS) == 0
     ]
@@ -155,7 +160,9 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
     world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)
-        continue_from(path, out, config, hooks, world, replace(PROBLEM, dropout=0.1 if DROPOUT in source else 0.0))
+        continue_from(
+            path, out, config, hooks, world, replace(setting.problem, dropout=0.1 if DROPOUT in source else 0.0)
+        )
         # Ranks of one data shard have the same rows, and one of them speaks for it.
         (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows if world.speaks else []))
         recorder.rows.clear()
@@ -202,7 +209,7 @@ def seen_once(folder: str, source: Setting, target: Setting) -> bool:
     """True if both parts of a run together trained on each row of each epoch exactly once."""
     before = rows_seen(folder, source, START, 0, HALF)
     after = rows_seen(folder, target, source.name, 0, LAST)
-    return before + after == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(PROBLEM.rows))
+    return before + after == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(source.problem.rows))
 
 
 def matrix(every: list[Setting], folder: str) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
@@ -275,11 +282,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1,2", help="world sizes, separated by commas")
     parser.add_argument("--only", default="", help="settings to run, such as fsdp-full,deepspeed-3")
+    parser.add_argument("--untied", action="store_true", help="a model without tied weights; with stages of pipelines")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, and the table of its page")
     parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
     arguments = parser.parse_args()
-    every = settings([int(size) for size in arguments.sizes.split(",")], [n for n in arguments.only.split(",") if n])
+    only = [name for name in arguments.only.split(",") if name]
+    problem = UNTIED if arguments.untied else TIED
+    every = settings([int(size) for size in arguments.sizes.split(",")], only, problem)
     preload()
     with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
         table, broken = matrix(every, folder)

@@ -48,8 +48,9 @@ class _Begun(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
             # Of what lies outside of the partition no page is touched, and on a CPU it takes no memory.
             whole = torch.empty(parameter.shape, dtype=self.dtype, device=self.local_device)
             whole.view(-1)[start : start + count] = drawn
-            torch.utils.swap_tensors(parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-            del whole
+            filled = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            del whole, filled
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
             if self.dtype != torch.float32:

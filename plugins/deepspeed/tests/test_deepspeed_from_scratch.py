@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL, num_labels=3)),
+    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL | {"num_labels": 3})),
     "gpt2, tied": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=65, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "large": lambda: LlamaForCausalLM(LlamaConfig(**SMALL | {"vocab_size": 5001})),  # drawn in blocks, cut within one
@@ -56,9 +56,10 @@ def started(world: World, name: str, precision: str, trains: bool) -> tuple[bool
     wrong = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for parameter in model.parameters():
-        wanted, held = whole.get_parameter(names[id(parameter)]).detach().flatten(), parameter.ds_tensor
-        part = wanted[world.rank * len(held) :][: len(held)]
-        if held.dtype != dtype or not torch.equal(held[: len(part)], part.to(dtype)):
+        wanted = whole.get_parameter(names[id(parameter)]).detach().flatten()
+        held = cast("Any", parameter).ds_tensor
+        own = wanted[world.rank * len(held) :][: len(held)]
+        if held.dtype != dtype or not torch.equal(held[: len(own)], own.to(dtype)):
             wrong.append(names[id(parameter)])
     if trains:  # the fp32 weights that the optimizer steps
         trained = Run(
