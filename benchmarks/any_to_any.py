@@ -288,8 +288,8 @@ def main() -> int:
     parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
     arguments = parser.parse_args()
     only = [name for name in arguments.only.split(",") if name]
-    problem = UNTIED if arguments.untied else TIED
-    every = settings([int(size) for size in arguments.sizes.split(",")], only, problem)
+    trained = UNTIED if arguments.untied else TIED
+    every = settings([int(size) for size in arguments.sizes.split(",")], only, trained)
     preload()
     with nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
         table, broken = matrix(every, folder)
