@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distcore.distributed import flat as flat
     from distcore.distributed import footprint as footprint
     from distcore.distributed.blocks import repeated_classes as repeated_classes
-    from distcore.distributed.devices import available_cores as available_cores
+    from distcore.distributed.cores import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
     from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
@@ -136,7 +136,7 @@ _HOME = {
     "row_random": "distcore.data.varying",
     "train": "distcore.jobs.train",
     "launch": "distcore.launchers",
-    "available_cores": "distcore.distributed.devices",
+    "available_cores": "distcore.distributed.cores",
     "flatten": "distcore.config",
 }
 __all__ = sorted(_HOME)

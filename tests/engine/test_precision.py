@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from distcore import RunConfig, hookimpl, train
-from distcore.engine.precision import attention_in_bf16
+from distcore.distributed.devices import attention_in_bf16
 from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 

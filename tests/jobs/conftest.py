@@ -16,6 +16,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     rows = [{"text": f"{word} {number}", "label": word} for number in range(60) for word in ("good", "bad")]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3"
+    flags = "--model bert-tiny --max-steps 6 --save-every 5 --keep-last 3 --set schedule.name=constant"
     assert main(f"train --data {folder}/rows.jsonl {flags} --out {folder}/run".split()) == 0
     return folder / "run"

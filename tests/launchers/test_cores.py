@@ -13,7 +13,7 @@ import torch
 from distcore import RunConfig
 from distcore.cli.main import main
 from distcore.compare.comparison import warnings_of
-from distcore.distributed.devices import cgroup_quota
+from distcore.distributed.cores import cgroup_quota
 from distcore.launchers import cores
 
 

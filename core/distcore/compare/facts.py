@@ -14,7 +14,7 @@ from distcore import __version__
 from distcore.checkpoint.distance import Distance
 from distcore.compare.rows import Row
 from distcore.compare.runs import Failed, Timing
-from distcore.distributed.devices import available_cores
+from distcore.distributed.cores import available_cores
 from distcore.files import strict_json
 
 Facts = dict[str, Any]

@@ -7,7 +7,6 @@ that torch has for each kind, ``torch.get_device_module``. A kind that neither n
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import sys
@@ -203,6 +202,25 @@ def deterministic(config: RunConfig) -> Iterator[None]:
             os.environ.pop(WORKSPACE, None)
 
 
+@contextmanager
+def attention_in_bf16(config: RunConfig) -> Iterator[None]:
+    """Have attention with dropout multiply in bf16 on a CPU, while a bf16 run lasts.
+
+    torch has no kernel for it there: it computes step by step, and casts what is in bf16 to fp32 first. The softmax
+    itself is summed in fp32 either way.
+    """
+    backend = torch.backends.cuda  # where torch keeps the setting of all devices
+    if config.precision != "bf16" or config.device != "cpu":
+        yield
+        return
+    before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    backend.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        backend.allow_fp16_bf16_reduction_math_sdp(before)
+
+
 def check_deterministic(config: RunConfig) -> None:
     """Raise ConfigError if ``deterministic`` is set beside an environment that excludes it."""
     workspace = os.environ.get(WORKSPACE)
@@ -235,34 +253,6 @@ def _driver_in_use() -> bool:
                 if os.readlink(link) == "/dev/nvidia-uvm":
                     return True
     return False
-
-
-def available_cores() -> int:
-    """Return the number of CPU cores that this process may use, at least 1: by its affinity and its cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, cgroup_quota())))
-
-
-def cgroup_quota(root: Path = Path("/")) -> float:
-    """Return how many cores the cgroup of this process may use at a time; infinite where there is no limit.
-
-    ``root`` stands for the file system. Reads version 2, and of version 1 what a container sees.
-    """
-    quotas = [math.inf]
-    with contextlib.suppress(OSError, ValueError):  # not Linux, or not mounted
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-        for group in (Path(own), *Path(own).parents):  # a limit holds for all groups below
-            with contextlib.suppress(OSError):
-                quotas.append(_cores(*(root / "sys/fs/cgroup" / group / "cpu.max").read_text().split()))
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quotas.append(_cores(*((root / "sys/fs/cgroup/cpu" / name).read_text().strip() for name in names)))
-    return min(quotas)
-
-
-def _cores(quota: str, period: str) -> float:
-    """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 stand for no limit."""
-    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def total_memory(kind: str) -> int:

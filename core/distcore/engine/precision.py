@@ -1,9 +1,8 @@
-"""Mixed precision: autocast for the forward pass, attention in bf16, and a loss scaler for fp16."""
+"""Mixed precision: autocast for the forward pass, and a loss scaler for fp16."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -26,22 +25,3 @@ def scaler_for(config: RunConfig, capabilities: Capabilities, world: World) -> t
     if config.precision != "fp16" or "precision" in capabilities.owns:
         return None
     return torch.amp.GradScaler(world.device.type)
-
-
-@contextmanager
-def attention_in_bf16(config: RunConfig) -> Iterator[None]:
-    """Have attention with dropout multiply in bf16 on a CPU, while a bf16 run lasts.
-
-    torch has no kernel for it there: it computes step by step, and casts what is in bf16 to fp32 first. The softmax
-    itself is summed in fp32 either way.
-    """
-    backend = torch.backends.cuda  # where torch keeps the setting of all devices
-    if config.precision != "bf16" or config.device != "cpu":
-        yield
-        return
-    before = backend.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
-    backend.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        backend.allow_fp16_bf16_reduction_math_sdp(before)

@@ -14,7 +14,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world
-from distcore.distributed.devices import deterministic
+from distcore.distributed.devices import attention_in_bf16, deterministic
 from distcore.engine import task_calls
 from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
@@ -30,7 +30,7 @@ from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.packing import packed
 from distcore.engine.paths import with_absolute_paths
-from distcore.engine.precision import attention_in_bf16, scaler_for
+from distcore.engine.precision import scaler_for
 from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.run_folder import check_out, on_main
 from distcore.engine.shared_folder import check_shared

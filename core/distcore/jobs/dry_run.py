@@ -9,7 +9,7 @@ from contextlib import suppress
 import torch
 
 from distcore.config import RunConfig, dump_config
-from distcore.distributed.devices import available_cores
+from distcore.distributed.cores import available_cores
 from distcore.engine.micro_batches import description
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze, optimizer_factory, with_warmup

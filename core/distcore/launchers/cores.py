@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from distcore.config import RunConfig
-from distcore.distributed.devices import available_cores
+from distcore.distributed.cores import available_cores
 
 BUSY = 0.25
 """Load of a core by other programs from which timings say little."""

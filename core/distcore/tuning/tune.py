@@ -13,7 +13,8 @@ from torch import nn
 
 from distcore.compare.rows import refuse_ranks
 from distcore.config import RunConfig, dump_config, flatten
-from distcore.distributed.devices import available_cores, count_devices
+from distcore.distributed.cores import available_cores
+from distcore.distributed.devices import count_devices
 from distcore.engine.compiling import missing_compiler
 from distcore.engine.model_source import model_source
 from distcore.engine.optim import freeze

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from distcore.cli.commands.train import add_job_flags, changes_of
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore.compare.rows import Request
 
     given = vars(arguments) | {"config": next(iter(arguments.paths), None)}
-    asked = {name: given[name] for name in Request.__annotations__ if name in given}
+    asked = {field.name: given[field.name] for field in fields(Request) if field.name in given}
     return comparison.run(Request(**asked | {"changes": changes_of(arguments), "out": arguments.folder}))
 
 
