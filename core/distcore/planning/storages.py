@@ -111,10 +111,12 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
 
         It adds in place where nobody else has the first one, but never to a tensor without values: the first is freed
-        behind the sum then, where in a run they are one. To a DTensor a run does not add in place either.
+        behind the sum then, where in a run they are one. Neither does a run add in place to a DTensor, nor to a view,
+        which holds what it is a view of: what a linear layer gives its weight is one.
         """
         is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-        first_one = self._numbers.get(id(first.untyped_storage())) if is_of_autograd and not self._of_parts else None
+        is_in_place = is_of_autograd and not self._of_parts and not first._is_view()
+        first_one = self._numbers.get(id(first.untyped_storage())) if is_in_place else None
         self._of_parts, self._sum = False, (first_one, len(self.changes))
 
     def _borrow(self, size: int) -> None:
