@@ -42,9 +42,9 @@ def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
         parallelize_module(layer, mesh["tp"], styles)
     split = {name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)}
     if job.size > 1:
-        for module in (*model.modules(), model):
-            if isinstance(module, BertLayer | BertEmbeddings) or module is model:
-                fully_shard(module, mesh=mesh["shard"])
+        parts = [module for module in model.modules() if isinstance(module, BertLayer | BertEmbeddings)]
+        for module in (*parts, model):  # the whole last: it takes what is left
+            fully_shard(module, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(one_kind_each(job.groups(model)), lr=job.lr, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, job.rate)
     clock = Clock(job=job, mean=mean)
