@@ -120,6 +120,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--model", default="bert-mini")
     arguments = parser.parse_args()
+    if arguments.steps % LOG_EVERY:
+        parser.error(f"--steps {arguments.steps}: must be a multiple of {LOG_EVERY}, after which losses are logged")
     print(f"{'row':<14}{'distcore':>12}{'native':>12}   ratio of samples/s (range)     loss diff.")
     held = [measure(row, arguments) for row in arguments.rows]
     bounds = f"ratio at least {BOUND} ({MESH_BOUND} under mesh), losses within {LOSS_BOUND}"
