@@ -39,6 +39,7 @@ def prepare(
         exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with quiet():
         engine = initialize()
+    library.follow_order(engine)
     library.limit_waiting(run.config.timeout)
     prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
     if exact:

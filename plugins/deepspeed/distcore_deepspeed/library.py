@@ -11,6 +11,7 @@ import os
 import warnings
 from datetime import timedelta
 from importlib import import_module
+from inspect import getclosurevars
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadParamConfi
 
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
+DECISIONS = "_PartitionedParameterCoordinator__params_to_release"
+"""DeepSpeed's method that says what to let go after a module; its decorator hides that it keeps its answers."""
 RENAMED = r"`torch\.distributed\.\w+` is deprecated"
 """torch's warning that a collective which DeepSpeed calls has a new name: nothing that a user can act on."""
 
@@ -105,6 +108,26 @@ def fp16_on_cpu() -> bool:
 def initialize(**arguments: Any) -> Any:
     """Return the engine of ``deepspeed.initialize``."""
     return deepspeed.initialize(**arguments)[0]
+
+
+def follow_order(engine: Any) -> None:
+    """Have stage 3 decide anew which weights to let go whenever the order changes in which modules run.
+
+    DeepSpeed keeps these decisions for good. Those of an evaluation before the first step know of no backward pass: the
+    weights of every layer would be let go after its forward pass, and be gathered one by one again.
+    """
+    offload = getattr(engine.optimizer, "parameter_offload", None)
+    if offload is None:
+        return
+    coordinator = offload.get_param_coordinator()
+    invalidate, decorated = coordinator._invalidate_trace, getattr(type(coordinator), DECISIONS)
+    forget = getclosurevars(decorated).nonlocals["func"].cache_clear
+
+    def invalidate_and_forget() -> None:
+        invalidate()
+        forget()
+
+    coordinator._invalidate_trace = invalidate_and_forget
 
 
 def import_ahead() -> None:

@@ -9,11 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
-from distcore import RunConfig, launch, load_config, train
+from distcore import Progress, RankInfo, RunConfig, launch, load_config, train
+from distcore.engine.loop import steps
+from distcore.engine.resolve import build_strategy
+from distcore.engine.trainer import build_run
 from distcore.errors import RankError, StrategyError
+from distcore.launchers import join
+from distcore.plugin.hooks import Hooks
 from distcore.testing.problem import Problem
 
 pytestmark = pytest.mark.ranks
@@ -155,3 +162,28 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
     with pytest.raises(RankError, match=r"rank 0 of 2 failed.*Timed out"):
         launch(train, settings, Stuck(), nproc=2)
     assert time.monotonic() - started < 40
+
+
+def gathers(settings: RunConfig, evaluations: int) -> list[int]:
+    """What each rank does: evaluate a batch first, if asked; how often each step then gathers."""
+    task = Problem()
+    hooks = Hooks(settings.strategy, build_strategy(settings))
+    world, data = hooks.setup(settings, join() or RankInfo()), task.prepare(settings)
+    run = build_run(settings, hooks, world, task, data)
+    for _ in range(evaluations):
+        with torch.no_grad():
+            run.model(data.train.batch(np.arange(2))["tokens"])
+    counts = []
+    loop = steps(run, hooks, task, data.train, Progress())
+    for _ in range(int(settings.max_steps or 0)):
+        with torch.autograd.profiler.profile(use_kineto=False) as profile:
+            next(loop)
+        counts.append(sum("allgather" in event.name for event in profile.function_events or []))
+    hooks.teardown(world)
+    return counts
+
+
+def test_an_evaluation_before_the_first_step_costs_no_gathers_later(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", {"stage": 3, "stage3_param_persistence_threshold": 0})
+    never, before = (launch(gathers, settings, evaluations, nproc=2)[0] for evaluations in (0, 2))
+    assert 0 < before[-1] == never[-1] < never[0], "a step that knows the order gathers layers together"
