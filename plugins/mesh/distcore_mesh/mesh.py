@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from distcore import (
@@ -42,6 +42,7 @@ from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.cuts import cut_into_stages, of_stage
 from distcore_mesh.group import Group
 from distcore_mesh.layers import split_layers
+from distcore_mesh.meshes import mesh_of
 from distcore_mesh.options import MeshOptions
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.plans import plan_for
@@ -124,7 +125,7 @@ class MeshStrategy(MeshOptions):
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then shard what each rank holds."""
         values: Values | None = vars(model).pop("distcore_weights", None)
-        mesh = self._mesh(run.world)
+        mesh = mesh_of(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits: dict[str, Split] = {}
         tokens = None
@@ -211,10 +212,6 @@ class MeshStrategy(MeshOptions):
     def teardown(self, world: World) -> bool:
         """Leave the process group."""
         return leave_process_group(world)
-
-    def _mesh(self, world: World) -> DeviceMesh:
-        sizes = self.sizes(world.size)
-        return init_device_mesh(world.device.type, sizes, mesh_dim_names=("pp", "replicate", "shard", "cp", "tp"))
 
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
         log.info("mesh: %s", blocks.describe(model, units))

@@ -38,6 +38,8 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
         stages.wait()
     finally:
         stages.in_training = False
+        # Kept, they would never be freed: their graphs have hooks of FSDP2, which hold the model, which holds stages.
+        stages.received = stages.sent = None
     return total
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from distcore import StrategyError
+from distcore_mesh.meshes import link
 
 StandIn = tuple[dict[str, Any], str, nn.Module]
 """A module, and where it stands in a model: in which module's children, under which name."""
@@ -164,9 +165,8 @@ class Stages:
 def stages_of(mesh: DeviceMesh, schedule: str, chunks: int) -> Stages:
     """Return this rank's stages in a mesh whose first dimension, ``pp``, has their ranks; every rank calls."""
     own = mesh["pp"]
-    rows = mesh.mesh.movedim(0, -1).reshape(-1, own.size()).tolist()
     links = 1 if chunks == 1 else 2
-    more = [_subgroup(rows) for _ in range(2 * links - 1)]
+    more = [link(mesh, number) for number in range(2 * links - 1)]
     activations, gradients = (own.get_group(), *more[links:]), tuple(more[:links])
     return Stages(own.get_local_rank(), own.size(), activations, gradients, schedule, chunks)
 
@@ -199,10 +199,3 @@ def run_stages(model: nn.Module, stages: Stages) -> None:
     model.register_forward_hook(end)  # behind those of FSDP2, whose passes must end in order
     if hasattr(model, "generate"):
         vars(model)["generate"] = generate
-
-
-def _subgroup(rows: list[list[int]]) -> dist.ProcessGroup:
-    """Connect the ranks of each row once more; return the group of this rank's row."""
-    group, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
-    assert isinstance(group, dist.ProcessGroup)  # the rows have every rank
-    return group
