@@ -163,7 +163,7 @@ def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> 
             task=model.task,
             skeleton=model.skeleton,
             batch=values,
-            after_others=not batch.is_whole,
+            micro_batches=batch.of_step,
         )
         step = trace(job, stand_in)
     except DistcoreError as error:
