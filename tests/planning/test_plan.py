@@ -157,6 +157,30 @@ def test_a_micro_batch_between_others_may_need_most(capsys: pytest.CaptureFixtur
     assert two["rows"]["single", 1]["step"]["peak"] == four["rows"]["single", 1]["step"]["peak"]
 
 
+@pytest.mark.programs  # as long as one
+@pytest.mark.usefixtures("work_folder")
+def test_states_of_a_mesh_are_those_of_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = plan(capsys, "--strategies", "mesh:tp=2,mesh:replicate=2", "--nproc", "2,4")["rows"]
+    assert len(rows) == 4
+    for row in rows.values():
+        memory, moments = row["memory"], row["step"]["moments"]
+        assert memory["parameters"] == moments[0]["parameters"]
+        assert memory["optimizer"] == moments[0]["optimizer"]
+        assert memory["gradients"] == max(moment["gradients"] for moment in moments)
+        assert memory["sent"] is None
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--strategies", "mesh:pp=2", "--nproc", "2,4")
+    (two, four), count = (found["rows"]["mesh:pp=2", ranks] for ranks in (2, 4)), found["parameters"]
+    assert 4 * count / 2 < two["memory"]["parameters"] < 4 * count  # half of the blocks, and all embeddings
+    assert two["memory"]["optimizer"] == pytest.approx(2 * two["memory"]["parameters"], rel=1e-3)
+    assert (two["memory"]["buffers"], two["step"]) == (0, None)
+    assert four["memory"]["parameters"] == pytest.approx(two["memory"]["parameters"] / 2, rel=1e-3)
+    assert two["untraced"] == "strategy_options.pp = 2: a pipeline is not traced; plan without pp"
+
+
 @pytest.mark.usefixtures("work_folder")
 def test_frozen_parameters_have_neither_gradients_nor_state(capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, "--freeze", "embeddings")
