@@ -24,6 +24,8 @@ ROWS = ("ddp", "fsdp:full", "fsdp:grad", "deepspeed:0", *SHARDED, "accelerate", 
 OTHER = 2**14
 """Bytes of what a plan leaves out: buffers of the model, and the batch."""
 Found = dict[str, dict[str, Any]]
+PIPELINES = ("mesh:pp=2,shard=2", "mesh:pp=2,tp=2", "mesh:pp=2,pp_schedule=interleaved,replicate=2")
+"""Each on four ranks, two to a place in the pipeline."""
 
 
 def benchmark() -> ModuleType:
@@ -47,25 +49,30 @@ def in_turn(configs: list[RunConfig], folder: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the first rank holds and sends, by strategy; the ranks are started once."""
-    folder = tmp_path_factory.mktemp("held")
+def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: str) -> list[Found]:
+    """What each rank holds and sends, by strategy; the ranks are started once. ``rows`` are strategies' options."""
     configs = [
         resolve(load_config(None, {
-            "strategy": name, "strategy_options": benchmark().ROWS[name].options, "nproc": RANKS, "device": "cpu",
-            "model": "bert-tiny", "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "data_guard_steps": 0,
-            "global_batch_size": 4 * RANKS, "log_level": "error", "out": str(folder / name),
+            "strategy": name, "strategy_options": options, "nproc": ranks, "device": "cpu", "model": model,
+            "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "data_guard_steps": 0,
+            "global_batch_size": 4 * ranks, "log_level": "error", "out": str(folder / name),
         }))
-        for name in ROWS
+        for name, options in rows.items()
     ]  # fmt: skip
-    return dict(zip(ROWS, launch(in_turn, configs, str(folder), nproc=RANKS)[0], strict=True))
+    return [dict(zip(rows, each, strict=True)) for each in launch(in_turn, configs, str(folder), nproc=ranks)]
 
 
-def planned(name: str) -> Memory:
-    changes: dict[str, Any] = {"model": "bert-tiny", "strategy": name.partition(":")[0]}
-    changes |= {f"strategy_options.{key}": value for key, value in benchmark().ROWS[name].options.items()}
-    (row,) = make_plan(Request(config=None, changes=changes, strategies=name, ranks=[RANKS])).rows
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the first of two ranks holds and sends, by strategy."""
+    rows = {name: benchmark().ROWS[name].options for name in ROWS}
+    return measured(rows, tmp_path_factory.mktemp("held"), RANKS, "bert-tiny")[0]
+
+
+def planned(name: str, options: dict[str, Any], ranks: int = RANKS, model: str = "bert-tiny") -> Memory:
+    changes: dict[str, Any] = {"model": model, "strategy": name.partition(":")[0]}
+    changes |= {f"strategy_options.{key}": value for key, value in options.items()}
+    (row,) = make_plan(Request(config=None, changes=changes, strategies=name, ranks=[ranks])).rows
     assert row.memory is not None, row.reason
     return row.memory
 
@@ -74,7 +81,7 @@ def planned(name: str) -> Memory:
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ROWS)
 def test_states_are_what_a_rank_holds(name: str, held: Found) -> None:
-    found, plan = held[name], planned(name)
+    found, plan = held[name], planned(name, benchmark().ROWS[name].options)
     assert found["parameters"] == plan.parameters
     assert found["optimizer"] == plan.optimizer
     if name in SHARDED:  # gradients, master weights and the bucket are buffers of its own
@@ -89,4 +96,16 @@ def test_states_are_what_a_rank_holds(name: str, held: Found) -> None:
         assert plan.copies == 0
         assert found["other"] < OTHER
     if benchmark().ROWS[name].sent is not None:
+        assert plan.sent is not None
         assert benchmark().sent(found) * 4 * found["count"] == pytest.approx(plan.sent + plan.sent_each, rel=1e-3)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_states_of_a_pipeline_are_those_of_the_stage_that_needs_most(tmp_path: Path) -> None:
+    found = measured({name: {} for name in PIPELINES}, tmp_path, 4, "bert-mini")
+    for name in PIPELINES:
+        plan = planned(name, {}, 4, "bert-mini")
+        held = {kind: [rank[name][kind] for rank in found] for kind in ("parameters", "gradients", "optimizer")}
+        assert {kind: max(sizes) for kind, sizes in held.items()} == {kind: getattr(plan, kind) for kind in held}, name
+        assert len(set(held["parameters"])) > 1, name  # the head is smaller than the embeddings

@@ -27,6 +27,16 @@ def test_the_peak_is_the_allocators() -> None:
     assert {name: value for name, value in found.items() if abs(value) > 1} == {}
 
 
+@pytest.mark.programs
+@pytest.mark.ranks
+def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
+    """Under DDP it is in the second one: gradients live beside the buckets until the last."""
+    shape = ("--kinds", "bert", "--scale", "tiny", "--shapes", "4x64", "--checkpointing", "off")
+    found = apart(*shape, "--micro-batches", "3", "--strategies", "ddp,fsdp")
+    assert len(found) == 2
+    assert {name: value for name, value in found.items() if abs(value) > 1} == {}
+
+
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.ranks

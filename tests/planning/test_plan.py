@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,47 @@ def test_what_an_engine_holds_beside_the_model_is_in_its_trace(capsys: pytest.Ca
         step(f"deepspeed:stage=2,reduce_bucket_size={size},overlap_comm=false")["peak"] for size in (2**23, 2**22)
     ]
     assert bucket[0]["total"] - bucket[1]["total"] == 4 * 2**22
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_micro_batch_between_others_may_need_most(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under DDP all gradients of those before it live beside the buckets, into which the last one moves them."""
+    few = ("--strategies", "single,ddp", "--nproc", "2", "--max-seq-len", "16", "--micro-batch-size", "1")
+    two, three, four = (plan(capsys, *few, "--global-batch-size", f"{2 * count}") for count in (2, 3, 4))
+    between = three["rows"]["ddp", 2]["step"]
+    # Parameters, the optimizer's state of two, buckets and gradients; and another gradient, which is added to the last.
+    assert between["peak"]["total"] > 5 * 4 * two["parameters"] + 4 * 512 * 128
+    assert [phase for phase, _ in groupby(moment["phase"] for moment in between["moments"])] == [
+        *("forward", "backward") * 3,
+        "step",
+    ]
+    assert two["rows"]["ddp", 2]["step"]["peak"]["total"] < between["peak"]["total"]
+    assert four["rows"]["ddp", 2]["step"] == between
+    assert two["rows"]["single", 1]["step"]["peak"] == four["rows"]["single", 1]["step"]["peak"]
+
+
+@pytest.mark.programs  # as long as one
+@pytest.mark.usefixtures("work_folder")
+def test_states_of_a_mesh_are_those_of_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = plan(capsys, "--strategies", "mesh:tp=2,mesh:replicate=2", "--nproc", "2,4")["rows"]
+    assert len(rows) == 4
+    for row in rows.values():
+        memory, moments = row["memory"], row["step"]["moments"]
+        assert memory["parameters"] == moments[0]["parameters"]
+        assert memory["optimizer"] == moments[0]["optimizer"]
+        assert memory["gradients"] == max(moment["gradients"] for moment in moments)
+        assert memory["sent"] is None
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_pipeline_has_the_states_of_the_stage_that_needs_most(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--strategies", "mesh:pp=2", "--nproc", "2,4")
+    (two, four), count = (found["rows"]["mesh:pp=2", ranks] for ranks in (2, 4)), found["parameters"]
+    assert 4 * count / 2 < two["memory"]["parameters"] < 4 * count  # half of the blocks, and all embeddings
+    assert two["memory"]["optimizer"] == pytest.approx(2 * two["memory"]["parameters"], rel=1e-3)
+    assert (two["memory"]["buffers"], two["step"]) == (0, None)
+    assert four["memory"]["parameters"] == pytest.approx(two["memory"]["parameters"] / 2, rel=1e-3)
+    assert two["untraced"] == "strategy_options.pp = 2: a pipeline is not traced; plan without pp"
 
 
 @pytest.mark.usefixtures("work_folder")

@@ -27,8 +27,8 @@ class Batch:
     """How many rows it has."""
     longest: int
     """The length of its longest row, to which the others are padded."""
-    is_whole: bool
-    """Whether it is all that a rank has of a step."""
+    of_step: int
+    """How many micro-batches a rank may have in a step, at most."""
 
 
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
@@ -42,7 +42,9 @@ def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Va
     rows = longest_rows(config, padded, shards)
     mine = -(-config.global_batch_size // shards)
     size = int(read(padded.lengths, rows).max())
-    return Batch(rows=len(rows), longest=size, is_whole=len(rows) >= mine), in_epoch(padded, 0).batch(rows)
+    fewest = 1 if config.micro_batch_tokens is not None else len(rows)  # cut by tokens, others may have fewer rows
+    of_step = 1 if len(rows) >= mine else -(-mine // fewest)
+    return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(padded, 0).batch(rows)
 
 
 def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from html import escape
 from distcore.planning.plan import Plan, Row
 from distcore.planning.sizes import shown
 from distcore.planning.table import HEADINGS, cells, remarks
-from distcore.planning.timeline import KINDS, PHASES, Moment
+from distcore.planning.timeline import KINDS, Moment
 from distcore.report import plots
 from distcore.report.page import document, html_table, legend, remark_list
 from distcore.report.plots import Part
@@ -56,7 +56,7 @@ def _bar(row: Row) -> tuple[str, list[Part], None, str]:
 
 
 def _timeline(moments: Sequence[Moment]) -> str:
-    """Return what lives, operation by operation, as areas on each other; lines are where backward and step begin."""
+    """Return what lives, operation by operation, as areas on each other; lines are where phases begin."""
     most = max(moment.total for moment in moments) or 1
     wide, high = WIDTH - LEFT, HEIGHT - BELOW
     xs = [LEFT + wide * index / max(1, len(moments) - 1) for index in range(len(moments))]
@@ -70,10 +70,11 @@ def _timeline(moments: Sequence[Moment]) -> str:
         )
         below = above
     marks = []
-    for phase in PHASES:
-        first = next((x for x, moment in zip(xs, moments, strict=True) if moment.phase == phase), None)
-        if first is not None:
-            marks.append(f'<line class="axis" x1="{first:.1f}" x2="{first:.1f}" y1="0" y2="{high}"/>')
-            marks.append(f'<text x="{first + 4:.1f}" y="{HEIGHT - 6}">{phase}</text>')
+    begun: str | None = None
+    for x, moment in zip(xs, moments, strict=True):
+        if moment.phase != begun:
+            begun = moment.phase
+            marks.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{high}"/>')
+            marks.append(f'<text x="{x + 4:.1f}" y="{HEIGHT - 6}">{begun}</text>')
     scale = f'<text class="scale" x="{LEFT - 6}" y="12">{shown(most)}</text>'
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(areas + marks)}{scale}</svg>'

@@ -44,8 +44,6 @@ class Row:
     """Why it is not known, where ``memory`` is."""
     batch: Batch | None = None
     """The micro-batch that was traced."""
-    sends: bool = True
-    """Whether ``memory`` says what is sent; the trace of a step alone does not."""
 
     @property
     def world(self) -> str:
@@ -163,7 +161,7 @@ def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> 
             task=model.task,
             skeleton=model.skeleton,
             batch=values,
-            after_others=not batch.is_whole,
+            micro_batches=batch.of_step,
         )
         step = trace(job, stand_in)
     except DistcoreError as error:
@@ -173,7 +171,7 @@ def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> 
     if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
         # A trace knows one memory, that of the device and the main one.
         step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
-    return replace(row, step=step, batch=batch, memory=memory or _held(step), sends=memory is not None, reason="")
+    return replace(row, step=step, batch=batch, memory=memory or _held(step), reason="")
 
 
 def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
@@ -190,6 +188,7 @@ def _held(step: Step) -> Memory:
         parameters=step.moments[0].parameters,
         gradients=max(moment.gradients for moment in step.moments),
         optimizer=step.moments[0].optimizer,
+        sent=None,
     )
 
 

@@ -22,7 +22,7 @@ from distcore.errors import ConfigError
 from distcore.launchers.failures import one_line
 from distcore.planning.kernels import kernels_of
 from distcore.planning.storages import Storages
-from distcore.planning.timeline import KINDS, Step, timeline
+from distcore.planning.timeline import KINDS, Phase, Step, timeline
 from distcore.plugin.contract import Run, World
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.memory import HoldsApart
@@ -41,8 +41,13 @@ class Job:
     """On the meta device, frozen parameters without ``requires_grad``."""
     batch: Batch
     """Collated, on the CPU."""
-    after_others: bool
-    """Whether the step has micro-batches before this one, whose gradients it adds to."""
+    micro_batches: int
+    """How many of these a step has."""
+
+    @property
+    def passes(self) -> tuple[bool, ...]:
+        """Return the passes to trace, for each whether it is the step's last: all between first and last are alike."""
+        return (False, False, True)[-min(3, self.micro_batches) :]
 
 
 def trace(job: Job, stand_in: object) -> Step:
@@ -88,25 +93,25 @@ def _trace(
     return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
 
 
-def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[int]:
-    """Run forward and backward; return where the last micro-batch's begin, and the step, in what storages changed."""
+def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[tuple[int, Phase]]:
+    """Run forward and backward; return where each begins, and the step, in what storages changed."""
     autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), loss_of(job.task)
-    marks: list[int] = []
-    for last in (False, True) if job.after_others else (True,):
-        marks.append(len(storages.changes))
+    marks: list[tuple[int, Phase]] = []
+    for last in job.passes:
+        marks.append((len(storages.changes), "forward"))
         where.append("loss()")
         with hooks.accumulate(run, last):
             with autocast:
                 total = loss_sum(run.model, job.batch)
             loss = total * 1.0
-            marks.append(len(storages.changes))
+            marks.append((len(storages.changes), "backward"))
             where.append("backward")
             done = hooks.backward(run, loss)
             del total, loss
-    marks.append(len(storages.changes))
+    marks.append((len(storages.changes), "step"))
     where.append("step")
     del done
-    return marks[-3:]
+    return marks
 
 
 def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:

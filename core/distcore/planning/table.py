@@ -72,7 +72,7 @@ def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
     states = (memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states)
     peak = (shown(step.peak.activations), shown(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
     others = (memory.buffers, memory.host)
-    sent = shown(memory.sent + memory.sent_each) if row.sends else UNKNOWN
+    sent = UNKNOWN if memory.sent is None else shown(memory.sent + memory.sent_each)
     fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
     return [row.strategy, row.world, *map(shown, states), *peak, *map(shown, others), sent, *fit]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-PHASES = ("forward", "backward", "step")
-"""The parts of a step in order; averaging over ranks is in ``backward`` where a strategy does it there."""
+Phase = Literal["forward", "backward", "step"]
+"""A part of a step, which has the first two for each micro-batch; averaging over ranks is in ``backward`` where a
+strategy does it there."""
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 """What memory is used for."""
 POINTS = 240
@@ -17,8 +19,8 @@ POINTS = 240
 class Moment:
     """The bytes that live after some operation of a step."""
 
-    phase: str
-    """One of ``PHASES``."""
+    phase: Phase
+    """What the step is doing."""
     parameters: int
     """Parameters, or this rank's shards of them."""
     gradients: int
@@ -53,34 +55,31 @@ class Step:
 
 
 def timeline(
-    changes: Sequence[tuple[int, int]], marks: Sequence[int], kinds: Sequence[frozenset[int] | set[int]]
+    changes: Sequence[tuple[int, int]], marks: Sequence[tuple[int, Phase]], kinds: Sequence[frozenset[int] | set[int]]
 ) -> Step:
     """Return the step in ``changes``, each the number of a storage and by how many bytes more of it live.
 
-    ``marks`` are where forward, backward and step begin; ``kinds`` the storages of parameters, gradients, optimizer.
+    ``marks`` are where phases begin, in order; ``kinds`` the storages of parameters, gradients, optimizer.
     """
     kind_of = {number: kind for kind, numbers in reversed(list(enumerate(kinds))) for number in numbers}
-    held = [0, 0, 0, 0]
-    for number, change in changes[: marks[0]]:
+    held, (start, phase), phase_from = [0, 0, 0, 0], marks[0], dict(marks)
+    for number, change in changes[:start]:
         held[kind_of.get(number, 3)] += change
-    stretch = -(-(len(changes) - marks[0]) // POINTS)
+    stretch = -(-(len(changes) - start) // POINTS)
     moments = list[Moment]()
-    fullest: tuple[int, str, tuple[int, ...]] = (-1, PHASES[0], (0, 0, 0, 0))
-    for at in range(marks[0], len(changes)):
+    fullest: tuple[int, Phase, tuple[int, ...]] = (-1, phase, (0, 0, 0, 0))
+    for at in range(start, len(changes)):
         number, change = changes[at]
+        phase = phase_from.get(at, phase)
         held[kind_of.get(number, 3)] += change
         if (total := sum(held)) > fullest[0]:
-            fullest = (total, _phase(at, marks), tuple(held))
-        if (at + 1 - marks[0]) % stretch == 0 or at + 1 == len(changes) or at + 1 in marks:
+            fullest = (total, phase, tuple(held))
+        if (at + 1 - start) % stretch == 0 or at + 1 == len(changes) or at + 1 in phase_from:
             moments.append(_moment(fullest))
-            fullest = (-1, PHASES[0], (0, 0, 0, 0))
+            fullest = (-1, phase, (0, 0, 0, 0))
     return Step(peak=max(moments, key=lambda moment: moment.total), moments=tuple(moments))
 
 
-def _phase(at: int, marks: Sequence[int]) -> str:
-    return next(name for name, mark in reversed(list(zip(PHASES, marks, strict=True))) if at >= mark)
-
-
-def _moment(found: tuple[int, str, tuple[int, ...]]) -> Moment:
+def _moment(found: tuple[int, Phase, tuple[int, ...]]) -> Moment:
     _, phase, (parameters, gradients, optimizer, activations) = found
     return Moment(phase=phase, parameters=parameters, gradients=gradients, optimizer=optimizer, activations=activations)

@@ -32,8 +32,8 @@ class Memory:
     """Room for collectives, most of which is in use during a pass and not at that moment: what is gathered, buckets."""
     host: int = 0
     """What is offloaded to main memory, whatever of the above it is."""
-    sent: int = 0
-    """Bytes that each rank sends over a ring once per optimizer step."""
+    sent: int | None = 0
+    """Bytes that each rank sends over a ring once per optimizer step; ``None``: it is not known what ranks send."""
     sent_each: int = 0
     """Bytes that each rank sends over a ring in each micro-batch, beside these."""
 

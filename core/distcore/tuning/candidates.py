@@ -82,8 +82,9 @@ def strategies(
         if request.strategies and not one and place.ranks == 1:
             log.warning("strategy %s is not tried: there is one rank here; --nproc starts more", name)
         if family and (one or place.ranks > 1):
-            first = known[key_of(family[0])]
-            found.append((first[0].sent + first[0].sent_each if first else math.inf, family))
+            first, _ = known[key_of(family[0])] or (None, "")
+            sends = math.inf if first is None or first.sent is None else first.sent + first.sent_each
+            found.append((sends, family))
     yield from (family for _, family in sorted(found, key=lambda pair: pair[0]))
 
 

@@ -86,9 +86,7 @@ class Plans:
             declared = capabilities_of(config.strategy, strategy)
             config, _ = choose(config, declared, self.task, self.data)
             batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
-            job = Job(
-                config=config, task=self.task, skeleton=self.skeleton, batch=values, after_others=not batch.is_whole
-            )
+            job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
             return trace(job, strategy.traced()).peak
         except DistcoreError as error:
             self._say(" ".join(str(error).split()))

@@ -42,7 +42,7 @@ def split_layers(
     Raises StrategyError, one line, for what cannot be split among so many ranks, with the numbers that could.
     """
     styles = styles_for(model, plan, group.size)
-    splits = _splits(model, styles)
+    splits = _splits_by(model, styles)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
     inside = {id(module) for block in blocks_of(model) for module in block.modules()}
     with torch.no_grad():
@@ -67,6 +67,14 @@ def styles_for(model: nn.Module, plan: Plan, ranks: int) -> dict[str, str]:
     styles = _without_whole(model, plan, ranks)
     _check_sizes(model, styles, ranks)
     return styles
+
+
+def splits_of(model: nn.Module, plan: Plan, ranks: int) -> dict[str, Split]:
+    """Return how each parameter of ``model``, also of a skeleton, that is split over so many ranks is laid out.
+
+    Raises StrategyError as ``styles_for`` does.
+    """
+    return _splits_by(model, styles_for(model, plan, ranks))
 
 
 def check_head(model: nn.Module, styles: Mapping[str, str]) -> None:
@@ -136,7 +144,7 @@ def _check_sizes(model: nn.Module, styles: dict[str, str], ranks: int) -> None:
         )
 
 
-def _splits(model: nn.Module, styles: dict[str, str]) -> dict[str, Split]:
+def _splits_by(model: nn.Module, styles: dict[str, str]) -> dict[str, Split]:
     """Return how each parameter is laid out, by its first name in the model."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, Split] = {}

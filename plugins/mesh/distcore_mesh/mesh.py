@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from distcore import (
     Capabilities,
     Clip,
+    Memory,
     ModelSource,
     OptimizerFactory,
     PreparedModel,
@@ -45,6 +46,7 @@ from distcore_mesh.layers import split_layers
 from distcore_mesh.meshes import mesh_of
 from distcore_mesh.options import MeshOptions
 from distcore_mesh.pipeline import train_step
+from distcore_mesh.planned import planned_memory
 from distcore_mesh.plans import plan_for
 from distcore_mesh.sequences import split_sequences
 from distcore_mesh.splits import Layout, Split
@@ -85,6 +87,12 @@ class MeshStrategy(MeshOptions):
             ),
             exempt={"tied-parameters": "two stages of a pipeline cannot share a weight"} if self.pp > 1 else {},
         )
+
+    def plan_memory(
+        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    ) -> Memory:
+        """Return the parts of layers, the shards and the stage of the rank that holds most."""
+        return planned_memory(self, config, skeleton, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return itself: torch's collectives are all that it sends. Raises StrategyError for what is not traced."""

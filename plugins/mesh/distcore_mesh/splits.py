@@ -29,6 +29,12 @@ class Split:
         pieces = [part.chunk(ranks, self.dimension)[rank] for part in whole.chunk(self.parts, self.dimension)]
         return torch.cat(pieces, self.dimension).contiguous()
 
+    def shape_of_part(self, ranks: int) -> tuple[int, ...]:
+        """Return the shape of what each of ``ranks`` holds."""
+        own = list(self.shape)
+        own[self.dimension] //= ranks
+        return tuple(own)
+
     def boxes(self, rank: int, ranks: int, first: int, rows: int) -> Iterator[tuple[slice, ...]]:
         """Yield, in the whole, the boxes that make ``rows`` rows of what a rank holds, from its row ``first`` on.
 
@@ -70,9 +76,7 @@ class Layout:
         split = self.splits.get(_parameter_of(name))
         if split is None or name.startswith("model/"):
             return split
-        own = list(split.shape)
-        own[split.dimension] //= self.ranks
-        return split if list(tensor.shape) == own else None
+        return split if tuple(tensor.shape) == split.shape_of_part(self.ranks) else None
 
     def save(self, run: Run) -> State:
         """Return what this rank holds of the model and of the optimizer's state, by neutral name."""
