@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from distcore.distributed.blocks import repeated_classes as repeated_classes
     from distcore.distributed.cores import available_cores as available_cores
     from distcore.distributed.devices import device_of as device_of
+    from distcore.distributed.in_parts import build_in_parts as build_in_parts
+    from distcore.distributed.in_parts import take_weights as take_weights
+    from distcore.distributed.large_blocks import return_large_blocks as return_large_blocks
     from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
@@ -112,6 +115,9 @@ _HOME = {
     "PreparedModel": "distcore.plugin.contract",
     "cached_folder": "distcore.data.cache",
     "device_of": "distcore.distributed.devices",
+    "build_in_parts": "distcore.distributed.in_parts",
+    "take_weights": "distcore.distributed.in_parts",
+    "return_large_blocks": "distcore.distributed.large_blocks",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
     "SkeletonError": "distcore.errors",

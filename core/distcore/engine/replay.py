@@ -81,9 +81,11 @@ class Replay:
         if missing := [name for name, view in wanted.items() if view.storage not in seen]:
             raise SkeletonError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
 
-    @torch.no_grad()
     def values(self, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
-        """Yield of each tensor its name and the elements that are ``wanted``, flattened, as soon as they are done."""
+        """Yield of each tensor its name and the elements that are ``wanted``, flattened, as soon as they are done.
+
+        What was yielded is not kept: it has its memory until who asked lets go of it.
+        """
         names = defaultdict(list)
         for name, view in self._wanted.items():
             names[view.storage].append(name)
@@ -111,6 +113,7 @@ class Replay:
         wanted = [self._wanted[name] for name in names[drawn.storage]]
         return wanted == [drawn] and self._ends[number] == [drawn.storage]
 
+    @torch.no_grad()  # not around ``values``: torch's wrapper of a generator keeps what it has yielded last
     def _run(self, operation: Operation, storages: Storages) -> None:
         def real(value: Any) -> Any:
             if not isinstance(value, View):

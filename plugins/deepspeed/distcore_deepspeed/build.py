@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults
+from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults, take_weights
 from distcore_deepspeed import drawn, engine, library, ops
 from distcore_deepspeed.derived import resolve
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
 
 log = logging.getLogger("distcore")
-WEIGHTS = "distcore_weights"
-"""Attribute of a model whose parameters have no values yet, with their ``Values``: hooks hand on only the model."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,7 +29,7 @@ def build(
     tree = resolve(user, run, model, training=make_optimizer is not None)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
-    values: Values | None = vars(model).pop(WEIGHTS, None)
+    values: Values | None = take_weights(model)
     if make_optimizer is None:
         if values is not None:
             drawn.partition(model, values, tree)

@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Values
+from distcore import Values, return_large_blocks
 from distcore_deepspeed import engine
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig
 from distcore_deepspeed.library import Init
+
+
+SMALLEST = 2**18
+"""Bytes from which a tensor goes back to the system while partitions are made.
+
+Between them the values that they are made of are freed again, and glibc 2.36 gives such a gap to no tensor of the same
+size: ranks took up to half more memory than their partitions.
+"""
 
 
 def can_partition(user: UserConfig) -> bool:
@@ -24,8 +32,10 @@ def partition(model: nn.Module, values: Values, tree: Tree) -> dict[str, Tensor]
 
     Returns of each the fp32 values of this rank's partition if the model's own are in 16 bits; else nothing.
     """
+    return_large_blocks(SMALLEST)
     with engine.quiet():
         begun = _Begun(model, values, tree)
+    return_large_blocks()
     for module in model.modules():  # DeepSpeed moves no model that is partitioned
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(begun.local_device))
@@ -50,12 +60,11 @@ class _Begun(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
             whole.view(-1)[start : start + count] = drawn
             filled = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            del whole, filled
-            self._convert_to_deepspeed_param(parameter)
-            parameter.partition()
             if self.dtype != torch.float32:
                 self.exact[name] = drawn.clone()
-            del drawn  # before the next one is drawn
+            del drawn, whole, filled  # before DeepSpeed copies the partition, and before the next one is drawn
+            self._convert_to_deepspeed_param(parameter)
+            parameter.partition()
 
     def _part(self, elements: int) -> tuple[int, int]:
         """Return start and length of this rank's partition, without padding; all where ranks keep a second one."""

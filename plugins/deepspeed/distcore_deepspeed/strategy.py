@@ -22,17 +22,18 @@ from distcore import (
     Run,
     RunConfig,
     SavedState,
-    SkeletonError,
     State,
     World,
+    build_in_parts,
     gather_rows,
     hookimpl,
     join_process_group,
     leave_process_group,
+    return_large_blocks,
     sum_over_ranks,
 )
 from distcore_deepspeed import library, partitions
-from distcore_deepspeed.build import WEIGHTS, build
+from distcore_deepspeed.build import build
 from distcore_deepspeed.checks import check_evaluation, check_training
 from distcore_deepspeed.drawn import can_partition
 from distcore_deepspeed.engine import StepHooks
@@ -112,21 +113,15 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         """Join torch's process group, and put DeepSpeed's communication on top of it."""
         os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # DeepSpeed's engine reads it, also when alone
         world = join_process_group(config, rank_info)
+        if world.device.type == "cpu":
+            return_large_blocks()
         rank, size = library.start(world.device, config.log_level == "debug")
         return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
         """Return the model on the meta device if its random weights can be drawn in partitions, else a whole one."""
-        if source.replayed is None or not can_partition(self.user_config):
-            return source.build()
-        try:
-            model, values = source.replayed()
-        except SkeletonError as reason:
-            log.info("deepspeed: every rank builds the whole model: %s", reason)
-            return source.build()
-        vars(model)[WEIGHTS] = values
-        return model
+        return build_in_parts(source, "deepspeed", source.replayed if can_partition(self.user_config) else None)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:

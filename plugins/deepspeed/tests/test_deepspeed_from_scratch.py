@@ -9,37 +9,17 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from distcore import RankInfo, Run, RunConfig, World, launch
-from distcore.testing.from_scratch import from_scratch
+from distcore.testing.from_scratch import from_scratch, small_models
 from distcore_deepspeed.partitions import parts
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 pytestmark = pytest.mark.ranks
 
 SEED = 3
-SMALL: dict[str, Any] = {
-    "vocab_size": 65, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL | {"num_labels": 3})),
-    "gpt2, tied": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=65, n_embd=32, n_layer=2, n_head=4, n_positions=16)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-    "large": lambda: LlamaForCausalLM(LlamaConfig(**SMALL | {"vocab_size": 5001})),  # drawn in blocks, cut within one
-    "vit": lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)),
-}
-"""The last one's code asks for values while it is built."""
+LARGE = small_models(vocab_size=5001)["llama"]  # drawn in blocks, cut within one
+MODELS: dict[str, Callable[[], nn.Module]] = small_models(vocab_size=65) | {"large": LARGE}
 CASES = [(name, precision, trains) for name in MODELS for precision in ("fp32", "bf16") for trains in (True, False)]
 
 

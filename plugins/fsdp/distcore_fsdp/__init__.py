@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distcore_fsdp import blocks as blocks
-    from distcore_fsdp import memory as memory
     from distcore_fsdp import planned as planned
 
 __version__ = "0.1.0"
-__all__ = ["blocks", "memory", "planned"]
+__all__ = ["blocks", "planned"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -33,21 +34,22 @@ from distcore import (
     Run,
     RunConfig,
     SavedState,
-    SkeletonError,
     State,
     Values,
     World,
+    build_in_parts,
     dtensors,
     gather_rows,
     hookimpl,
     join_process_group,
     leave_process_group,
+    return_large_blocks,
     sum_over_ranks,
+    take_weights,
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
-from distcore_fsdp.memory import return_large_blocks
 from distcore_fsdp.planned import Sharded, planned
-from distcore_fsdp.weights import NotSliceable, Weights, find_weights, has_slices, materialise, replay, with_adapter
+from distcore_fsdp.weights import Weights, has_slices, materialise, replay, sliced
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
@@ -158,26 +160,14 @@ class FSDPStrategy:
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
         """Return the model on the meta device if it can be loaded, or drawn, shard by shard, else a whole one."""
-        base = source.base or source
-        if source.replayed is None and (base.folder is None or not has_slices(base.folder)):
-            return source.build()
-        try:
-            if source.replayed is not None:
-                return _attach(*source.replayed())
-            assert base.folder is not None  # else there is no other way
-            skeleton = base.skeleton()
-            weights = find_weights(skeleton, base.folder, config.seed)
-        except (SkeletonError, NotSliceable) as reason:
-            log.info("fsdp: every rank builds the whole model: %s", reason)
-            return source.build()
-        if source.adapt is not None:
-            weights = with_adapter(weights, skeleton, source.adapt(skeleton))
-        return _attach(skeleton, weights)
+        folder = (source.base or source).folder
+        in_slices = partial(sliced, source, folder, config.seed) if folder and has_slices(folder) else None
+        return build_in_parts(source, "fsdp", source.replayed or in_slices)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Shard the units, then the root; load the shards if the model has no storage yet."""
-        weights = _detach(model)
+        weights: Weights | Values | None = take_weights(model)
         units = blocks(model, self.wrap)
         log.info("fsdp: %s", describe(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
@@ -258,17 +248,6 @@ class FSDPStrategy:
 
     def _offload(self, world: World) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
-
-
-def _attach(model: nn.Module, weights: Weights | Values) -> nn.Module:
-    """Attach ``weights`` to the model: the model is all that the core hands from ``build_model`` to ``wrap_model``."""
-    vars(model)["distcore_weights"] = weights
-    return model
-
-
-def _detach(model: nn.Module) -> Weights | Values | None:
-    weights: Weights | Values | None = vars(model).pop("distcore_weights", None)
-    return weights
 
 
 def _prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore import Values, dtensors
+from distcore import ModelSource, SkeletonError, Values, dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -28,7 +28,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 """The dtypes of the safetensors format that weights and buffers have."""
 
 
-class NotSliceable(Exception):
+class NotSliceable(SkeletonError):
     """The model cannot be loaded shard by shard; the message is the reason."""
 
 
@@ -58,6 +58,18 @@ class Weights:
 def has_slices(folder: Path) -> bool:
     """True if the weights in ``folder`` are in safetensors files."""
     return any((folder / name).is_file() for name in (FILE, INDEX))
+
+
+def sliced(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Weights]:
+    """Return the source's model on the meta device, and where its tensors come from; raises SkeletonError.
+
+    ``folder``: where the base has its files.
+    """
+    skeleton = (source.base or source).skeleton()
+    weights = find_weights(skeleton, folder, seed)
+    if source.adapt is not None:
+        weights = with_adapter(weights, skeleton, source.adapt(skeleton))
+    return skeleton, weights
 
 
 def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:

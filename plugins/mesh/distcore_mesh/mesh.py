@@ -23,12 +23,12 @@ from distcore import (
     Run,
     RunConfig,
     SavedState,
-    SkeletonError,
     State,
     StepResult,
     StrategyError,
     Values,
     World,
+    build_in_parts,
     defaults,
     dtensors,
     gather_rows,
@@ -36,9 +36,11 @@ from distcore import (
     join_process_group,
     leave_process_group,
     repeated_classes,
+    return_large_blocks,
     sum_over_ranks,
+    take_weights,
 )
-from distcore_fsdp import blocks, memory
+from distcore_fsdp import blocks
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.cuts import cut_into_stages, of_stage
 from distcore_mesh.group import Group
@@ -110,7 +112,7 @@ class MeshStrategy(MeshOptions):
         """
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
-            memory.return_large_blocks()
+            return_large_blocks()
         stage, in_stage = divmod(world.rank, world.size // self.pp)
         shard, number = divmod(in_stage, self.tp * self.cp)
         shards = world.size // (self.tp * self.cp * self.pp)
@@ -119,20 +121,12 @@ class MeshStrategy(MeshOptions):
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
         """Return the model on the meta device if its random weights can be drawn one by one, else a whole one."""
-        if source.replayed is None:
-            return source.build()
-        try:
-            model, values = source.replayed()
-        except SkeletonError as reason:
-            log.info("mesh: every rank builds the whole model: %s", reason)
-            return source.build()
-        vars(model)["distcore_weights"] = values
-        return model
+        return build_in_parts(source, "mesh", source.replayed)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then shard what each rank holds."""
-        values: Values | None = vars(model).pop("distcore_weights", None)
+        values: Values | None = take_weights(model)
         mesh = mesh_of(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits: dict[str, Split] = {}

@@ -7,34 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from distcore import RankInfo, Run, RunConfig, launch
-from distcore.testing.from_scratch import from_scratch
+from distcore.testing.from_scratch import from_scratch, small_models
 from distcore_mesh.mesh import MeshStrategy
 
 pytestmark = pytest.mark.ranks
 
 SEED = 3
-SMALL: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-GPT2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16)
-MODELS: dict[str, Any] = {
-    "bert": lambda: BertForSequenceClassification(BertConfig(**SMALL)),
-    "gpt2, tied": lambda: GPT2LMHeadModel(GPT2),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
-}
+MODELS = small_models(vocab_size=64)
 LAYOUTS: dict[str, Any] = {
     "tp": {"tp": 2}, "shard": {"shard": 2}, "cp": {"cp": 2}, "pp": {"pp": 2},
     "interleaved": {"pp": 2, "pp_schedule": "interleaved"},
@@ -42,7 +23,7 @@ LAYOUTS: dict[str, Any] = {
 CASES = {
     f"{layout}: {name}": (layout, name)
     for layout in LAYOUTS
-    for name in MODELS
+    for name in ("bert", "gpt2, tied", "llama")
     if (layout, name) not in (("pp", "gpt2, tied"), ("interleaved", "gpt2, tied"), ("cp", "bert"))
 }
 
@@ -76,7 +57,7 @@ def starts():
     for case, (layout, name) in CASES.items():
         shards = LAYOUTS[layout].get("shard", 1)
         found[case] = started(layout, MODELS[name], replace(world, shard=world.rank % shards, shards=shards))
-    vit = started("tp", lambda: ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4)), world)
+    vit = started("tp", MODELS["vit"], world)
     MeshStrategy(tp=2).teardown(world)
     return found | {"vit": vit}
 
