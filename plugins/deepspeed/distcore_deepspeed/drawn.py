@@ -13,7 +13,6 @@ from distcore_deepspeed import engine
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig
 from distcore_deepspeed.library import Init
 
-
 SMALLEST = 2**18
 """Bytes from which a tensor goes back to the system while partitions are made.
 
