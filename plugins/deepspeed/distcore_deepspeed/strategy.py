@@ -113,7 +113,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         """Join torch's process group, and put DeepSpeed's communication on top of it."""
         os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # DeepSpeed's engine reads it, also when alone
         world = join_process_group(config, rank_info)
-        if world.device.type == "cpu":
+        if self.user_config.stage == 3 and world.device.type == "cpu":
             return_large_blocks()
         rank, size = library.start(world.device, config.log_level == "debug")
         return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
