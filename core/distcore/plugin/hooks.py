@@ -77,8 +77,9 @@ class Hooks:
         self._prepared = _Prepared()
         self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
         self._call = self._manager.hook
-        # Asked once: on_step_end is called in every step, and a call without listeners would still cost microseconds.
+        # Asked once, for hooks of every step: each call through pluggy costs microseconds.
         self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        self._accumulate, self._backward, self._step = map(self._shortest, ("accumulate", "backward", "step"))
         if _is_marked(getattr(strategy, "train_step", None)):
             _warn_of_unused_wrappers(name, plugins)
 
@@ -133,20 +134,20 @@ class Hooks:
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Call the hook; raises StrategyError if it returns ``None``."""
-        answer = self._call.accumulate(run=run, last=last)
+        answer = self._accumulate(run=run, last=last)
         if answer is None:
             self._refuse("accumulate", "a context manager", answer)
         return answer  # type: ignore[no-any-return]
 
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Call the hook; raises StrategyError unless it returns a tensor."""
-        answer = self._call.backward(run=run, loss=loss)
+        answer = self._backward(run=run, loss=loss)
         # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
         return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Call the hook; raises StrategyError unless it returns a StepResult."""
-        answer = self._call.step(run=run, clip=clip)
+        answer = self._step(run=run, clip=clip)
         return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
 
     def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
@@ -199,6 +200,14 @@ class Hooks:
     def on_run_end(self, run: Run, report: Report) -> None:
         """Tell all listeners that the run is over."""
         self._call.on_run_end(run=run, report=report)
+
+    def _shortest(self, hook: str) -> Callable[..., Any]:
+        """Return what calls a hook: its implementation itself where it is the only one and takes every argument."""
+        caller = getattr(self._call, hook)
+        match caller.get_hookimpls():
+            case [alone] if not (alone.wrapper or alone.hookwrapper) and alone.argnames == caller.spec.argnames:
+                return alone.function  # type: ignore[no-any-return]
+        return caller  # type: ignore[no-any-return]
 
     def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
         return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)
