@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from distcore.planning.storages import Storages
+from distcore.planning.workspace import workspace
 
 
 def most_of(storages: Storages) -> int:
@@ -33,3 +34,26 @@ def test_to_the_gradient_of_a_linear_layer_another_is_not_added_in_place() -> No
         embedded = nn.functional.embedding(torch.tensor([[0, 1]]), weight)
         nn.functional.linear(embedded, weight).sum().backward()
     assert 4 * size <= most_of(storages) < 4.5 * size
+
+
+def test_what_a_convolution_takes_beside_its_results_lives_no_longer_than_it() -> None:
+    """The weight, its gradient and what oneDNN reorders; the last is some times the weight on every processor."""
+    storages, without = Storages(threads=1), Storages()
+    for one in (storages, without):
+        with one.tracing():
+            weight = nn.Parameter(torch.empty(256, 3, 16, 16))
+            one.count([weight])
+            nn.functional.conv2d(torch.empty(4, 3, 128, 128), weight, stride=16).sum().backward()
+            left = sum(change for _, change in one.changes)
+            del weight
+    assert most_of(storages) >= most_of(without) + 256 * 3 * 16 * 16 * 4
+    assert left < most_of(storages) / 2
+
+
+def test_more_threads_take_more_beside_a_convolutions_gradient() -> None:
+    images, weight, gradient = torch.empty(4, 3, 128, 128), torch.empty(256, 3, 16, 16), torch.empty(4, 256, 8, 8)
+    given = [gradient, images, weight, [256], [16, 16], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]]
+    kernel = torch.ops.aten.convolution_backward.default
+    one, two = (workspace(kernel, given, threads) for threads in (1, 2))
+    assert weight.nbytes < one < two
+    assert workspace(torch.ops.aten.mm.default, [gradient, gradient], 1) == 0

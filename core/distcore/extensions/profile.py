@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
+from distcore.distributed.stderr import stderr_closed
 from distcore.extensions.phases import PHASES, communication, table
 from distcore.plugin.contract import Progress, Run, StepResult
 from distcore.plugin.hookspecs import hookimpl
@@ -117,7 +118,7 @@ class Profile:
             on_cpu = self._device.type == "cpu"
             activities = {ProfilerActivity.CPU} if on_cpu else supported_activities()  # type: ignore[no-untyped-call]
             self._tracer = profile(activities=activities, acc_events=True)
-            with _stderr_closed():
+            with stderr_closed():
                 self._tracer.start()
         elif self._done == plan.end and self._tracer is not None:
             self._close_range()
@@ -180,20 +181,6 @@ class Profile:
             "seconds_per_step": seconds | {"communication": total_inside, "total": total},
             "communication_in": inside,
         }
-
-
-@contextmanager
-def _stderr_closed() -> Iterator[None]:
-    """Send what C++ code prints to nowhere: in a rank that was forked, torch's tracer prints an error that is none."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 @dataclass(frozen=True, slots=True)

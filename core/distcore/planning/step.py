@@ -19,6 +19,7 @@ from distcore.engine.optim import optimizer_factory
 from distcore.engine.precision import autocast_for
 from distcore.engine.task_calls import loss_of
 from distcore.errors import ConfigError
+from distcore.launchers.cores import threads_per_rank
 from distcore.launchers.failures import one_line
 from distcore.planning.kernels import kernels_of
 from distcore.planning.storages import Storages
@@ -55,7 +56,8 @@ def trace(job: Job, stand_in: object) -> Step:
 
     ``stand_in`` is what a strategy that ``TracesStep`` returned.
     """
-    hooks, storages = Hooks(job.config.strategy, stand_in), Storages(copies=job.config.device == "cpu")
+    threads = threads_per_rank(int(job.config.nproc)) if job.config.device == "cpu" else None
+    hooks, storages = Hooks(job.config.strategy, stand_in), Storages(copies=threads is not None, threads=threads)
     apart = stand_in if isinstance(stand_in, HoldsApart) else None
     where = ["wrap_model()"]
     try:

@@ -19,6 +19,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_map
 
+from distcore.planning.workspace import workspace
+
 aten = torch.ops.aten
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 """Operations that take masks as indices."""
@@ -31,14 +33,18 @@ COPIED = ("reduce_scatter", "allgather", "all_gather")
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the bytes of every storage that the operations under it make."""
 
-    def __init__(self, copies: bool = True) -> None:
-        """``copies``: collectives are gloo's, which copies what some of them send."""
+    def __init__(self, copies: bool = True, threads: int | None = None) -> None:
+        """``copies``: collectives are gloo's, which copies what some of them send.
+
+        ``threads``: of this processor, with which kernels compute; ``None``: what they take meanwhile does not count.
+        """
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         """What makes tensors without values."""
         self.changes: list[tuple[int, int]] = []
         """What happened, in order: number of a storage, and by how many bytes more of it live."""
         self._copied = COPIED if copies else ()
+        self._threads = threads
         self._counts = True
         self._of_parts = False
         self._sum: tuple[int | None, int] = (None, 0)
@@ -92,6 +98,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if any(name in str(func) for name in self._copied):
             self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
         self.count(made)
+        if self._threads is not None and self._counts and (beside := workspace(func, args, self._threads)):
+            self._borrow(beside)
         if func is aten.add.Tensor:
             self._note_sum(args[0])
         return result

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
+from distcore.distributed.stderr import stderr_closed
 from distcore.plugin.contract import Progress
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
 from distcore.testing.lab import Job, JobLab, Lab
@@ -45,21 +43,8 @@ def _collectives(job: Job) -> Counter[str]:
     steps = job.steps(Progress())
     for _ in range(WARM_UP):
         next(steps)
-    with _quiet_profiler(), torch.autograd.profiler.profile(use_kineto=False) as profile:
+    with stderr_closed(), torch.autograd.profiler.profile(use_kineto=False) as profile:
         for _ in range(STEPS):
             next(steps)
     names = (event.name for event in profile.function_events or [])
     return Counter(name.removeprefix("c10d::").rstrip("_") for name in names if name.startswith("c10d::"))
-
-
-@contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Drop what the profiler writes to stderr: a warning about forked processes that does not affect the counts."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
