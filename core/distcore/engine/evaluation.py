@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,17 +12,21 @@ from distcore.data.ahead import Ahead
 from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
 from distcore.distributed.averages import averaged
+from distcore.distributed.devices import UNPINNED
 from distcore.engine.outputs import Collected, Collector, gather
 from distcore.engine.precision import autocast_for
 from distcore.engine.predictions import try_predictions
 from distcore.engine.task_calls import Evaluate, evaluation_of, metrics_of
 from distcore.errors import AgreementError
-from distcore.plugin.contract import Evaluation, Run
+from distcore.plugin.contract import Evaluation, MicroBatch, Run, Sampler
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import evaluation_plan
 from distcore.plugin.task import Dataset, Datasets, Task
 
 log = logging.getLogger("distcore")
+
+REHEARSED = 8
+"""Most rows of a rehearsal on a CPU."""
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
@@ -61,8 +66,10 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) 
 def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     """Evaluate one micro-batch on every rank and forget it, so that a task that cannot be evaluated fails at once.
 
-    Its rows stand in for all rows of the evaluation data, so that report and predictions find one for each. Raises
-    TaskError before the first step rather than after the last.
+    Its rows stand in for all rows of the evaluation data, so that report and predictions find one for each. On an
+    accelerator these are all rows of the first micro-batch, the longest, so that what does not fit into memory fails as
+    well; on a CPU, where a start would wait for them, some of them. Raises TaskError before the first step rather than
+    after the last.
     """
     rows, found = len(data.evaluation), Collected()
     if rows:
@@ -74,11 +81,21 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     try_predictions(task, found.outputs, replace(data, test=data.evaluation))
 
 
+def _first_of(sampler: Sampler, rows: int | None) -> Sampler:
+    """Return a sampler of each step's first micro-batch, of its last ``rows``: sorted by length, the longest."""
+
+    def first(epoch: int, step: int) -> Sequence[MicroBatch]:
+        micro = sampler(epoch, step)[0]
+        return [replace(micro, indices=micro.indices[-(rows or 0) :], last=True)]
+
+    return first
+
+
 @torch.no_grad()
 def forward_all(
     run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, rehearsing: bool = False
 ) -> Collected:
-    """Return what the task gives for this rank's rows, on the CPU; ``rehearsing``: for its first micro-batch only.
+    """Return what the task gives for this rank's rows, on the CPU; ``rehearsing``: as ``rehearse`` says.
 
     Every rank runs the same number of forward passes, as sharded parameters need; padding rows are dropped, and
     so are the rows of a rank that does not speak for its data shard, unless ``rehearsing``. Raises TaskError for
@@ -86,6 +103,8 @@ def forward_all(
     """
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)
+    if rehearsing:
+        sampler = _first_of(sampler, REHEARSED if run.world.device.type in UNPINNED else None)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     collector = Collector()
     steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
@@ -95,7 +114,7 @@ def forward_all(
         for _ in steps:
             micros = ahead.take()
             ahead.fetch()
-            for micro, batch in micros[: 1 if rehearsing else None]:
+            for micro, batch in micros:
                 with autocast:
                     outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
                 counts = rehearsing or (run.world.speaks and not micro.is_padding)
