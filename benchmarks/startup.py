@@ -5,7 +5,8 @@
 The job of benchmarks/seed_job.py with bert-small, one thread per process: alone, and on two ranks (the script under
 torchrun). distcore runs with its cache warm, so that rows are not tokenised again, and cold. The script
 (benchmarks/native/startup_script.py) tokenises all rows, too. The main figure is CPU seconds of all processes up to
-the first step's end, which other work on the machine changes less than the time on the clock; both are printed.
+the first step's end, which other work on the machine changes less than the time on the clock; both are printed. Then
+comes where the CPU seconds of one warm process went, and what imports take in a process that does nothing else.
 
 Bounds: of the script's CPU time, warm at most 0.9, cold at most all; two ranks 0.7 of the script under torchrun.
 """
@@ -13,33 +14,103 @@ Bounds: of the script's CPU time, warm at most 0.9, cold at most all; two ranks 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import seed_job
+from torch import Tensor, nn
 
-from distcore import hookimpl
+from distcore import World, hookimpl
 
 FIRST = "DISTCORE_FIRST_STEP"
-"""Environment variable: the file that gets the time of the first step's end."""
+"""Environment variable: the file that gets the time of the first step's end, as JSON, with the marks before it."""
 BOUNDS = {"warm, 1 process": 0.9, "cold, 1 process": 1.0, "warm, 2 ranks": 0.7}
 
 
+PARTS = (
+    "imports until the command has read its config",
+    "data, its fingerprint",
+    "the model: its code, its weights",
+    "optimizer, schedule, check of packing, run folder",
+    "rehearsal of the evaluation",
+    "the first step",
+)
+"""What lies before each mark of ``FirstStep``, in order."""
+IMPORTS = (
+    "import torch",
+    "from transformers import AutoTokenizer, AutoModelForSequenceClassification",
+    "import transformers.models.bert.modeling_bert",
+    "import distcore.cli.main, distcore.engine.trainer, distcore.tasks.text_classification.task",
+    "import transformers.optimization",
+)
+"""What a run of the job imports, in an order in which each needs those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run took to the end of its first step."""
+
+    cpu: float
+    """CPU seconds of all processes."""
+    wall: float
+    """Seconds on the clock."""
+    marks: tuple[float, ...] = ()
+    """CPU seconds of the process at each mark; the script has none."""
+
+
 class FirstStep:
-    """An extension of distcore that writes when the first step is done."""
+    """An extension of distcore that writes when the first step is done, and CPU seconds at marks before it."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    @hookimpl(wrapper=True)
+    def setup(self) -> Generator[None, World, World]:
+        """Mark it."""
+        self._mark()
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def build_model(self) -> Generator[None, nn.Module, nn.Module]:
+        """Mark its beginning and its end."""
+        self._mark()
+        module = yield
+        self._mark()
+        return module
+
+    @hookimpl
+    def on_run_start(self) -> None:
+        """Mark it."""
+        self._mark()
+
+    @hookimpl(wrapper=True)
+    def train_step(self) -> Generator[None, Tensor, Tensor]:
+        """Mark it."""
+        self._mark()
+        return (yield)
 
     @hookimpl
     def on_step_end(self) -> None:
-        """Write the time of the first call."""
+        """Write all marks at the first call, on the rank that is first."""
+        self._mark()
         if (file := Path(os.environ[FIRST])) and not file.exists():
-            file.write_text(repr(time.time()), encoding="utf-8")
+            whole = file.with_suffix(f".{os.getpid()}")
+            whole.write_text(json.dumps({"time": time.time(), "marks": self.marks}), encoding="utf-8")
+            whole.rename(file)
+
+    def _mark(self) -> None:
+        self.marks.append(time.process_time())
 
 
 def main() -> int:
@@ -59,13 +130,15 @@ def main() -> int:
         model = seed_job.with_new_head(folder, seed_job.pretrained(folder, "bert-small", 1), 0)
         found = measured(folder, model, arguments.rounds)
     held = [show(name, found, bound) for name, bound in BOUNDS.items()]
+    show_parts(found["warm, 1 process"])
+    show_imports(arguments.rounds)
     print("bounds", "held" if all(held) else "BROKEN")
     return 0 if all(held) else 1
 
 
-def measured(folder: Path, model: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+def measured(folder: Path, model: Path, rounds: int) -> dict[str, list[Spent]]:
     """Return CPU and wall seconds of each run, by its name; the first round warms caches and does not count."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[Spent]] = {}
     for number in range(rounds + 1):
         for ranks in (1, 2):
             script = f"script, {ranks}"
@@ -94,8 +167,8 @@ def our_command(folder: Path, model: Path, ranks: int, number: int) -> list[str]
     return [seed_job.DISTCORE, "train", *strategy, *job, *data, *out, "--set", f"extensions.{__file__}:FirstStep=true"]
 
 
-def until_first_step(folder: Path, command: Sequence[str], **environment: str) -> tuple[float, float]:
-    """Return CPU and wall seconds from the command to the end of the first step; exits with the output if it fails."""
+def until_first_step(folder: Path, command: Sequence[str], **environment: str) -> Spent:
+    """Return what a run takes from the command to the end of its first step; exits with the output if it fails."""
     first, log = folder / "first", folder / "log"
     first.unlink(missing_ok=True)
     began = time.time()
@@ -107,14 +180,15 @@ def until_first_step(folder: Path, command: Sequence[str], **environment: str) -
             stderr=file,
             start_new_session=True,
         )
-    while not first.exists() or not first.read_text(encoding="utf-8"):
+    while not first.exists():
         if process.poll() is not None and not first.exists():
             sys.exit(f"{' '.join(command)}\n{log.read_text()}")
         time.sleep(0.01)
     spent = cpu_seconds(process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return spent, float(first.read_text(encoding="utf-8")) - began
+    found = json.loads(first.read_text(encoding="utf-8"))
+    return Spent(spent, found["time"] - began, tuple(found["marks"]))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -129,24 +203,42 @@ def cpu_seconds(process: psutil.Process) -> float:
     return spent
 
 
-def medians(runs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of each of the two figures of ``runs``."""
-    return statistics.median(cpu for cpu, _ in runs), statistics.median(wall for _, wall in runs)
-
-
-def show(name: str, found: dict[str, list[tuple[float, float]]], bound: float) -> bool:
+def show(name: str, found: dict[str, list[Spent]], bound: float) -> bool:
     """Print one line of the table; True if its bound holds."""
-    ours, script = found[name], found[f"script, {name.split(', ')[1][0]}"]
-    (cpu, wall), (their_cpu, their_wall) = (
-        [statistics.median(c) for c in zip(*runs, strict=True)] for runs in (ours, script)
+    (cpu, wall, between), (their_cpu, their_wall, theirs) = (
+        described(found[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
     )
-    between = f"({min(one[0] for one in ours):.1f} … {max(one[0] for one in ours):.1f})"
-    theirs = f"({min(one[0] for one in script):.1f} … {max(one[0] for one in script):.1f})"
     print(
         f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15} {cpu / their_cpu:.2f}"
         f" (bound: {bound}); on the clock {wall:.1f} s of {their_wall:.1f} s"
     )
-    return bool(cpu / their_cpu <= bound)
+    return cpu / their_cpu <= bound
+
+
+def described(runs: Sequence[Spent]) -> tuple[float, float, str]:
+    """Return medians of CPU and wall seconds, and the range of the first."""
+    cpu = [run.cpu for run in runs]
+    return statistics.median(cpu), statistics.median(run.wall for run in runs), f"({min(cpu):.1f} … {max(cpu):.1f})"
+
+
+def show_parts(runs: Sequence[Spent]) -> None:
+    """Print what the parts of a start took, medians over ``runs``."""
+    lengths = [[end - begin for begin, end in pairwise((0.0, *run.marks))] for run in runs]
+    for part, each in zip(PARTS, zip(*lengths, strict=True), strict=True):
+        print(f"{statistics.median(each):6.2f} CPU s: {part}")
+
+
+def show_imports(rounds: int) -> None:
+    """Print the CPU seconds of each of ``IMPORTS`` in a new process, medians over ``rounds``."""
+    code = "import time\nlaps = [time.process_time()]\n" + "".join(
+        f"{line}\nlaps.append(time.process_time())\n" for line in IMPORTS
+    )
+    laps = []
+    for _ in range(rounds):
+        done = subprocess.run([sys.executable, "-c", f"{code}print(laps)"], capture_output=True, text=True, check=True)
+        laps.append([end - begin for begin, end in pairwise(json.loads(done.stdout.splitlines()[-1]))])
+    for line, each in zip(IMPORTS, zip(*laps, strict=True), strict=True):
+        print(f"{statistics.median(each):6.2f} CPU s: {line}")
 
 
 if __name__ == "__main__":

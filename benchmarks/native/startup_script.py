@@ -3,7 +3,7 @@
     python benchmarks/native/startup_script.py MODEL_FOLDER ROWS.json FILE        alone, or under torchrun
 
 It tokenises all rows, as distcore does when nothing is cached. The main rank writes the time of the end of the first
-step to FILE, in seconds since 1970.
+step to FILE, as JSON, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> None:
     wrapped(**next(iter(loader))).loss.backward()
     optimizer.step()
     if not is_distributed or dist.get_rank() == 0:
-        Path(file).write_text(repr(time.time()), encoding="utf-8")
+        done = Path(f"{file}.part")
+        done.write_text(json.dumps({"time": time.time(), "marks": []}), encoding="utf-8")
+        done.rename(file)
     if is_distributed:
         dist.destroy_process_group()
 
