@@ -37,9 +37,20 @@ def test_the_peak_of_a_step_of_three_micro_batches_is_the_allocators() -> None:
     assert {name: value for name, value in found.items() if abs(value) > 1} == {}
 
 
+@pytest.mark.programs
+@pytest.mark.ranks
+def test_what_convolutions_allocate_beside_their_results_is_in_the_peak() -> None:
+    found = apart(
+        "--kinds", "resnet", "--scale", "tiny", "--strategies", "single", "--shapes", "4x64", "--checkpointing", "off"
+    )
+    assert len(found) == 1
+    assert {name: value for name, value in found.items() if abs(value) > 0.3} == {}
+
+
 @pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.ranks
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_it_is_for_four_models_two_batches_and_with_checkpointing(strategy: str) -> None:
     found = apart("--strategies", strategy)
