@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from distcore.planning.storages import Storages
 from distcore.planning.workspace import workspace
@@ -57,3 +58,11 @@ def test_more_threads_take_more_beside_a_convolutions_gradient() -> None:
     one, two = (workspace(kernel, given, threads) for threads in (1, 2))
     assert weight.nbytes < one < two
     assert workspace(torch.ops.aten.mm.default, [gradient, gradient], 1) == 0
+
+
+def test_a_convolution_that_cannot_be_run_counts_nothing_beside_its_results() -> None:
+    with FakeTensorMode():
+        images, weight = torch.empty(2**16, 3, 128, 128), torch.empty(8, 3, 3, 3)
+    kernel, rest = torch.ops.aten.convolution.default, ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert workspace(kernel, (images, weight, None, *rest), 1) == 0  # 12 GiB
+    assert workspace(kernel, (images[:1], weight[:, :2], None, *rest), 1) == 0  # torch refuses it

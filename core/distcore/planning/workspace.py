@@ -26,14 +26,16 @@ LARGEST = 2**30
 
 
 def workspace(kernel: Any, operands: Any, threads: int) -> int:
-    """Return the bytes that one of ``MEASURED`` allocates beside its results, with so many threads; else 0.
+    """Return the bytes that one of ``MEASURED`` allocates beside its results, with so many threads.
 
-    Of ``operands``, any nesting, the tensors' values do not count; they may have none.
+    Of ``operands``, any nesting, the tensors' values do not count; they may have none. Returns 0 for other kernels, and
+    for one that cannot be run here: its operands have more than ``LARGEST`` bytes, or there is no memory for it.
     """
-    tensors = [value for value in tree_flatten(operands)[0] if isinstance(value, Tensor)]
-    if kernel not in MEASURED or sum(tensor.nbytes for tensor in tensors) > LARGEST:
+    if kernel not in MEASURED:
         return 0
     leaves, structure = tree_flatten(operands)
+    if sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor)) > LARGEST:
+        return 0
     return _measured(kernel, tuple(map(_Shape.of, leaves)), structure, threads)
 
 
@@ -64,6 +66,8 @@ def _measured(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads
         with unset_fake_temporarily():
             leaves = [shape.zeros() if isinstance(shape, _Shape) else shape for shape in shapes]
             return _beside_results(lambda: kernel(*tree_unflatten(leaves, structure)))
+    except RuntimeError:  # torch's allocator has no type of its own for this
+        return 0
     finally:
         torch.set_num_threads(before)
 
