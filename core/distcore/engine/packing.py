@@ -22,7 +22,7 @@ from distcore.plugin.columns import read
 from distcore.plugin.contract import Packing, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Dataset, Datasets, Packs, PacksOrPads, Task, Unpads
+from distcore.plugin.task import Dataset, Datasets, LeavesOut, Packs, PacksOrPads, Task, Unpads
 
 log = logging.getLogger("distcore")
 
@@ -57,10 +57,10 @@ def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets
     on = config.model_copy(update={"packing": "on"})
     if not reason:
         shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
-        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards)
+        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, _left_out(task))
         if packed <= (1 - GAIN) * padded:
             return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
-        reason = "padding costs too little" if padded else "there are no rows"
+        reason = "it would save too little" if padded else "there are no rows"
     return config.model_copy(update={"packing": "off"}), reason
 
 
@@ -121,18 +121,23 @@ def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | Non
     return task.why_not_unpadded()
 
 
-def _cost(config: RunConfig, dataset: Dataset, shards: int) -> int:
+def _left_out(task: Task) -> float:
+    """Return which part of the work for a token is not done in the packed form."""
+    return task.left_out() if isinstance(task, LeavesOut) else 0.0
+
+
+def _cost(config: RunConfig, dataset: Dataset, shards: int, left_out: float = 0.0) -> float:
     """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
     if not len(dataset):
         return 0
-    plan, cost = training_plan(config, dataset), 0
+    plan, cost = training_plan(config, dataset), 0.0
     forward = config.loader.forward_tokens
     is_packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
             tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
-            cost += int(tokens) + (forward if isinstance(forward, int) else 0)
+            cost += (1 - left_out) * int(tokens) + (forward if isinstance(forward, int) else 0)
     return cost
 
 

@@ -221,6 +221,15 @@ class Unpads(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """A task whose models, without padding, leave out what nothing reads."""
+
+    def left_out(self) -> float:
+        """Return which part of the work for a token that is, from 0 to 1; reads no data."""
+        ...
+
+
+@runtime_checkable
 class Reopens(Protocol):
     """A task whose models can be built again without the data that they were trained on."""
 

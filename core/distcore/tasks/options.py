@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 
 from distcore.config import RunConfig
 from distcore.plugin.task import Direction, OnResume
-from distcore.tasks.packing.kinds import why_not
+from distcore.tasks.packing.kinds import Read, left_out, why_not
 from distcore.tasks.pretrained import TOKENIZERS, model_folder, read_config
 
 if TYPE_CHECKING:
@@ -92,16 +92,26 @@ class UnpaddedOptions(TaskOptions):
     """What transformers calls the type of the built-in models."""
     unpadded: ClassVar[tuple[str, ...]]
     """The model types that are known to be right."""
-    flat: ClassVar[bool] = False
-    """Whether the model's head gets single tokens, not rows."""
+    read: ClassVar[Read] = "any"
+    """What the model's head reads of its layers."""
 
     def why_not_unpadded(self) -> str | None:
         """Return why the model is padded; ``None`` if it need not be."""
-        kind = self.built_in_type if self.from_scratch else read_config(self.model, self.model_folder())["model_type"]
-        return why_not(str(kind), self.unpadded)
+        return why_not(str(self._shape()["model_type"]), self.unpadded)
+
+    def left_out(self) -> float:
+        """Return which part of the layers' work is not done without padding, because the head does not read it."""
+        return left_out(self._shape()) if self.read == "first" else 0.0
 
     def unpad(self, module: nn.Module) -> Callable[[], None]:
         """Have the model's layers compute without padding; return what undoes that."""
         from distcore.tasks.packing.models import unpad
 
-        return unpad(module, flat=self.flat)
+        return unpad(module, read=self.read)
+
+    def _shape(self) -> Mapping[str, Any]:
+        """Return the model's config.json; of a built-in model what is needed of it."""
+        if not self.from_scratch:
+            return read_config(self.model, self.model_folder())
+        layers = getattr(self.built_in[self.model], "layers", 12)
+        return {"model_type": self.built_in_type, "num_hidden_layers": layers}

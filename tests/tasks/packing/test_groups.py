@@ -59,3 +59,10 @@ def test_padding_may_stand_on_the_left() -> None:
     rows = groups_of(mask_of(3, 1).flip(1))
     assert rows.places.tolist() == [5, 0, 1, 2]
     assert rows.offsets.tolist() == [0, 0, 1, 2]
+
+
+def test_first_tokens_come_back_row_by_row() -> None:
+    rows = groups_of(mask_of(3, 0, 1, 2))
+    hidden = torch.arange(6.0)[None, :, None]
+    assert rows.firsts(hidden).flatten().tolist() == [0, 1, 3]
+    assert rows.by_row(rows.firsts(hidden)).tolist() == [[[3]], [[0]], [[0]], [[1]]]

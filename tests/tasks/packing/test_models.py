@@ -11,7 +11,8 @@ import transformers
 from torch import Tensor
 
 from distcore.tasks.masked_lm.options import MaskedOptions
-from distcore.tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, why_not
+from distcore.tasks.packing.groups import Groups
+from distcore.tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, left_out, why_not
 from distcore.tasks.packing.models import of_tokens, unpad
 from distcore.tasks.seq2seq.options import Seq2SeqOptions
 from distcore.tasks.text_classification.options import TextOptions
@@ -34,6 +35,7 @@ HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "masked": ("AutoModelForMaskedLM", MaskedOptions.unpadded),
     "pairs": ("AutoModelForSeq2SeqLM", Seq2SeqOptions.unpadded),
 }
+READS: dict[str, Any] = {"text": "first", "masked": "tokens"}
 CASES = [(head, kind) for head, (_, kinds) in HEADS.items() for kind in kinds]
 
 
@@ -77,7 +79,7 @@ def answers(head: str, model: Any) -> tuple[Tensor, Tensor]:
 def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
-    undo = unpad(model, flat=head == "masked")
+    undo = unpad(model, read=READS.get(head, "any"))
     found, packed = answers(head, model)
     assert not torch.equal(gradient, packed)  # it was computed in another way
     assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
@@ -86,20 +88,19 @@ def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) ->
     assert torch.equal(answers(head, model)[0], logits)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "t5"])
-def test_blocks_that_are_computed_again_in_the_backward_pass(kind: str) -> None:
-    head = "tokens"
+@pytest.mark.parametrize(("head", "kind"), [*(("tokens", kind) for kind in ("bert", "llama", "t5")), ("text", "bert")])
+def test_blocks_that_are_computed_again_in_the_backward_pass(head: str, kind: str) -> None:
     model = model_of(head, kind)
     _, gradient = answers(head, model)
     model.gradient_checkpointing_enable()
-    unpad(model)
+    unpad(model, read=READS.get(head, "any"))
     assert (answers(head, model)[1] - gradient).norm() < 2e-6 * gradient.norm()
 
 
 @pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
 def test_half_precision_keeps_its_dtype(kind: str) -> None:
     model = model_of("text", kind)
-    unpad(model)
+    unpad(model, read="first")
     tokens, mask = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(input_ids=tokens, attention_mask=mask).logits.shape == (len(LENGTHS), 3)
@@ -113,7 +114,7 @@ def test_a_model_goes_on_from_a_cache_as_ever() -> None:
     tokens, mask = batch()
     given = {"inputs": tokens.flip(1), "attention_mask": mask.flip(1), "max_new_tokens": 4, "do_sample": False}
     expected = model.generate(**given)
-    unpad(model, flat=True)
+    unpad(model, read="tokens")
     assert torch.equal(model.generate(**given, use_cache=True)[:, -4:], expected[:, -4:])
 
 
@@ -135,10 +136,33 @@ def test_an_attention_that_nobody_measured_is_named() -> None:
 def test_this_page_sees_rows_that_are_put_back_wrongly(
     change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distcore.tasks.packing.groups import Groups
-
-    model, right = model_of("text", "roberta"), Groups.padded
-    logits, _ = answers("text", model)
+    model, right = model_of("tokens", "roberta"), Groups.padded
+    logits, _ = answers("tokens", model)
     monkeypatch.setattr(Groups, "padded", lambda self, hidden: change(right(self, hidden)))
     unpad(model)
+    assert (answers("tokens", model)[0] - logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_last_layer_gives_the_first_token_of_each_row_alone(kind: str) -> None:
+    model, sizes = model_of("text", kind), []
+    layers = [part for name, part in model.named_modules() if name.split(".")[-2:-1] == ["layer"]]
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, given, found: sizes.append(found.shape[1]))
+    unpad(model, read="first")
+    answers("text", model)
+    assert sizes == [sum(LENGTHS), len(LENGTHS)]
+    assert left_out(model.config.to_dict()) == pytest.approx(5 / 6 / 2)
+
+
+def test_a_decoder_s_layers_give_all_tokens() -> None:
+    assert left_out({"model_type": "gpt2", "n_layer": 2}) == 0
+    assert left_out({"model_type": "bert", "num_hidden_layers": 2, "is_decoder": True}) == 0
+
+
+def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = model_of("text", "bert"), Groups.by_row
+    logits, _ = answers("text", model)
+    monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    unpad(model, read="first")
     assert (answers("text", model)[0] - logits).abs().max() > 1e-2

@@ -40,7 +40,7 @@ class MaskedOptions(UnpaddedOptions):
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
     metrics: ClassVar[dict[str, Direction]] = METRICS
     unpadded: ClassVar = ENCODERS
-    flat: ClassVar = True
+    read: ClassVar = "tokens"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens

@@ -48,6 +48,8 @@ class Groups:
     """Where each token of the sequence stands in the padded micro-batch, flattened: int64 ``(tokens,)``."""
     offsets: Tensor
     """Number of each token in its row, from 0: int64 ``(tokens,)``."""
+    first: Tensor
+    """Where in the sequence each row that has a token begins, in its order: int64 ``(rows with a token,)``."""
     order: Tensor | None
     """Which token of the sequence is the k-th of the micro-batch, row by row; ``None`` if it is the k-th."""
     groups: tuple[Group, ...]
@@ -62,6 +64,15 @@ class Groups:
         rows, places = self.shape
         found = hidden.new_zeros(rows * places, hidden.shape[-1]).index_copy(0, self.places, hidden[0])
         return found.view(rows, places, -1)
+
+    def firsts(self, hidden: Tensor) -> Tensor:
+        """Return of ``(1, tokens, size)`` the first token of each row: ``(1, rows with a token, size)``."""
+        return hidden.index_select(1, self.first)
+
+    def by_row(self, firsts: Tensor) -> Tensor:
+        """Return what ``firsts`` gave as ``(rows, 1, size)``, row by row, with zeros for a row without a token."""
+        rows = self.places.index_select(0, self.first) // self.shape[1]
+        return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[:, None]
 
     def in_order(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` in the order of the micro-batch, row by row."""
@@ -79,8 +90,10 @@ def groups_of(mask: Tensor) -> Groups:
     ends = np.cumsum(ascending)
     offsets = np.arange(len(row)) - np.repeat(ends - ascending, ascending)
     order = None if (np.diff(places) > 0).all() else _tensor(np.argsort(places), mask)
-    groups = (_group(ascending[a:b], int(ends[b - 1]), mask) for a, b in _slices(ascending))
-    return Groups((len(mask), mask.shape[1]), _tensor(places, mask), _tensor(offsets, mask), order, tuple(groups))
+    groups = tuple(_group(ascending[a:b], int(ends[b - 1]), mask) for a, b in _slices(ascending))
+    first = (offsets == 0).nonzero()[0]
+    places, offsets, first = (_tensor(array, mask) for array in (places, offsets, first))
+    return Groups((len(mask), mask.shape[1]), places, offsets, first, order, groups)
 
 
 def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:

@@ -8,16 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from distcore.tasks.packing.attention import NAME, register
+from distcore.tasks.packing.first import read_first
 from distcore.tasks.packing.groups import Groups, groups_of
-from distcore.tasks.packing.kinds import DECODERS, FROM_PAD, RELATIVE
+from distcore.tasks.packing.kinds import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
 
 
-def unpad(model: nn.Module, *, flat: bool = False) -> Callable[[], None]:
+def unpad(model: nn.Module, *, read: Read = "any") -> Callable[[], None]:
     """Have the layers of a transformers ``model`` compute without padding; return what undoes that.
 
-    The model is called as before, with padded rows and their mask. Behind its layers each row is padded again, with
-    zeros, so that a head finds its first and its last token where they were; ``flat``: not so, a head for single tokens
-    gets them as ``(1, tokens, size)``, row by row. Calls without a mask, and those that go on from a cache, are padded.
+    The model is called as before, with padded rows and their mask. ``read`` says what its head reads of the layers:
+    ``any``: each row is padded again, with zeros, so that first and last token are where they were; ``tokens``: single
+    ones, so they come as ``(1, tokens, size)``, row by row; ``first``: the first of each row, so an encoder's last
+    layer gives no others, ``(rows, 1, size)``. Calls without a mask, and those that go on from a cache, are padded.
     """
     from transformers import PreTrainedModel
 
@@ -25,13 +27,15 @@ def unpad(model: nn.Module, *, flat: bool = False) -> Callable[[], None]:
     whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     kind, before = whole.config.model_type, whole.config._attn_implementation
     layers = _encoder(whole) if kind in RELATIVE else whole.base_model
+    if read == "first" and not gives_first(whole.config.to_dict()):
+        read = "any"
     whole.set_attn_implementation(NAME)
 
     def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any] | None:
         return _packed(kind, layers, given, named)
 
     def leave(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], found: Any) -> Any:
-        return _unpacked(layers, named.get("packed_rows"), found, flat)
+        return _unpacked(layers, named.get("packed_rows"), found, read)
 
     hooks = [
         layers.register_forward_pre_hook(enter, with_kwargs=True),
@@ -41,9 +45,13 @@ def unpad(model: nn.Module, *, flat: bool = False) -> Callable[[], None]:
         biased = (module for module in layers.modules() if getattr(module, "has_relative_attention_bias", False))
         hooks += [module.register_forward_pre_hook(_bias, with_kwargs=True) for module in biased]
 
+    whole_rows = read_first(layers) if read == "first" else None
+
     def undo() -> None:
         for hook in hooks:
             hook.remove()
+        if whole_rows:
+            whole_rows()
         whole.set_attn_implementation(before)
 
     return undo
@@ -52,7 +60,7 @@ def unpad(model: nn.Module, *, flat: bool = False) -> Callable[[], None]:
 def of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
     """Return the logits of the tokens that ``mask``, ``(n, longest)``, has, row by row: ``(tokens, outputs)``.
 
-    ``logits`` are ``(n, longest, outputs)`` or, where the model ran ``flat``, ``(1, tokens, outputs)``.
+    ``logits`` are ``(n, longest, outputs)`` or, where the model was told ``tokens``, ``(1, tokens, outputs)``.
     """
     return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
 
@@ -89,12 +97,13 @@ def _packed(
     return (), inputs | {"packed_rows": rows}
 
 
-def _unpacked(layers: Any, rows: Groups | None, found: Any, flat: bool) -> Any:
-    """Return what the layers gave, padded again."""
+def _unpacked(layers: Any, rows: Groups | None, found: Any, read: Read) -> Any:
+    """Return what the layers gave, as the head reads it."""
     if rows is None:
         return found
     hidden = found.last_hidden_state
-    found.last_hidden_state = rows.in_order(hidden) if flat else rows.padded(hidden)
+    ways = {"any": rows.padded, "tokens": rows.in_order, "first": rows.by_row}
+    found.last_hidden_state = ways[read](hidden)
     if getattr(layers, "pooler", None) is not None:
         found.pooler_output = layers.pooler(found.last_hidden_state)
     return found

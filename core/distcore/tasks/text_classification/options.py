@@ -62,6 +62,7 @@ class TextOptions(UnpaddedOptions):
     pretrained_lr: ClassVar = 3e-5
     metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label"].metrics
     unpadded: ClassVar = (*ENCODERS, *DECODERS)
+    read: ClassVar = "first"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "class_names": "free",
