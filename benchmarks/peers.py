@@ -15,9 +15,9 @@ and with ``--preset fast``. ``lm`` is a causal language model on prompts and com
 texts (benchmarks/native/lm_job.py), in one process: a loop by hand, TRL's SFTTrainer without recomputing activations:
 plain, with groups of like length, and with packing.
 
-Bounds: for rows the defaults are 3 times as fast as the HF Trainer's, and as fast as its groups; the preset 1.1 times as
-fast as the best peer, in bf16 1.25 times. For a language model the better of the two is 1.1 times as fast as the best
-peer.
+Bounds: for rows the defaults are 3 times as fast as the HF Trainer's, and as fast as its groups; the preset is 1.1
+times as fast as the best peer, in bf16 1.25 times. For a language model the better of the two is 1.1 times as fast as
+the best peer.
 """
 
 from __future__ import annotations
