@@ -166,12 +166,15 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
 
 def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run --dry-run"
+    packed, job = job, f"{job} --packing off"
     assert main(job.split()) == 0
     out = capsys.readouterr().out
     config = yaml.safe_load(out)
     assert [key for key, value in config.items() if value == "auto"] == ["micro_batch_size"]
     assert (config["micro_batch_tokens"], config["loader"]["forward_tokens"]) == (4096, 96)
     assert "# micro-batches: at most 4096 tokens, padding included" in out
+    assert main(packed.split()) == 0
+    assert "# micro-batches: at most 4096 tokens, without padding" in capsys.readouterr().out
     assert main([*job.split(), "--micro-batch-tokens", "300", "--micro-batch-size", "8"]) == 0
     assert "# micro-batches: at most 8 rows and 300 tokens, padding included" in capsys.readouterr().out
 
