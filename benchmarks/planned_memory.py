@@ -129,7 +129,7 @@ class Made:
         return "images have no padding" if self.kind in IMAGES else None
 
     def unpad(self, module: nn.Module) -> Callable[[], None]:
-        return unpad(module)
+        return unpad(module, read="first" if self.kind == "bert" else "any")
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
