@@ -139,7 +139,7 @@ VALUES = {
     "--eval-every often": r"eval_every = 'often': .*integer",
     "--log-every 0": r"log_every = '0'",
     "--log-level loud": r"log_level = 'loud': .*'debug', 'info', 'warning' or 'error'",
-    "--length-grouping random": r"loader.length_grouping = 'random': .*'batch' or 'window'",
+    "--length-grouping random": r"loader.length_grouping = 'random': .*'batch', 'window' or 'auto'",
     "--task text-clasification": r"no task named 'text-clasification'.*did you mean 'text-classification'",
     "--set lr": r"--set lr: expected KEY=VALUE",
     "--set =3": r"--set : expected a dotted key",

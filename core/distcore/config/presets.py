@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "window"}, "precision": "auto"}}
+PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
 """Values by the name of ``--preset``; what the user sets goes before them."""
 
 

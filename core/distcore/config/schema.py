@@ -156,8 +156,10 @@ class Loader(_Tree):
     """How rows become batches."""
 
     workers: int = Field(0, ge=0, description="processes that collate; 0: in the rank itself")
-    length_grouping: Literal["batch", "window"] = Field(
-        "batch", description="batch: rows of like length share a micro-batch; window: also sort across batches"
+    length_grouping: Literal["batch", "window"] | Auto = Field(
+        "batch",
+        description="batch: rows of like length share a micro-batch; window: also sort across batches; auto: window "
+        "where that is faster, which it is not without padding in fp32 on a CPU",
     )
     window: int = Field(50, ge=2, description="global batches that length_grouping: window sorts together")
     forward_tokens: Annotated[int, Field(ge=0)] | Auto = Field(

@@ -25,6 +25,8 @@ from distcore.plugin.contract import RankInfo
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Kinds of device for which torch has fused optimizers."""
+JAGGED = frozenset({"cuda"})
+"""Kinds of device for which torch's attention takes nested tensors of the layout ``torch.jagged``."""
 UNPINNED = frozenset({"auto", "cpu", "mps"})
 """Values of ``device`` for which pinned memory is of no use: such a device computes in main memory."""
 COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:")
@@ -135,6 +137,11 @@ def has_fast_bf16() -> bool:
     """Return True if this CPU multiplies bfloat16 matrices in hardware; on others bf16 is slower than fp32."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+def attends_at_once(device: torch.device) -> bool:
+    """Return whether torch has kernels for the device that attend in rows of unlike length in one call."""
+    return device.type in JAGGED
 
 
 def backend_of(device: torch.device) -> str:

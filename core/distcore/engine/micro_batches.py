@@ -5,6 +5,7 @@ from __future__ import annotations
 from distcore.config import RunConfig
 from distcore.config.schema import Loader
 from distcore.plugin.capabilities import Capabilities
+from distcore.plugin.task import Task, Unpads
 
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
@@ -21,6 +22,18 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
     if config.micro_batch_tokens is not None or config.micro_batch_size != "auto":
         return config.micro_batch_tokens
     return CPU_TOKENS if config.device == "cpu" else TOKENS
+
+
+def with_length_grouping(config: RunConfig, task: Task) -> Loader:
+    """Return ``loader`` with ``length_grouping`` filled in: windows where they were measured to save time.
+
+    It depends on device, precision and model, and not on the strategy, so that a run may go on under another one.
+    """
+    if config.loader.length_grouping != "auto":
+        return config.loader
+    unpadded = isinstance(task, Unpads) and config.packing != "off" and not task.why_not_unpadded()
+    nothing_saved = unpadded and config.device == "cpu" and config.precision == "fp32"
+    return config.loader.model_copy(update={"length_grouping": "batch" if nothing_saved else "window"})
 
 
 def with_forward_tokens(config: RunConfig, declared: Capabilities) -> Loader:

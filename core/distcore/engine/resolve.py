@@ -6,7 +6,7 @@ from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
 from distcore.distributed.devices import check_deterministic, has_fast_bf16, resolve_device
 from distcore.engine.declared import check_average, check_declared, compiled, with_optimizer
 from distcore.engine.lora import resolve_lora
-from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens
+from distcore.engine.micro_batches import micro_batch_tokens, with_forward_tokens, with_length_grouping
 from distcore.engine.optim import check_freeze, check_schedule
 from distcore.engine.run_folder import new_run_folder
 from distcore.engine.sizes import check_micro_batch_size, data_shards, world_size
@@ -44,6 +44,7 @@ def resolve(
     device = resolve_device(config, elsewhere)
     config = config.model_copy(update={"nproc": world_size(config, declared, device, nproc), "device": device})
     config = config.model_copy(update={"precision": _precision(config, declared)})  # after the device: it depends on it
+    config = config.model_copy(update={"loader": with_length_grouping(config, task)})
     check_declared(config, declared, launcher)
     check_deterministic(config)
     if training:

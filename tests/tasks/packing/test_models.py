@@ -9,70 +9,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from unpadded_models import CASES, COMMON, LENGTHS, READS, SMALL, answers, batch, model_of
 
-from distcore.tasks.masked_lm.options import MaskedOptions
-from distcore.tasks.packing.groups import Groups
+from distcore.tasks.packing import groups, models
+from distcore.tasks.packing.groups import Bounds, Groups
 from distcore.tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, left_out, why_not
-from distcore.tasks.packing.models import of_tokens, unpad
-from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.token_classification.options import TagOptions
-
-LENGTHS = [5, 1, 9, 9, 3, 30, 12, 9]  # in no order, some alike
-COMMON: dict[str, Any] = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_labels": 3}
-SMALL: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "embedding_size": 16,
-    "max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 8,
-}  # fmt: skip
-OTHER: dict[str, dict[str, Any]] = {
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
-}
-HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "text": ("AutoModelForSequenceClassification", TextOptions.unpadded),
-    "tokens": ("AutoModelForTokenClassification", TagOptions.unpadded),
-    "masked": ("AutoModelForMaskedLM", MaskedOptions.unpadded),
-    "pairs": ("AutoModelForSeq2SeqLM", Seq2SeqOptions.unpadded),
-}
-READS: dict[str, Any] = {"text": "first", "masked": "tokens"}
-CASES = [(head, kind) for head, (_, kinds) in HEADS.items() for kind in kinds]
-
-
-def model_of(head: str, kind: str) -> Any:
-    """A model of random, large weights, without dropout but in training mode."""
-    torch.manual_seed(0)
-    shape = transformers.AutoConfig.for_model(kind, **COMMON, **OTHER.get(kind, SMALL))
-    model = getattr(transformers, HEADS[head][0]).from_config(shape)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "norm" not in name.lower():
-            torch.nn.init.normal_(parameter, std=0.1)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    return model.train()
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    """Rows of random tokens, and their mask."""
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    tokens = torch.randint(5, 60, mask.shape, generator=torch.Generator().manual_seed(1))
-    return tokens * mask, mask.long()
-
-
-def answers(head: str, model: Any) -> tuple[Tensor, Tensor]:
-    """Logits of all rows or tokens, and the gradient of a sum in which each has a weight of its own, as one vector."""
-    tokens, mask = batch()
-    labels = {"labels": torch.where(mask > 0, tokens, -100)} if head == "pairs" else {}
-    logits = model(input_ids=tokens, attention_mask=mask, **labels).logits
-    logits = logits if head == "text" else of_tokens(logits, mask)
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
-    model.zero_grad()
-    (logits * weights).sum().backward()
-    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
-    return logits.detach(), torch.cat(gradients)
+from distcore.tasks.packing.models import unpad
 
 
 @pytest.mark.parametrize(("head", "kind"), CASES)
@@ -86,6 +28,33 @@ def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) ->
     assert (packed - gradient).norm() < 2e-6 * gradient.norm()
     undo()
     assert torch.equal(answers(head, model)[0], logits)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models that look both ways."""
+    monkeypatch.setattr(models, "attends_at_once", lambda device: True)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("head", "kind"), [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE)])
+def test_rows_that_attend_at_once_are_what_they_are_padded(head: str, kind: str) -> None:
+    model = model_of(head, kind)
+    logits, gradient = answers(head, model)
+    unpad(model, read=READS.get(head, "any"))
+    found, packed = answers(head, model)
+    assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
+    assert (packed - gradient).norm() < 2e-6 * gradient.norm()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_this_page_sees_rows_that_attend_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("text", "bert")
+    logits, _ = answers("text", model)
+    two = Bounds(torch.tensor([0, 30, sum(LENGTHS)]), 30, sum(LENGTHS) - 30)
+    monkeypatch.setattr(groups, "_bounds", lambda first, sizes, like: two)
+    unpad(model)
+    assert (answers("text", model)[0] - logits).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("head", "kind"), [*(("tokens", kind) for kind in ("bert", "llama", "t5")), ("text", "bert")])

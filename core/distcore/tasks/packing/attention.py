@@ -1,4 +1,4 @@
-"""Attention over a sequence that is many rows: in groups of rows of like length, each row by itself."""
+"""Attention over a sequence that is many rows, each row by itself: in groups of like length, or all at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
-from distcore.tasks.packing.groups import Group, Groups
+from distcore.tasks.packing.groups import Bounds, Group, Groups
 
 NAME = "distcore_rows"
 """What transformers calls this attention."""
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Those of torch that know rows of unlike length; the last is for the CPU, where tests compare it with groups."""
 
 
 def register() -> None:
@@ -48,6 +52,8 @@ def attend(
         return found
     causal = options.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    if packed_rows.bounds is not None:
+        return _at_once(query, key, value, packed_rows.bounds, **options | {"is_causal": is_causal}), None
     # Cut once: the gradients of the cuts are joined, where those of slices would be padded with zeros and summed.
     sizes = [group.stop - group.start for group in packed_rows.groups]
     firsts = query.shape[2] < key.shape[2]
@@ -72,3 +78,38 @@ def _rows(tokens: Tensor, group: Group) -> Tensor:
     """Return the rows of a group, ``(rows, heads, longest, size)``, from its tokens, ``(tokens, heads, size)``."""
     found = tokens if group.places is None else tokens.index_select(0, group.places)
     return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)
+
+
+def _at_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Bounds,
+    *,
+    is_causal: bool,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **unused: Any,
+) -> Tensor:
+    """Return what the rows see, ``(1, tokens, heads, size)``, from one kernel that knows where each begins.
+
+    Source: https://docs.pytorch.org/docs/stable/nested.html, tensors of the layout ``torch.jagged``.
+    """
+    asking = rows
+    if query.shape[2] < key.shape[2]:  # the first token of each row
+        asking = Bounds(torch.arange(len(rows.begins), device=query.device), 1, 1)
+    shared = query.shape[1] // key.shape[1]  # heads that have their keys and values in common
+    key, value = (states.repeat_interleave(shared, 1) if shared > 1 else states for states in (key, value))
+    jagged = (_jagged(query, asking), _jagged(key, rows), _jagged(value, rows))
+    with sdpa_kernel(KERNELS):
+        found = scaled_dot_product_attention(*jagged, dropout_p=dropout, is_causal=is_causal, scale=scaling)
+    return found.transpose(1, 2).values()[None]
+
+
+def _jagged(states: Tensor, rows: Bounds) -> Tensor:
+    """Return ``(1, heads, tokens, size)`` as a nested tensor, ``(rows, heads, tokens of a row, size)``."""
+    tokens = states[0].transpose(0, 1).contiguous()
+    made: Tensor = torch.nested.nested_tensor_from_jagged(
+        tokens, rows.begins, min_seqlen=rows.shortest, max_seqlen=rows.longest
+    )
+    return made.transpose(1, 2)

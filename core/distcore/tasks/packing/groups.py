@@ -1,4 +1,4 @@
-"""The rows of a micro-batch as one sequence of tokens, and in it the groups of like length that attend together."""
+"""The rows of a micro-batch as one sequence of tokens, and what in it attends together."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """Rows that follow each other in the sequence, none of them without a token."""
+
+    begins: Tensor
+    """Where each begins, and behind them where the last ends: int64 ``(rows + 1,)``."""
+    shortest: int
+    """Tokens of the shortest."""
+    longest: int
+    """Tokens of the longest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Groups:
     """A micro-batch as one sequence: where its tokens come from, and what attends to what."""
 
@@ -53,7 +65,9 @@ class Groups:
     order: Tensor | None
     """Which token of the sequence is the k-th of the micro-batch, row by row; ``None`` if it is the k-th."""
     groups: tuple[Group, ...]
-    """All tokens of the sequence, in order."""
+    """All tokens of the sequence, in order; none where rows attend at once."""
+    bounds: Bounds | None
+    """The rows; ``None`` where they attend in groups."""
 
     def taken(self, padded: Tensor) -> Tensor:
         """Return values of the padded micro-batch, ``(rows, places)``, as those of the sequence, ``(1, tokens)``."""
@@ -79,21 +93,30 @@ class Groups:
         return hidden if self.order is None else hidden.index_select(1, self.order)
 
 
-def groups_of(mask: Tensor) -> Groups:
-    """Return the sequence of a micro-batch whose ``mask``, ``(rows, places)``, is 1 where a place is no padding."""
+def groups_of(mask: Tensor, at_once: bool = False) -> Groups:
+    """Return the sequence of a micro-batch whose ``mask``, ``(rows, places)``, is 1 where a place is no padding.
+
+    ``at_once``: all its rows attend in one call, and not in groups of like length.
+    """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
-    rows = np.argsort(lengths, kind="stable")
-    ascending = lengths[rows]
+    rows = np.arange(len(lengths)) if at_once else np.argsort(lengths, kind="stable")
+    sizes = lengths[rows]
     row, place = on_cpu[rows].nonzero()
     places = rows[row] * on_cpu.shape[1] + place
-    ends = np.cumsum(ascending)
-    offsets = np.arange(len(row)) - np.repeat(ends - ascending, ascending)
+    ends = np.cumsum(sizes)
+    offsets = np.arange(len(row)) - np.repeat(ends - sizes, sizes)
     order = None if (np.diff(places) > 0).all() else _tensor(np.argsort(places), mask)
-    groups = tuple(_group(ascending[a:b], int(ends[b - 1]), mask) for a, b in _slices(ascending))
+    slices = [] if at_once else _slices(sizes)
+    groups = tuple(_group(sizes[a:b], int(ends[b - 1]), mask) for a, b in slices)
     first = (offsets == 0).nonzero()[0]
+    bounds = _bounds(first, sizes[sizes > 0], mask) if at_once else None
     places, offsets, first = (_tensor(array, mask) for array in (places, offsets, first))
-    return Groups((len(mask), mask.shape[1]), places, offsets, first, order, groups)
+    return Groups((len(mask), mask.shape[1]), places, offsets, first, order, groups, bounds)
+
+
+def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:
+    return Bounds(_tensor(np.append(first, sizes.sum()), like), int(sizes.min()), int(sizes.max()))
 
 
 def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from distcore.distributed.devices import attends_at_once
 from distcore.tasks.packing.attention import NAME, register
 from distcore.tasks.packing.first import read_first
 from distcore.tasks.packing.groups import Groups, groups_of
@@ -83,7 +84,7 @@ def _packed(
         return None
     if inputs.get("past_key_values") is not None:
         return None
-    rows = groups_of(mask)
+    rows = groups_of(mask, at_once=attends_at_once(mask.device) and kind not in RELATIVE)
     inputs["input_ids"] = rows.taken(tokens)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = rows.taken(inputs["token_type_ids"])
