@@ -43,7 +43,9 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_bounds_hold_or_not(
     benchmark: ModuleType, job: str, precision: str, cost: dict[str, float], holds: bool
 ) -> None:
-    assert benchmark.show(job, precision, {kind: [spent] for kind, spent in cost.items()}) is holds
+    assert (
+        benchmark.show(job, precision, {kind: [{"cpu": spent, "wall": spent}] for kind, spent in cost.items()}) is holds
+    )
 
 
 def test_prompts_are_the_same_each_time_and_of_unlike_lengths(benchmark: ModuleType, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class Loader(_Tree):
     """How rows become batches."""
 
     workers: int = Field(0, ge=0, description="processes that collate; 0: in the rank itself")
-    length_grouping: Literal["batch", "window"] | Auto = Field(
+    length_grouping: Literal["batch", "window", "auto"] = Field(
         "batch",
         description="batch: rows of like length share a micro-batch; window: also sort across batches; auto: window "
         "where that is faster, which it is not without padding in fp32 on a CPU",
