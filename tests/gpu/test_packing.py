@@ -1,4 +1,4 @@
-"""Rows without padding on an accelerator: each model type against its padded rows, and a run against the CPU's."""
+"""Rows without padding on an accelerator: each model type against its padded rows."""
 
 from __future__ import annotations
 

@@ -25,15 +25,16 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
 
 
 def with_length_grouping(config: RunConfig, task: Task) -> Loader:
-    """Return ``loader`` with ``length_grouping`` filled in: windows where they were measured to save time.
+    """Return ``loader`` with ``length_grouping`` filled in: no windows where they were measured to save nothing.
 
-    It depends on device, precision and model, and not on the strategy, so that a run may go on under another one.
+    It depends on device, precision and model alone: what may change when a run goes on, or in a trial of ``tune``, such
+    as strategy, compilation and packing, must not change the order of the rows.
     """
     if config.loader.length_grouping != "auto":
         return config.loader
-    unpadded = isinstance(task, Unpads) and config.packing != "off" and not task.why_not_unpadded()
-    nothing_saved = unpadded and config.device == "cpu" and config.precision == "fp32"
-    return config.loader.model_copy(update={"length_grouping": "batch" if nothing_saved else "window"})
+    slow = config.device == "cpu" and config.precision == "fp32"  # products cost more than what stands around them
+    saves_nothing = slow and isinstance(task, Unpads) and not task.why_not_unpadded()
+    return config.loader.model_copy(update={"length_grouping": "batch" if saves_nothing else "window"})
 
 
 def with_forward_tokens(config: RunConfig, declared: Capabilities) -> Loader:

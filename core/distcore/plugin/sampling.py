@@ -135,6 +135,7 @@ def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
 
 def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
     """Return the plan of a training run, as a resolved config asks for it."""
+    assert config.loader.length_grouping != "auto"  # resolved
     return BatchPlan(
         lengths=dataset.lengths,
         global_batch=config.global_batch_size,

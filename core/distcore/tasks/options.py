@@ -97,7 +97,7 @@ class UnpaddedOptions(TaskOptions):
 
     def why_not_unpadded(self) -> str | None:
         """Return why the model is padded; ``None`` if it need not be."""
-        return why_not(str(self._shape()["model_type"]), self.unpadded)
+        return why_not(self._shape(), self.unpadded)
 
     def left_out(self) -> float:
         """Return which part of the layers' work is not done without padding, because the head does not read it."""

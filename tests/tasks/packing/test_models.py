@@ -97,8 +97,17 @@ def test_t5_writes_the_same_without_padding() -> None:
 
 
 def test_an_attention_that_nobody_measured_is_named() -> None:
-    assert why_not("xlnet", ENCODERS) == f"xlnet is none of {', '.join(ENCODERS)}"
-    assert why_not("t5", RELATIVE) is None
+    assert why_not({"model_type": "xlnet"}, ENCODERS) == f"xlnet is none of {', '.join(ENCODERS)}"
+    assert why_not({"model_type": "t5"}, RELATIVE) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"use_sliding_window": True}, {"layer_types": ["full_attention", "sliding_attention"]}]
+)
+def test_a_window_that_tokens_see_is_not_left_out(change: dict[str, Any]) -> None:
+    shape = transformers.AutoConfig.for_model("qwen2").to_dict()
+    assert why_not(shape, DECODERS) is None
+    assert why_not(shape | change, DECODERS) == "this qwen2 has layers whose tokens see a window of their row"
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows.mul(0), lambda rows: rows.roll(1, 1)])

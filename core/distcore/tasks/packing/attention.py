@@ -14,7 +14,7 @@ from distcore.tasks.packing.groups import Bounds, Group, Groups
 NAME = "distcore_rows"
 """What transformers calls this attention."""
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those of torch that know rows of unlike length; the last is for the CPU, where tests compare it with groups."""
+"""Those of torch that know rows of unlike length; the last, without ``is_causal``, is the one that a CPU has."""
 
 
 def register() -> None:

@@ -25,12 +25,15 @@ A layer has 12 of hidden size times hidden size for each token, two of them for 
 """
 
 
-def why_not(kind: str, known: tuple[str, ...]) -> str | None:
-    """Return why a model of the type ``kind`` is not run without padding; ``None`` if it is one of the ``known``."""
+def why_not(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
+    """Return why a model of this config.json is not run without padding; ``None`` if its type is ``known``."""
+    kind = config["model_type"]
     if kind not in known:
         return f"{kind} is none of {', '.join(known)}"
     if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:
         return f"transformers {version('transformers')} is older than {SINCE[0]}.{SINCE[1]}"
+    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
+        return f"this {kind} has layers whose tokens see a window of their row"
     return None
 
 

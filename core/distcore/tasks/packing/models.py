@@ -84,7 +84,7 @@ def _packed(
         return None
     if inputs.get("past_key_values") is not None:
         return None
-    rows = groups_of(mask, at_once=attends_at_once(mask.device) and kind not in RELATIVE)
+    rows = groups_of(mask, at_once=kind not in RELATIVE and attends_at_once(mask.device) and _fits(layers.config))
     inputs["input_ids"] = rows.taken(tokens)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = rows.taken(inputs["token_type_ids"])
@@ -96,6 +96,12 @@ def _packed(
     # A mask of four dimensions is handed on as it is, and none of the size of all tokens, squared, is made.
     inputs["attention_mask"] = mask.new_ones(1, 1, 1, 1)
     return (), inputs | {"packed_rows": rows}
+
+
+def _fits(config: Any) -> bool:
+    """Return whether kernels for rows of unlike length take the size of an attention head."""
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size % 8 == 0
 
 
 def _unpacked(layers: Any, rows: Groups | None, found: Any, read: Read) -> Any:
