@@ -22,7 +22,7 @@ from distcore.plugin.columns import read
 from distcore.plugin.contract import Packing, Run
 from distcore.plugin.hooks import Hooks
 from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Dataset, Datasets, LeavesOut, Packs, PacksOrPads, Task, Unpads
+from distcore.plugin.task import Dataset, Datasets, LeavesOut, Narrows, Packs, PacksOrPads, Task, Unpads
 
 log = logging.getLogger("distcore")
 
@@ -83,6 +83,7 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
     rows = _some_rows(config, data.train)
     expected = _row_losses(run, task, padded.train, rows)
     undo = task.unpad(run.module) if isinstance(task, Unpads) else None
+    data = _narrowed(run, task, data)
     apart = _difference(expected, _row_losses(run, task, data.train, rows))
     apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
@@ -101,13 +102,15 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
     return replace(run, config=off, packing=Packing(packed=False, difference=apart)), padded
 
 
-def packed_as_trained(run: Run, task: Task) -> Run:
-    """Return a run that only evaluates with ``packing`` on if it was on in training, and its model so."""
+def packed_as_trained(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
+    """Return a run that only evaluates with ``packing`` on if it was on in training, its model so, and its data."""
     config = run.config
     on = config.packing == "on" and isinstance(task, Unpads) and not _why_not(config, run.capabilities, task)
     if on and isinstance(task, Unpads):
         task.unpad(run.module)
-    return replace(run, config=config.model_copy(update={"packing": "on" if on else "off"}))
+    if on or not isinstance(task, Unpads):  # such a task has chosen for its data
+        data = _narrowed(run, task, data)
+    return replace(run, config=config.model_copy(update={"packing": "on" if on else "off"})), data
 
 
 def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
@@ -119,6 +122,12 @@ def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | Non
     if declared.ranks_per_shard > 1:
         return f"strategy {config.strategy!r} computes a row on several ranks"
     return task.why_not_unpadded()
+
+
+def _narrowed(run: Run, task: Task, data: Datasets) -> Datasets:
+    """Have the model leave out what is no target, and the data sets say what is, if the task can."""
+    can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
+    return task.narrow(run.module, data) if can and isinstance(task, Narrows) else data
 
 
 def _left_out(task: Task) -> float:

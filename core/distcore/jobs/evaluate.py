@@ -89,7 +89,7 @@ def _evaluate_in(
 ) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     data = prepare(task, config)
-    run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
+    run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
     with one_line_for_mixed_devices(run, hooks):

@@ -151,7 +151,7 @@ def _predict_in(
 ) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
     data, out = data_of(task, prediction.path, config), prediction.out
-    run = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task)
+    run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
     checkpoint.load_weights(run, hooks, prediction.path)

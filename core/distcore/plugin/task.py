@@ -230,6 +230,19 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
+class Narrows(Protocol):
+    """A task whose models, without padding, can leave out the outputs of places that have no target."""
+
+    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have ``module`` do so for batches that say where their targets are; return ``data`` with such batches.
+
+        Called like ``Unpads.unpad``, after it. Losses and gradients stay what they are; for batches of ``data`` as it
+        was, and of ``PacksOrPads.padded``, so does the model.
+        """
+        ...
+
+
+@runtime_checkable
 class Reopens(Protocol):
     """A task whose models can be built again without the data that they were trained on."""
 

@@ -72,6 +72,8 @@ class SequenceDataset:
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
     apart: bool = False
     """Whether a document sees nothing of the one before it in its row, which needs packing."""
+    tells_targets: bool = False
+    """Whether batches say where their targets are."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -83,7 +85,15 @@ class SequenceDataset:
 
     def padded(self) -> SequenceDataset | None:
         """Return the same rows, each padded; ``None`` if they have documents that only packing keeps apart."""
-        return None if self.apart else replace(self, packed=False)
+        return None if self.apart else replace(self, packed=False, tells_targets=False)
+
+    def with_targets(self) -> SequenceDataset:
+        """Return the same rows, in batches that say where targets are.
+
+        Themselves where all places are targets, where rows are padded, and where only packing keeps documents apart.
+        """
+        some = self.packed and not self.apart and int(self.items.sum()) < int(self.lengths.sum())
+        return replace(self, tells_targets=True) if some else self
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
@@ -92,6 +102,7 @@ class SequenceDataset:
         ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
         longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
         ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left; a row without one has none.
+        If they are to be told, ``targets`` is where in ``labels``, flattened, there are targets, ``(targets,)``.
         """
         import torch
 
@@ -110,6 +121,8 @@ class SequenceDataset:
             columns["attention_mask"] = (np.ones_like(row), 0)
         found = {name: _table(shape, place, *column) for name, column in columns.items()}
         found["lengths"] = torch.from_numpy(lengths)
+        if self.tells_targets:
+            found["targets"] = (found["labels"].flatten() != IGNORED).nonzero()[:, 0]
         return found | self._prompts(indices) if self.prompts else found
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:

@@ -51,8 +51,8 @@ class CausalLM(CausalOptions):
         """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
-        logits = _logits(model, batch)
-        return cross_entropy(logits, batch["labels"].flatten(), reduction="sum", ignore_index=IGNORED)
+        logits, labels, _ = _predicted(model, batch)
+        return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, shape ``(n,)``: ``loss``, summed over its targets (fp32), ``tokens`` and ``right``.
@@ -64,13 +64,19 @@ class CausalLM(CausalOptions):
             return {}
         from torch.nn.functional import cross_entropy
 
-        logits, labels = _logits(model, batch), batch["labels"].flatten()
+        logits, labels, row = _predicted(model, batch)
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         counted = labels != IGNORED
         right = counted & (logits.argmax(-1) == labels)
         columns = {"loss": losses, "tokens": counted.long(), "right": right.long()}
-        row, rows = batch["row"].flatten(), len(batch["lengths"])
+        rows = len(batch["lengths"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
+
+    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have the head read the places with a target alone, of packed rows; return data sets that say which."""
+        from distcore.tasks.packing.targets import narrow
+
+        return narrow(module, data)
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
         """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.
@@ -154,13 +160,18 @@ class CausalLM(CausalOptions):
         return without_rows(folder, no_sequences)
 
 
-def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(positions of all rows, vocabulary)``."""
-    names = ("input_ids", "attention_mask", "position_ids")
+def _predicted(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits in fp32, ``(places, vocabulary)``, with the label and the row of each place, ``(places,)``.
+
+    The places are those of all rows, or of targets where the batch says where they are.
+    """
+    names = ("input_ids", "attention_mask", "position_ids", "targets")
     # With a cache, transformers would not look for the borders of packed rows.
     answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False)
-    logits: Tensor = answer.logits.float()
-    return logits.flatten(0, 1)
+    labels, row = batch["labels"].flatten(), batch["row"].flatten()
+    if "targets" in batch:
+        labels, row = labels[batch["targets"]], row[batch["targets"]]
+    return answer.logits.float().flatten(0, 1), labels, row
 
 
 def _answer(tokens: Tensor, end: int | None) -> list[int]:

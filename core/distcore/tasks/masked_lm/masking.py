@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,15 +87,22 @@ class MaskedDataset:
     """SHA-256 over the tokens, in hexadecimal."""
     epoch: int = 0
     """Whose masks these are; evaluation rows have those of epoch 0 always."""
+    tells_targets: bool = False
+    """Whether batches say where in their rows, without padding, something has to be found."""
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def with_targets(self) -> MaskedDataset:
+        """Return the same rows, in batches that say where something has to be found."""
+        return replace(self, tells_targets=True)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to the longest of them.
 
         ``input_ids``, ``attention_mask`` and ``labels`` are ``(n, longest)``; labels are ``IGNORED`` where nothing has
-        to be found.
+        to be found. If they are to be told, ``targets``, ``(found,)``, is which of the tokens of all rows, without
+        padding, have to be found.
         """
         import torch
 
@@ -107,6 +114,8 @@ class MaskedDataset:
             tokens[place, : len(whole)] = read
             labels[place, found] = whole[found]
         arrays = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+        if self.tells_targets:
+            arrays["targets"] = np.flatnonzero(labels[mask] != IGNORED)
         return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
@@ -124,6 +133,7 @@ class VaryingMasks(MaskedDataset):
             pad=self.pad,
             content=self.content,
             epoch=epoch,
+            tells_targets=self.tells_targets,
         )
 
 

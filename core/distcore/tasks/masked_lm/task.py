@@ -67,6 +67,12 @@ class MaskedLM(MaskedOptions):
         rows = len(batch["labels"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
+    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have the head read the tokens to be found alone, of rows without padding; return data sets that say which."""
+        from distcore.tasks.packing.targets import narrow
+
+        return narrow(module, data)
+
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over the tokens to be found, ``perplexity``, its exponential, ``token_accuracy``.
 
@@ -94,8 +100,9 @@ def _found(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the logits of the tokens to be found, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
     from distcore.tasks.packing.models import of_tokens
 
-    labels = batch["labels"]
+    labels, mask = batch["labels"], batch["attention_mask"]
     wanted = labels != IGNORED
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    found = of_tokens(logits, batch["attention_mask"])[wanted[batch["attention_mask"].bool()]]
+    targets = {"targets": batch["targets"]} if "targets" in batch else {}
+    logits = model(input_ids=batch["input_ids"], attention_mask=mask, **targets).logits
+    found = logits[0] if targets else of_tokens(logits, mask)[wanted[mask.bool()]]
     return found.float(), labels[wanted]
