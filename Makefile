@@ -78,12 +78,12 @@ install: $(VENV)/.installed
 
 # torch first, at the version of the constraints: an open range would take the newest build with all of CUDA.
 # seqeval is only there as a source, which needs setuptools_scm: it is built before those that are not isolated.
-$(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+$(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch seqeval
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ./core --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
 	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")
 	touch $@
@@ -91,7 +91,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$
 # Each wheel is built from its sdist, so that the sdist is known to hold what a build needs.
 dist: install
 	rm -f $(DIST)/*.tar.gz $(DIST)/*.whl
-	for source in . $(PLUGINS); do $(BIN)/python -m build --quiet --no-isolation --outdir $(DIST) $$source || exit 1; done
+	for source in . core $(PLUGINS); do $(BIN)/python -m build --quiet --no-isolation --outdir $(DIST) $$source || exit 1; done
 	$(BIN)/python -m twine check --strict $(DIST)/*.tar.gz $(DIST)/*.whl
 
 release-check: dist

@@ -11,4 +11,4 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)  # also where it was set behind the back of os.environ
 
-pytest_plugins = ["rank_watch"]
+pytest_plugins = ["rank_watch", "shared_fixtures"]

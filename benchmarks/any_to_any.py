@@ -38,16 +38,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 
-from distcore import BatchPlan, MicroBatch, Run, Sampler, checkpoint, hookimpl
+from distcore import BatchPlan, MicroBatch, Run, Sampler, checkpoint, hookimpl, registry
 from distcore.config import RunConfig
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
 from distcore.errors import DistcoreError
-from distcore.launchers import export, join, launch
-from distcore.plugin import registry
-from distcore.plugin.contract import Progress, RankInfo, World
-from distcore.plugin.hooks import Hooks
+from distcore.launchers import launch
+from distcore.plugin.strategy.contract import Progress, RankInfo, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment import export, join
+from distcore.resolve.resolve import build_strategy, resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from distcore import RunConfig
 from distcore.checkpoint.saver import Saver
-from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
-from distcore.plugin.contract import Progress, RankInfo, Run
-from distcore.plugin.defaults import save_checkpoint
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.contract import Progress, RankInfo, Run
+from distcore.plugin.strategy.defaults import save_checkpoint
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 
 Times = tuple[float, float]

@@ -69,8 +69,8 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
     from transformers import LlamaConfig, LlamaForCausalLM  # before the clock starts
 
     from distcore import Datasets, RankInfo, Run, RunConfig
-    from distcore.engine.model_source import base_source
-    from distcore.launchers import join
+    from distcore.model.model_source import base_source
+    from distcore.rank_environment import join
     from distcore.testing.problem import Problem
 
     @dataclass(frozen=True, kw_only=True)

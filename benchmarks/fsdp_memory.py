@@ -55,9 +55,9 @@ def in_a_process(*arguments: str) -> int:
 def save(folder: str, model: str) -> int:
     """Save the built-in model with random weights as a Hugging Face folder; return the bytes of its parameters."""
     from distcore import load_config
-    from distcore.engine import task_calls
-    from distcore.engine.resolve import load_task
     from distcore.jobs.train import check
+    from distcore.plugin.task import calls as task_calls
+    from distcore.resolve.resolve import load_task
 
     config, data = check(load_config(None, {"model": model}))
     task = load_task(config)
@@ -84,10 +84,10 @@ def rank(config: object, stage: str) -> int:
     """Run one rank up to the end of ``stage``; return its peak memory in bytes."""
     from distcore import Progress, RunConfig
     from distcore.engine.loop import steps
-    from distcore.engine.resolve import build_strategy, load_task
     from distcore.engine.trainer import build_run
-    from distcore.launchers import join
-    from distcore.plugin.hooks import Hooks
+    from distcore.plugin.strategy.hooks import Hooks
+    from distcore.rank_environment import join
+    from distcore.resolve.resolve import build_strategy, load_task
 
     assert isinstance(config, RunConfig)
     rank_info = join(os.environ)

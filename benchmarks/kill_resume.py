@@ -28,9 +28,8 @@ from typing import Any
 import psutil
 import torch
 
-from distcore import RunConfig, checkpoint, launch, train
-from distcore.launchers import one_line_errors
-from distcore.plugin import registry
+from distcore import RunConfig, checkpoint, launch, registry, train
+from distcore.launchers.processes.failures import one_line_errors
 from distcore.testing.problem import Problem
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}

@@ -38,12 +38,12 @@ from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig
 from distcore.engine.loop import steps as loop_steps
-from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
-from distcore.plugin.contract import Progress, RankInfo
+from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.extensions import load_extensions
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import BatchPlan
+from distcore.plugin.strategy.contract import Progress, RankInfo
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.resolve.resolve import build_strategy, resolve
 
 BATCH, WIDTH = 32, 64
 BOUNDS = {"fabric": 0.75, "accelerate": 0.25, "hf_trainer": 0.06}

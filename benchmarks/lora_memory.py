@@ -32,11 +32,11 @@ from memory_and_traffic import Watcher, living, storages
 from distcore import Progress, RankInfo, RunConfig, launch, load_config
 from distcore.checkpoint import save as save_checkpoint
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, load_task
 from distcore.engine.trainer import build_run
 from distcore.jobs.train import check
-from distcore.launchers import join
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment import join
+from distcore.resolve.resolve import build_strategy, load_task
 
 ROWS = ("single", "ddp", "fsdp", "deepspeed:2", "deepspeed:3")
 SHARDED = ("fsdp", "deepspeed")

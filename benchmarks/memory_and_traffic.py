@@ -42,11 +42,11 @@ from torch.utils._pytree import tree_leaves
 
 from distcore import Progress, RankInfo, Run, RunConfig, StepResult, hookimpl, launch, load_config
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, load_task
 from distcore.engine.trainer import build_run
 from distcore.jobs.train import check
-from distcore.launchers import join
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment import join
+from distcore.resolve.resolve import build_strategy, load_task
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ import torch.distributed as dist
 from native.job import LOG_EVERY, Job, Timing, durations
 
 from distcore import Progress, Run, RunConfig, StepResult, hookimpl, launch, load_config, train
-from distcore.engine.resolve import load_task, resolve
-from distcore.launchers import join
-from distcore.plugin.registry import load_file
+from distcore.rank_environment import join
+from distcore.registry import load_file
+from distcore.resolve.resolve import load_task, resolve
 
 BOUND, MESH_BOUND, LOSS_BOUND = 0.98, 0.97, 1e-4
 ROWS = {

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from distcore import Run, RunConfig, hookimpl, launch, load_config, train
-from distcore.plugin.registry import load_file
+from distcore.registry import load_file
 from distcore_ddp.ddp import DDPStrategy
 
 BOUND, WARM_UP, RANKS = 0.95, 5, 2

@@ -40,13 +40,13 @@ from torch import Tensor, nn
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
 from distcore.engine.loop import steps
 from distcore.engine.packing import packed
-from distcore.engine.resolve import build_strategy, load_task, resolve
 from distcore.engine.trainer import build_run
-from distcore.launchers import join
-from distcore.planning.plan import Row, make_plan
-from distcore.planning.request import Request
-from distcore.plugin.hooks import Hooks
-from distcore.tasks.packing.models import unpad
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment import join
+from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore_tasks.packing.models import unpad
+from distcore_workbench.planning.plan import Row, make_plan
+from distcore_workbench.planning.request import Request
 
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "tiny": dict.fromkeys(("bert", "gpt2", "llama", "vit"), (2, 64, 2)),

@@ -44,11 +44,11 @@ from torch import Tensor, nn
 from distcore import BatchPlan, Capabilities, Column, ConstantColumn, Datasets, RunConfig, World, hookimpl
 from distcore.checkpoint.job_state import fingerprint
 from distcore.engine.loop import steps as loop_steps
-from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run
-from distcore.plugin.contract import MicroBatch, Progress, RankInfo, Run, Sampler, StepLoss, StepResult
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import rank_sampler
+from distcore.plugin.batching.sampling import rank_sampler
+from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, Run, Sampler, StepLoss, StepResult
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.resolve.resolve import resolve
 
 PER_RANK, FEW, GROUP, MANY = 32, 2, 64, 16_384
 SECONDS, MEBIBYTES, RATIO, MORE = 5.0, 200.0, 1.05, 500.0

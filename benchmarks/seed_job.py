@@ -125,7 +125,7 @@ def split(data: Path, folder: Path) -> None:
 
 def pretrained(folder: Path, model: str, steps: int | None) -> Path:
     """Return a Hugging Face folder to fine-tune: ``model`` itself, or a built-in one trained on the remaining rows."""
-    from distcore.tasks.text_classification.options import TextOptions
+    from distcore_tasks.text_classification.options import TextOptions
 
     if not (options := TextOptions(model=model)).from_scratch:
         return options.model_folder()

@@ -51,7 +51,7 @@ IMPORTS = (
     "import torch",
     "from transformers import AutoTokenizer, AutoModelForSequenceClassification",
     "import transformers.models.bert.modeling_bert",
-    "import distcore.cli.main, distcore.engine.trainer, distcore.tasks.text_classification.task",
+    "import distcore.cli.main, distcore.engine.trainer, distcore_tasks.text_classification.task",
     "import transformers.optimization",
 )
 """What a run of the job imports, in an order in which each needs those before it."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import Datasets, RunConfig, Task
-from distcore.plugin.sampling import BatchPlan, training_plan
+from distcore.plugin.batching.sampling import BatchPlan, training_plan
 
 WARM_UP = 5
 """First steps, which are not timed."""

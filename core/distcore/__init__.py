@@ -15,16 +15,10 @@ if TYPE_CHECKING:
     from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
     from distcore.data.cache import cached_folder as cached_folder
-    from distcore.data.varying import row_random as row_random
+    from distcore.data.per_epoch import row_random as row_random
     from distcore.distributed import dtensors as dtensors
-    from distcore.distributed import flat as flat
-    from distcore.distributed import footprint as footprint
-    from distcore.distributed.blocks import repeated_classes as repeated_classes
-    from distcore.distributed.cores import available_cores as available_cores
+    from distcore.distributed import flat_buffers as flat_buffers
     from distcore.distributed.devices import device_of as device_of
-    from distcore.distributed.in_parts import build_in_parts as build_in_parts
-    from distcore.distributed.in_parts import take_weights as take_weights
-    from distcore.distributed.large_blocks import return_large_blocks as return_large_blocks
     from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
     from distcore.distributed.process_group import open_store as open_store
     from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
-    from distcore.distributed.traced import TracedBuckets as TracedBuckets
+    from distcore.distributed.traced_buckets import TracedBuckets as TracedBuckets
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import SkeletonError as SkeletonError
@@ -41,108 +35,116 @@ if TYPE_CHECKING:
     from distcore.errors import nearest as nearest
     from distcore.jobs.train import train as train
     from distcore.launchers import launch as launch
-    from distcore.plugin import defaults as defaults
-    from distcore.plugin.capabilities import SPEC_VERSION as SPEC_VERSION
-    from distcore.plugin.capabilities import Capabilities as Capabilities
-    from distcore.plugin.columns import Column as Column
-    from distcore.plugin.columns import ConstantColumn as ConstantColumn
-    from distcore.plugin.contract import Base as Base
-    from distcore.plugin.contract import Evaluation as Evaluation
-    from distcore.plugin.contract import MicroBatch as MicroBatch
-    from distcore.plugin.contract import ModelSource as ModelSource
-    from distcore.plugin.contract import OptimizerFactory as OptimizerFactory
-    from distcore.plugin.contract import PreparedModel as PreparedModel
-    from distcore.plugin.contract import Progress as Progress
-    from distcore.plugin.contract import RankInfo as RankInfo
-    from distcore.plugin.contract import Run as Run
-    from distcore.plugin.contract import Sampler as Sampler
-    from distcore.plugin.contract import StepLoss as StepLoss
-    from distcore.plugin.contract import StepResult as StepResult
-    from distcore.plugin.contract import Values as Values
-    from distcore.plugin.contract import Wanted as Wanted
-    from distcore.plugin.contract import World as World
-    from distcore.plugin.hookspecs import hookimpl as hookimpl
-    from distcore.plugin.memory import Memory as Memory
-    from distcore.plugin.ragged import Ragged as Ragged
+    from distcore.launchers.processes.available_cores import available_cores as available_cores
+    from distcore.model.blocks import repeated_classes as repeated_classes
+    from distcore.model.deferred_init.in_parts import build_in_parts as build_in_parts
+    from distcore.model.deferred_init.in_parts import take_weights as take_weights
+    from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
+    from distcore.plugin.batching.columns import Column as Column
+    from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn
+    from distcore.plugin.batching.sampling import BatchPlan as BatchPlan
+    from distcore.plugin.batching.sampling import rank_sampler as rank_sampler
     from distcore.plugin.report import Report as Report
-    from distcore.plugin.sampling import BatchPlan as BatchPlan
-    from distcore.plugin.sampling import rank_sampler as rank_sampler
-    from distcore.plugin.state import Box as Box
-    from distcore.plugin.state import Piece as Piece
-    from distcore.plugin.state import SavedState as SavedState
-    from distcore.plugin.state import State as State
-    from distcore.plugin.task import Batch as Batch
-    from distcore.plugin.task import Dataset as Dataset
-    from distcore.plugin.task import Datasets as Datasets
-    from distcore.plugin.task import FileRows as FileRows
-    from distcore.plugin.task import Task as Task
+    from distcore.plugin.strategy import defaults as defaults
+    from distcore.plugin.strategy import footprint as footprint
+    from distcore.plugin.strategy.capabilities import SPEC_VERSION as SPEC_VERSION
+    from distcore.plugin.strategy.capabilities import Capabilities as Capabilities
+    from distcore.plugin.strategy.contract import Base as Base
+    from distcore.plugin.strategy.contract import Evaluation as Evaluation
+    from distcore.plugin.strategy.contract import MicroBatch as MicroBatch
+    from distcore.plugin.strategy.contract import ModelSource as ModelSource
+    from distcore.plugin.strategy.contract import OptimizerFactory as OptimizerFactory
+    from distcore.plugin.strategy.contract import PreparedModel as PreparedModel
+    from distcore.plugin.strategy.contract import Progress as Progress
+    from distcore.plugin.strategy.contract import RankInfo as RankInfo
+    from distcore.plugin.strategy.contract import Run as Run
+    from distcore.plugin.strategy.contract import Sampler as Sampler
+    from distcore.plugin.strategy.contract import StepLoss as StepLoss
+    from distcore.plugin.strategy.contract import StepResult as StepResult
+    from distcore.plugin.strategy.contract import Values as Values
+    from distcore.plugin.strategy.contract import Wanted as Wanted
+    from distcore.plugin.strategy.contract import World as World
+    from distcore.plugin.strategy.hookspecs import hookimpl as hookimpl
+    from distcore.plugin.strategy.memory import Memory as Memory
+    from distcore.plugin.strategy.state import Box as Box
+    from distcore.plugin.strategy.state import Piece as Piece
+    from distcore.plugin.strategy.state import SavedState as SavedState
+    from distcore.plugin.strategy.state import State as State
+    from distcore.plugin.task.ragged import Ragged as Ragged
+    from distcore.plugin.task.simple import Simple as Simple
+    from distcore.plugin.task.task import Batch as Batch
+    from distcore.plugin.task.task import Dataset as Dataset
+    from distcore.plugin.task.task import Datasets as Datasets
+    from distcore.plugin.task.task import FileRows as FileRows
+    from distcore.plugin.task.task import Task as Task
 
 _HOME = {
-    "defaults": "distcore.plugin.defaults",
+    "defaults": "distcore.plugin.strategy.defaults",
     "dtensors": "distcore.distributed.dtensors",
-    "flat": "distcore.distributed.flat",
-    "footprint": "distcore.distributed.footprint",
+    "flat_buffers": "distcore.distributed.flat_buffers",
+    "footprint": "distcore.plugin.strategy.footprint",
     "RunConfig": "distcore.config",
     "load_config": "distcore.config",
-    "SPEC_VERSION": "distcore.plugin.capabilities",
-    "Base": "distcore.plugin.contract",
-    "Box": "distcore.plugin.state",
-    "Capabilities": "distcore.plugin.capabilities",
+    "SPEC_VERSION": "distcore.plugin.strategy.capabilities",
+    "Base": "distcore.plugin.strategy.contract",
+    "Box": "distcore.plugin.strategy.state",
+    "Capabilities": "distcore.plugin.strategy.capabilities",
     "Clip": "distcore.config",
-    "Column": "distcore.plugin.columns",
-    "ConstantColumn": "distcore.plugin.columns",
-    "Dataset": "distcore.plugin.task",
-    "Datasets": "distcore.plugin.task",
-    "FileRows": "distcore.plugin.task",
-    "Memory": "distcore.plugin.memory",
-    "MicroBatch": "distcore.plugin.contract",
-    "ModelSource": "distcore.plugin.contract",
-    "OptimizerFactory": "distcore.plugin.contract",
-    "Piece": "distcore.plugin.state",
-    "Ragged": "distcore.plugin.ragged",
-    "RankInfo": "distcore.plugin.contract",
+    "Column": "distcore.plugin.batching.columns",
+    "ConstantColumn": "distcore.plugin.batching.columns",
+    "Dataset": "distcore.plugin.task.task",
+    "Datasets": "distcore.plugin.task.task",
+    "FileRows": "distcore.plugin.task.task",
+    "Memory": "distcore.plugin.strategy.memory",
+    "MicroBatch": "distcore.plugin.strategy.contract",
+    "ModelSource": "distcore.plugin.strategy.contract",
+    "OptimizerFactory": "distcore.plugin.strategy.contract",
+    "Piece": "distcore.plugin.strategy.state",
+    "Ragged": "distcore.plugin.task.ragged",
+    "RankInfo": "distcore.plugin.strategy.contract",
     "Report": "distcore.plugin.report",
-    "Progress": "distcore.plugin.contract",
-    "Run": "distcore.plugin.contract",
-    "Sampler": "distcore.plugin.contract",
-    "SavedState": "distcore.plugin.state",
-    "State": "distcore.plugin.state",
-    "StepResult": "distcore.plugin.contract",
-    "Task": "distcore.plugin.task",
-    "Values": "distcore.plugin.contract",
-    "Wanted": "distcore.plugin.contract",
-    "World": "distcore.plugin.contract",
-    "PreparedModel": "distcore.plugin.contract",
+    "Progress": "distcore.plugin.strategy.contract",
+    "Run": "distcore.plugin.strategy.contract",
+    "Sampler": "distcore.plugin.strategy.contract",
+    "SavedState": "distcore.plugin.strategy.state",
+    "State": "distcore.plugin.strategy.state",
+    "StepResult": "distcore.plugin.strategy.contract",
+    "Task": "distcore.plugin.task.task",
+    "Values": "distcore.plugin.strategy.contract",
+    "Wanted": "distcore.plugin.strategy.contract",
+    "World": "distcore.plugin.strategy.contract",
+    "PreparedModel": "distcore.plugin.strategy.contract",
     "cached_folder": "distcore.data.cache",
     "device_of": "distcore.distributed.devices",
-    "build_in_parts": "distcore.distributed.in_parts",
-    "take_weights": "distcore.distributed.in_parts",
-    "return_large_blocks": "distcore.distributed.large_blocks",
+    "build_in_parts": "distcore.model.deferred_init.in_parts",
+    "take_weights": "distcore.model.deferred_init.in_parts",
+    "return_large_blocks": "distcore.model.deferred_init.malloc",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
     "SkeletonError": "distcore.errors",
     "StrategyError": "distcore.errors",
     "nearest": "distcore.errors",
-    "Evaluation": "distcore.plugin.contract",
-    "hookimpl": "distcore.plugin.hookspecs",
+    "Evaluation": "distcore.plugin.strategy.contract",
+    "hookimpl": "distcore.plugin.strategy.hookspecs",
     "check_gradients_averaged": "distcore.distributed.process_group",
     "gather_rows": "distcore.distributed.process_group",
     "has_state_in_buffers": "distcore.distributed.process_group",
     "join_process_group": "distcore.distributed.process_group",
     "rebuild_gradient_buckets": "distcore.distributed.process_group",
-    "TracedBuckets": "distcore.distributed.traced",
-    "repeated_classes": "distcore.distributed.blocks",
+    "TracedBuckets": "distcore.distributed.traced_buckets",
+    "repeated_classes": "distcore.model.blocks",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
     "sum_over_ranks": "distcore.distributed.process_group",
-    "Batch": "distcore.plugin.task",
-    "StepLoss": "distcore.plugin.contract",
-    "BatchPlan": "distcore.plugin.sampling",
-    "rank_sampler": "distcore.plugin.sampling",
-    "row_random": "distcore.data.varying",
+    "Batch": "distcore.plugin.task.task",
+    "StepLoss": "distcore.plugin.strategy.contract",
+    "BatchPlan": "distcore.plugin.batching.sampling",
+    "rank_sampler": "distcore.plugin.batching.sampling",
+    "row_random": "distcore.data.per_epoch",
     "train": "distcore.jobs.train",
+    "Simple": "distcore.plugin.task.simple",
     "launch": "distcore.launchers",
-    "available_cores": "distcore.distributed.cores",
+    "available_cores": "distcore.launchers.processes.available_cores",
     "flatten": "distcore.config",
 }
 __all__ = sorted(_HOME)
@@ -153,4 +155,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'distcore' has no attribute {name!r}")
     module = import_module(_HOME[name])
-    return module if name in ("defaults", "dtensors", "flat", "footprint") else getattr(module, name)
+    return module if name in ("defaults", "dtensors", "flat_buffers", "footprint") else getattr(module, name)

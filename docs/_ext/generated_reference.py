@@ -12,12 +12,12 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from distcore import registry
 from distcore.cli.flags import FLAGS
 from distcore.config import RunConfig, flatten
 from distcore.errors import StrategyError
-from distcore.plugin import registry
 from distcore.plugin.options import options_of
-from distcore.plugin.shorthand import shorthand_of
+from distcore.plugin.strategy.argument import shorthand_of
 
 Schema = dict[str, Any]
 

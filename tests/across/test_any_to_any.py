@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distcore.plugin import registry
+from distcore import registry
 
 pytestmark = pytest.mark.ranks
 

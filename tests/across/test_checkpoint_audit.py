@@ -15,13 +15,12 @@ import torch
 from resume_job import Slow
 from watch import watched
 
-from distcore import RunConfig, checkpoint, launch
+from distcore import RunConfig, checkpoint, launch, registry
 from distcore.checkpoint import Checkpoint
-from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
-from distcore.launchers import join
-from distcore.plugin import registry
-from distcore.plugin.contract import RankInfo
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.rank_environment import join
+from distcore.resolve.resolve import resolve
 
 NOTHING_TO_NAME = pickle.dumps({"weights": [1, 2, 3]})
 NAMES = pickle.dumps(OrderedDict(a=1))

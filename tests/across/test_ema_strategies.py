@@ -15,7 +15,7 @@ import torch
 
 from distcore import Progress, Report, Run, RunConfig, hookimpl, launch, train
 from distcore.checkpoint import Tensors, read_tensors
-from distcore.distributed.held import values_of
+from distcore.distributed.local_state import values_of
 from distcore.testing.problem import Problem
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]

@@ -25,12 +25,12 @@ from distcore.checkpoint.job_state import saved_progress
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, STATE, checksum_line
 from distcore.cli.inspection import ls, verify
 from distcore.config import dump_config, flatten
-from distcore.engine.resolve import resolve
 from distcore.jobs.evaluate import config_for
-from distcore.tasks.text_classification.data.labelled import read_rows
-from distcore.tasks.text_classification.options import Columns
-from distcore.tasks.text_classification.problems import PROBLEMS
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
+from distcore_tasks.text_classification.data.labelled import read_rows
+from distcore_tasks.text_classification.options import Columns
+from distcore_tasks.text_classification.problems import PROBLEMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from distcore import RunConfig, join_process_group, launch, leave_process_group
-from distcore.engine.optim import optimizer_class
-from distcore.launchers import join
-from distcore.optimizers.muon import WholeMuon
-from distcore.plugin import registry
-from distcore.plugin.contract import RankInfo
-from distcore.plugin.hooks import capabilities_of
+from distcore import RunConfig, join_process_group, launch, leave_process_group, registry
+from distcore.model.optim import optimizer_class
+from distcore.model.optimizers.muon import WholeMuon
 from distcore.plugin.options import build
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.rank_environment import join
 from distcore.testing.cases import BF16, FP32
 
 pytestmark = pytest.mark.ranks

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from distcore import Memory, RankInfo, RunConfig, launch, load_config
-from distcore.engine.resolve import resolve
-from distcore.launchers import join
-from distcore.planning.plan import make_plan
-from distcore.planning.request import Request
+from distcore.rank_environment import join
+from distcore.resolve.resolve import resolve
 from distcore.testing.store import store_for
+from distcore_workbench.planning.plan import make_plan
+from distcore_workbench.planning.request import Request
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from distcore import Run, RunConfig, defaults, hookimpl, launch
+from distcore import Run, RunConfig, defaults, hookimpl, launch, registry
 from distcore.checkpoint import save
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
-from distcore.launchers import export, join
-from distcore.plugin import registry
-from distcore.plugin.contract import Progress, RankInfo
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets
+from distcore.plugin.strategy.contract import Progress, RankInfo
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import Datasets
+from distcore.rank_environment import export, join
+from distcore.resolve.resolve import build_strategy, resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import CLASSES, VOCABULARY, Problem
 

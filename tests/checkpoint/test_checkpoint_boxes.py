@@ -28,7 +28,7 @@ from distcore.checkpoint.manifest import (
     text_of,
 )
 from distcore.errors import CheckpointError
-from distcore.plugin.state import State
+from distcore.plugin.strategy.state import State
 
 WHOLE = torch.arange(7 * 10 * 3, dtype=torch.float32).reshape(7, 10, 3)
 

@@ -16,7 +16,7 @@ from distcore import Piece
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.manifest import CHECKSUM, MANIFEST, checksum_line
 from distcore.errors import CheckpointError
-from distcore.plugin.state import State
+from distcore.plugin.strategy.state import State
 
 WEIGHT = torch.arange(30.0).reshape(10, 3)
 TENSORS = {

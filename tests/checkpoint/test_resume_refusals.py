@@ -12,10 +12,10 @@ from torch import nn
 
 from distcore import Run, World, load_config
 from distcore.checkpoint.job_state import CHANGEABLE, FIXED, check_job, collect_job_state
-from distcore.distributed.single import SingleStrategy
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Progress
-from distcore.plugin.task import OnResume
+from distcore.plugin.strategy.contract import Progress
+from distcore.plugin.task.task import OnResume
+from distcore.strategies.single import SingleStrategy
 
 OTHERS: dict[str, Any] = {
     "task": "another", "global_batch_size": 16, "seed": 1, "loader.length_grouping": "window", "loader.window": 9,

@@ -15,10 +15,10 @@ import torch
 from distcore import RunConfig
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.saver import Saver
-from distcore.engine.resolve import resolve
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Progress, RankInfo
+from distcore.plugin.strategy.contract import Progress, RankInfo
+from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 

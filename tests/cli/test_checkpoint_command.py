@@ -14,7 +14,7 @@ from work_folder import write_rows
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.jobs.export import fill
-from distcore.plugin.state import State
+from distcore.plugin.strategy.state import State
 
 
 @pytest.fixture(scope="module")

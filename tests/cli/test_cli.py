@@ -16,12 +16,13 @@ import yaml
 from pydantic_core import PydanticUndefined
 from work_folder import install
 
+from distcore.cli.commands import summaries
 from distcore.cli.commands.train import config_of
 from distcore.cli.flags import FLAGS, WORDS_OF_OTHERS, Flag
-from distcore.cli.main import COMMANDS, main
+from distcore.cli.main import main
 from distcore.config import RunConfig, load_config
 from distcore.errors import nearest
-from distcore.tasks.text_classification.options import TextOptions
+from distcore_tasks.text_classification.options import TextOptions
 
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
@@ -96,7 +97,7 @@ def test_help_of_a_task_that_is_not_there_is_one_line(capsys: pytest.CaptureFixt
 def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name}" in out and text in out for name, text in COMMANDS.items())
+    assert all(f"  {name}" in out and text in out for name, text in summaries().items())
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

@@ -12,7 +12,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from distcore.cli.main import COMMANDS, main
+from distcore.cli.commands import summaries
+from distcore.cli.main import main
 from distcore.tables import print_cells, print_described
 
 ROWS = [("ddp", "many", "fp32 bf16 fp16", "no"), ("single", "one", "fp32", "yes")]
@@ -69,7 +70,7 @@ def test_prose_is_wrapped_between_words_beside_names_that_stay_whole() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in summaries())], ids=" ".join)
 def test_help_is_as_wide_as_columns_says(
     arguments: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from distcore import Capabilities, Run, RunConfig, World, dtensors, join_process_group, launch, leave_process_group
 from distcore.checkpoint import Tensors
 from distcore.checkpoint.writer import blocks_to_write
-from distcore.launchers import join
-from distcore.plugin.contract import RankInfo
-from distcore.plugin.state import Piece, State
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.strategy.state import Piece, State
+from distcore.rank_environment import join
 
 SHAPES = {"even": (4, 3), "uneven": (3, 2), "fewer rows than ranks": (1, 5), "vector": (5,), "no dimensions": ()}
 

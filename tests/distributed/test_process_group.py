@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from distcore.config import RunConfig
 from distcore.distributed.process_group import agree_on_prefix, join_process_group, leave_process_group
 from distcore.errors import StrategyError
-from distcore.plugin.contract import RankInfo
+from distcore.plugin.strategy.contract import RankInfo
 
 CONFIG = RunConfig(device="cpu")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distcore.cli.main import main
-from distcore.plugin.hooks import EVENTS, OPERATIONS
+from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
 
 pytestmark = pytest.mark.programs  # a command for each row of the page
 

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 import distcore
 from distcore import RankInfo, RunConfig, Task, hookimpl, join_process_group, leave_process_group, load_config
 from distcore.checkpoint import read_tensors
-from distcore.distributed.single import SingleStrategy
-from distcore.engine.resolve import resolve
 from distcore.engine.trainer import train_in
 from distcore.jobs import predict
 from distcore.jobs.evaluate import config_for
-from distcore.plugin import abilities
-from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
-from distcore.plugin.hookspecs import Events, Operations
+from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
+from distcore.plugin.strategy.hookspecs import Events, Operations
+from distcore.plugin.task import optional as abilities
+from distcore.resolve.resolve import resolve
+from distcore.strategies.single import SingleStrategy
 from distcore.testing.cases import all_cases
 from distcore.testing.problem import Classifier, Problem, Rows
 from distcore.testing.rank import Subject

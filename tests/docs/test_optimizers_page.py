@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from strategy_chain import is_offered
 
-from distcore.engine.optim import optimizer_class
-from distcore.plugin import registry
-from distcore.plugin.hooks import capabilities_of
+from distcore import registry
+from distcore.model.optim import optimizer_class
 from distcore.plugin.options import build
+from distcore.plugin.strategy.hooks import capabilities_of
 
 PAGE = (Path(__file__).parents[2] / "docs/optimizers.md").read_text()
 ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {

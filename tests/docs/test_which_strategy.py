@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from strategy_chain import is_offered
 
-from distcore.plugin import registry
-from distcore.plugin.hooks import capabilities_of
+from distcore import registry
 from distcore.plugin.options import build
+from distcore.plugin.strategy.hooks import capabilities_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/which-strategy.md").read_text()

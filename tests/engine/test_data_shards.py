@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from distcore import Capabilities, RankInfo, Run, RunConfig, World, hookimpl, launch, load_config
-from distcore.engine.sizes import data_shards
 from distcore.errors import AgreementError, ConfigError
+from distcore.resolve.world_size import data_shards
 from distcore.testing.cases import JOB_CASES, all_cases
 from distcore.testing.problem import Problem
 from distcore.testing.rank import Subject, lab_of

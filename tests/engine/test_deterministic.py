@@ -15,7 +15,7 @@ from work_folder import install
 from distcore import ConfigError, RunConfig, train
 from distcore.cli.main import main
 from distcore.distributed.devices import WORKSPACE
-from distcore.engine.resolve import resolve
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 
 UNSTEADY = """

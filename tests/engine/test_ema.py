@@ -14,11 +14,11 @@ from work_folder import install
 from distcore import Capabilities, ConfigError, Report, RunConfig, train
 from distcore.checkpoint import Checkpoint, Tensors, read_tensors
 from distcore.checkpoint.choice import choose
-from distcore.distributed.averages import decay_at
-from distcore.engine.resolve import resolve
 from distcore.errors import CheckpointError
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
-from distcore.plugin.contract import Run, World
+from distcore.model.averages import decay_at
+from distcore.plugin.strategy.contract import Run, World
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 
 STEPS, DECAY = 8, 0.6

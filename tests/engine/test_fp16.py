@@ -10,8 +10,8 @@ import pytest
 from distcore import RunConfig, hookimpl, launch, train
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.distance import difference
-from distcore.plugin.contract import Progress, Run
 from distcore.plugin.extensions import load_extensions
+from distcore.plugin.strategy.contract import Progress, Run
 from distcore.testing.problem import Problem
 
 ROWS, BATCH, STEPS = 9, 4, 9  # the third batch of an epoch is one row: a rank has none

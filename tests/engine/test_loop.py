@@ -13,14 +13,14 @@ import torch
 
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
-from distcore.distributed.single import SingleStrategy
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, resolve
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
-from distcore.plugin.contract import RankInfo
-from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
-from distcore.plugin.sampling import rank_sampler
+from distcore.plugin.batching.sampling import rank_sampler
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
+from distcore.resolve.resolve import build_strategy, resolve
+from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem
 
 CORE = str(Path(distcore.__file__).parent)

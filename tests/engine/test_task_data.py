@@ -20,12 +20,12 @@ from torch.utils.data import IterableDataset
 
 from distcore import Datasets, Ragged, RunConfig, launch, row_random, train
 from distcore.checkpoint import read_tensors
-from distcore.data.collation import difference
-from distcore.data.loader import each_tensor
-from distcore.engine.resolve import resolve
+from distcore.engine.collation import difference
+from distcore.engine.loader import each_tensor
 from distcore.engine.trainer import set_up, train_in
 from distcore.errors import TaskError
-from distcore.launchers import join
+from distcore.rank_environment import join
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Classifier, Problem, Rows
 from distcore.testing.reference import apart
 

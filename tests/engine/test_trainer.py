@@ -11,10 +11,10 @@ import pytest
 
 from distcore import Evaluation, Progress, RunConfig, load_config, train
 from distcore.engine.best import Best, saved_best, update_best
-from distcore.engine.run_folder import check_out
 from distcore.errors import CheckpointError, ConfigError
 from distcore.files import strict_json
-from distcore.plugin.task import Direction
+from distcore.plugin.task.task import Direction
+from distcore.resolve.run_folder import check_out
 from distcore.testing.problem import Problem
 
 

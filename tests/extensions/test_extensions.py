@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from distcore import Progress, RunConfig, StepResult, hookimpl, train
-from distcore.distributed.single import SingleStrategy
 from distcore.errors import TrainingError
 from distcore.extensions.nan_guard import NanGuard
 from distcore.extensions.progress import ProgressLine, describe_evaluation, time_left
 from distcore.files import is_held
 from distcore.plugin.extensions import load_extensions
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -95,7 +95,7 @@ def test_naming_one_extension_leaves_the_default_ones_on(config: RunConfig) -> N
 
 
 def test_every_shipped_extension_documents_its_options() -> None:
-    from distcore.plugin import registry
+    from distcore import registry
     from distcore.plugin.options import options_of
 
     for name in registry.entries("extensions"):

@@ -11,11 +11,11 @@ import torch
 from distcore import RunConfig, load_config, train
 from distcore.config import dump_config
 from distcore.distributed.devices import has_fast_bf16
-from distcore.engine.resolve import resolve
 from distcore.errors import ConfigError
 from distcore.extensions.phases import PHASES, overlap, union
 from distcore.extensions.profile import Plan
 from distcore.launchers import launch
+from distcore.resolve.resolve import resolve
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 

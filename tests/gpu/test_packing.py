@@ -8,7 +8,7 @@ import pytest
 import torch
 from unpadded_models import CASES, READS, answers, model_of
 
-from distcore.tasks.packing.models import unpad
+from distcore_tasks.packing.models import unpad
 
 Row = Callable[[str, str, str], None]
 KIND = getattr(torch.accelerator.current_accelerator(), "type", "cpu") if torch.accelerator.is_available() else "cpu"

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from distcore.cli.main import main
-from distcore.plugin.hooks import EVENTS, OPERATIONS
-from distcore.plugin.hookspecs import Operations
+from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS
+from distcore.plugin.strategy.hookspecs import Operations
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),

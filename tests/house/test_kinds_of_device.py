@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ROOT / "core/distcore/distributed/devices.py"
-ROOMS_OF_OTHERS = {ROOT / "core/distcore/migrate", ROOT / "core/distcore/fronts"}
+ROOMS_OF_OTHERS = {ROOT / "core/distcore/migrate", ROOT / "core/distcore/launchers"}
 """They speak the languages of other trainers and of clusters, which have such words in them."""
 CORE = sorted(
     file

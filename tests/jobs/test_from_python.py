@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from distcore import Clip, ConfigError, Report, RunConfig, launch, train
-from distcore.launchers import local
-from distcore.launchers.start_method import check_spawnable
+from distcore.launchers.processes import local
+from distcore.launchers.processes.start_method import check_spawnable
 
 JOB = {"strategy": "ddp", "nproc": 2, "device": "cpu", "max_steps": 2, "extensions": {"progress": False}}
 
@@ -37,7 +37,7 @@ def test_a_task_of_the_script_itself_comes_along(work_folder: Path) -> None:
 
 TASK = """
 import torch
-from distcore.tasks import Simple
+from distcore import Simple
 
 class Lines(Simple):
     def data(self):

@@ -19,8 +19,8 @@ from resume_job import wait_for
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import how_to_go_on
-from distcore.launchers.contexts import stop_signals
-from distcore.launchers.environment import FRONT_VARIABLE, LAUNCHER_VARIABLE
+from distcore.launchers.processes.contexts import stop_signals
+from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -180,7 +180,7 @@ def test_the_launcher_that_started_the_ranks_is_named_and_an_object_has_no_comma
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     assert how_to_go_on(config).startswith("go on, under torchrun again, with: distcore train runs/x/config.yaml ")
-    monkeypatch.setenv(FRONT_VARIABLE, "--launcher ssh --hostfile hosts")
+    monkeypatch.setenv(LAUNCHER_FLAGS_VARIABLE, "--launcher ssh --hostfile hosts")
     assert how_to_go_on(config) == (
         "go on with: distcore train runs/x/config.yaml --out runs/x --resume auto --launcher ssh --hostfile hosts"
     )

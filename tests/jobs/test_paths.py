@@ -16,7 +16,7 @@ from distcore.files import absolute, same_place
 pytestmark = pytest.mark.programs
 
 TASK = """
-from distcore.tasks.text_classification.task import TextClassification
+from distcore_tasks.text_classification.task import TextClassification
 
 class Mine(TextClassification):
     pass

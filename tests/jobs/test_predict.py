@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from distcore import Simple
 from distcore.cli.main import main
-from distcore.engine.predictions import check_reads_rows
 from distcore.errors import TaskError
-from distcore.tasks import Simple
+from distcore.plugin.task.predictions import check_reads_rows
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 

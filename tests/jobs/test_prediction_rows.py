@@ -14,7 +14,7 @@ from data_cases import write
 
 from distcore.errors import DataError
 from distcore.jobs.prediction_rows import content, windows
-from distcore.plugin.task import Dataset, Datasets, FileRows
+from distcore.plugin.task.task import Dataset, Datasets, FileRows
 
 
 class ReadsTexts:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distcore.launchers.binding import in_order, parse_cpus, share
+from distcore.launchers.processes.binding import in_order, parse_cpus, share
 
 
 def machine(folder: Path) -> Path:
@@ -45,7 +45,8 @@ def test_linux_lists_are_read() -> None:
 
 def test_a_rank_keeps_to_its_cores_only_if_it_was_told_to() -> None:
     code = (
-        "import os; from distcore.launchers.binding import bind_cores; bind_cores(0, len(os.sched_getaffinity(0)));"
+        "import os; from distcore.launchers.processes.binding import bind_cores;"
+        "bind_cores(0, len(os.sched_getaffinity(0)));"
         "print(len(os.sched_getaffinity(0)))"
     )
     environ = {name: value for name, value in os.environ.items() if name != "DISTCORE_BIND_CORES"}

@@ -12,9 +12,9 @@ import torch
 
 from distcore import RunConfig
 from distcore.cli.main import main
-from distcore.compare.comparison import warnings_of
-from distcore.distributed.cores import cgroup_quota
-from distcore.launchers import cores
+from distcore.launchers.processes import cores
+from distcore.launchers.processes.available_cores import cgroup_quota
+from distcore_workbench.compare.comparison import warnings_of
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from distcore.errors import ConfigError, RankError
-from distcore.launchers import launch, local
-from distcore.launchers.failures import Failure, culprit
+from distcore.launchers import launch
+from distcore.launchers.processes import local
+from distcore.launchers.processes.failures import Failure, culprit
 
 SCRIPT = str(Path(__file__).parents[1] / "support/launch_cases.py")
 DEADLINE = 90

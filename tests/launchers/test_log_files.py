@@ -12,7 +12,7 @@ import pytest
 RANK_0 = """
 import os, signal, time
 import psutil
-from distcore.launchers.log_files import log_to_file
+from distcore.launchers.processes.log_files import log_to_file
 log_to_file(0)
 print("trains", flush=True)
 tees = psutil.Process().children()

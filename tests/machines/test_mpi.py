@@ -37,20 +37,20 @@ def start(node: Machine, kind: str, folder: Path, flags: str) -> subprocess.Pope
 def test_ranks_on_two_machines_have_the_losses_of_one_process(
     kind: str, nodes: tuple[Machine, ...], single: Path, tmp_path: Path
 ) -> None:
-    front = start(nodes[0], kind, tmp_path, "--max-steps 12 --set task_options.seconds=0.3")
-    wait_for(lambda: all(node.ranks() for node in nodes), front)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 0, said
+    launcher = start(nodes[0], kind, tmp_path, "--max-steps 12 --set task_options.seconds=0.3")
+    wait_for(lambda: all(node.ranks() for node in nodes), launcher)
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 0, said
     job.is_same(tmp_path / "run", single, 12)
 
 
 def test_a_killed_rank_ends_all_of_them(kind: str, nodes: tuple[Machine, ...], tmp_path: Path) -> None:
-    front = start(nodes[0], kind, tmp_path, "--max-steps 120 --set task_options.seconds=0.3")
-    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, front)
+    launcher = start(nodes[0], kind, tmp_path, "--max-steps 120 --set task_options.seconds=0.3")
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, launcher)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode != 0, said
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode != 0, said
     wait_for(lambda: not any(node.ranks() for node in nodes))
 
 
@@ -60,9 +60,9 @@ def test_the_other_mpi_behind_the_name_is_one_line(nodes: tuple[Machine, ...], t
     (tmp_path / "mpirun").symlink_to(str(shutil.which("mpirun.mpich")))
     words = f"distcore train {job.FLAGS} --launcher mpi --nproc 1 --strategy ddp --out run"
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    front = nodes[0].start(*words.split(), folder=tmp_path, environment=path)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 2, said
+    launcher = nodes[0].start(*words.split(), folder=tmp_path, environment=path)
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 2, said
     assert (
         "error: --launcher mpi: mpirun on PATH is not Open MPI's; for MPICH or Intel MPI: --launcher mpi:mpich" in said
     )

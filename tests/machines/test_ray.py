@@ -40,13 +40,13 @@ def is_quiet(ray: RayCluster) -> bool:
 def test_ranks_on_two_nodes_have_the_losses_of_one_process_also_after_sigterm(
     ray: RayCluster, single: Path, tmp_path: Path
 ) -> None:
-    front = start(ray, tmp_path, f"--nodes 2 --max-steps 40 {SLOW}")
-    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, front)
+    launcher = start(ray, tmp_path, f"--nodes 2 --max-steps 40 {SLOW}")
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, launcher)
     assert [len(machine.ranks()) for machine in ray.machines] == [1, 1]
-    front.send_signal(signal.SIGTERM)
-    said = front.communicate(timeout=PATIENCE)[0]
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=PATIENCE)[0]
     newest = max(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
-    assert front.returncode == 143, said
+    assert launcher.returncode == 143, said
     assert f"stopped after step {int(newest[-8:])} of 40; go on" in said
     assert is_quiet(ray)
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
@@ -59,23 +59,23 @@ def test_ranks_on_two_nodes_have_the_losses_of_one_process_also_after_sigterm(
 def test_a_run_goes_on_without_a_node_that_is_turned_off_and_takes_in_one_that_comes(
     ray: RayCluster, nodes: tuple[Machine, ...], single: Path, tmp_path: Path
 ) -> None:
-    front = start(ray, tmp_path, f"--nodes 1:2 --max-steps 120 {SLOW}")
+    launcher = start(ray, tmp_path, f"--nodes 1:2 --max-steps 120 {SLOW}")
     try:
-        wait_for((tmp_path / "run/checkpoints/step-00000005").exists, front)
+        wait_for((tmp_path / "run/checkpoints/step-00000005").exists, launcher)
         assert [len(machine.ranks()) for machine in nodes] == [1, 1]
         nodes[1].kill()
         before = max(job.losses(tmp_path / "run"))
-        wait_for(lambda: max(job.losses(tmp_path / "run")) > before + 10, front)
+        wait_for(lambda: max(job.losses(tmp_path / "run")) > before + 10, launcher)
         assert [len(machine.ranks()) for machine in nodes] == [1, 0]
         nodes[1].turn_on()
         ray.begun["node1"].wait()
         ray.join(nodes[1])
-        wait_for(lambda: [len(machine.ranks()) for machine in nodes] == [1, 1], front)
-        said = front.communicate(timeout=PATIENCE)[0]
+        wait_for(lambda: [len(machine.ranks()) for machine in nodes] == [1, 1], launcher)
+        said = launcher.communicate(timeout=PATIENCE)[0]
     finally:
         nodes[1].heal()
-        front.terminate()
-    assert front.returncode == 0, said
+        launcher.terminate()
+    assert launcher.returncode == 0, said
     assert "going on with 1 node(s)" in said
     assert "another node has come: going on with 2 node(s)" in said
     assert "Traceback" not in said
@@ -85,20 +85,20 @@ def test_a_run_goes_on_without_a_node_that_is_turned_off_and_takes_in_one_that_c
 def test_a_killed_rank_ends_the_run_with_one_line_or_starts_all_again(
     ray: RayCluster, single: Path, tmp_path: Path
 ) -> None:
-    front = start(ray, tmp_path, f"--nodes 2 --max-steps 40 --max-restarts 1 {SLOW}")
+    launcher = start(ray, tmp_path, f"--nodes 2 --max-steps 40 --max-restarts 1 {SLOW}")
     for newest in ("step-00000005", "step-00000030"):
-        wait_for((tmp_path / f"run/checkpoints/{newest}").exists, front)
+        wait_for((tmp_path / f"run/checkpoints/{newest}").exists, launcher)
         (rank,) = ray.machines[1].ranks()
         os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 3, said
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 3, said
     assert len(re.findall(r"^rank \d on node1 was killed by SIGKILL: going on with 2 node\(s\)$", said, re.M)) == 1
     assert re.search(r"^error: rank \d on node1 was killed by SIGKILL$", said, re.M)
     job.is_same(tmp_path / "run", single, max(job.losses(tmp_path / "run")))
 
 
-def test_a_killed_front_leaves_no_rank(ray: RayCluster, tmp_path: Path) -> None:
-    front = start(ray, tmp_path, f"--nodes 2 --max-steps 120 {SLOW}")
-    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, front)
-    os.killpg(front.pid, signal.SIGKILL)
+def test_a_killed_launcher_leaves_no_rank(ray: RayCluster, tmp_path: Path) -> None:
+    launcher = start(ray, tmp_path, f"--nodes 2 --max-steps 120 {SLOW}")
+    wait_for((tmp_path / "run/checkpoints/step-00000005").exists, launcher)
+    os.killpg(launcher.pid, signal.SIGKILL)
     wait_for(lambda: is_quiet(ray))

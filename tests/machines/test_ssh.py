@@ -27,13 +27,13 @@ def start(node: Machine, folder: Path, flags: str = "") -> subprocess.Popen[str]
 
 def slow(node: Machine, folder: Path) -> subprocess.Popen[str]:
     """A run that has done five steps of a quarter of a second."""
-    front = start(node, folder, "--set task_options.seconds=0.25")
-    wait_for((folder / "run/checkpoints/step-00000005").exists, front)
-    return front
+    launcher = start(node, folder, "--set task_options.seconds=0.25")
+    wait_for((folder / "run/checkpoints/step-00000005").exists, launcher)
+    return launcher
 
 
 def is_quiet(nodes: tuple[Machine, ...]) -> bool:
-    return not any(node.find("distcore.fronts.agent") or node.ranks() for node in nodes)
+    return not any(node.find("distcore.launchers.agent") or node.ranks() for node in nodes)
 
 
 def newest(folder: Path) -> int:
@@ -43,11 +43,11 @@ def newest(folder: Path) -> int:
 def test_sigterm_stops_both_machines_with_a_checkpoint_and_the_run_goes_on_from_there(
     nodes: tuple[Machine, ...], single: Path, tmp_path: Path
 ) -> None:
-    front = slow(nodes[0], tmp_path)
+    launcher = slow(nodes[0], tmp_path)
     assert [len(node.ranks()) for node in nodes] == [1, 1]
-    front.send_signal(signal.SIGTERM)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 143, said
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 143, said
     assert f"stopped after step {newest(tmp_path)}" in said
     assert is_quiet(nodes)
     lines = [line for line in said.splitlines() if "go on with: " in line]
@@ -67,21 +67,21 @@ def test_two_ranks_on_each_machine_have_the_losses_of_one_process(
     job.is_same(tmp_path / "run", single, 12)
 
 
-def test_a_killed_front_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
-    front = slow(nodes[0], tmp_path)
+def test_a_killed_launcher_leaves_a_checkpoint_and_no_rank(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
+    launcher = slow(nodes[0], tmp_path)
     done = max(job.losses(tmp_path / "run"))
-    front.kill()
-    os.killpg(front.pid, signal.SIGKILL)
+    launcher.kill()
+    os.killpg(launcher.pid, signal.SIGKILL)
     wait_for(lambda: is_quiet(nodes))
     assert newest(tmp_path) >= done
 
 
 def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
-    front = slow(nodes[0], tmp_path)
+    launcher = slow(nodes[0], tmp_path)
     (rank,) = nodes[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 3, said
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 3, said
     assert "error: rank 1 on node1 was killed by SIGKILL" in said
     assert "Traceback" not in said
     assert is_quiet(nodes)
@@ -90,7 +90,7 @@ def test_a_killed_rank_is_one_line_that_names_its_machine(nodes: tuple[Machine, 
 def test_a_machine_that_cannot_be_reached_is_one_line(nodes: tuple[Machine, ...], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("node0 slots=1\nnode7 slots=1\n")
     words = f"distcore train {job.FLAGS} --launcher ssh --hostfile hosts --strategy ddp --out run"
-    front = nodes[0].start(*words.split(), folder=tmp_path)
-    said = front.communicate(timeout=PATIENCE)[0]
-    assert front.returncode == 3, said
+    launcher = nodes[0].start(*words.split(), folder=tmp_path)
+    said = launcher.communicate(timeout=PATIENCE)[0]
+    assert launcher.returncode == 3, said
     assert "error: node7: ssh cannot reach it, or lost the connection; try: ssh node7 true" in said

@@ -14,11 +14,11 @@ from distcore import Column, ConstantColumn, Datasets, RunConfig, train
 from distcore.checkpoint import Checkpoint
 from distcore.checkpoint.distance import difference
 from distcore.checkpoint.job_state import fingerprint
-from distcore.engine.resolve import resolve
 from distcore.errors import CheckpointError, TaskError
 from distcore.jobs.dry_run import describe
-from distcore.plugin.columns import common_value, is_windowed, read
-from distcore.plugin.sampling import evaluation_plan
+from distcore.plugin.batching.columns import common_value, is_windowed, read
+from distcore.plugin.batching.sampling import evaluation_plan
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem, Rows
 
 MOST = 24
@@ -93,7 +93,7 @@ def apart(one: Path, other: Path) -> float:
 def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
     stored: int, grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", stored)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", stored)
     loader = {"length_grouping": grouping, "window": 3}
     reports = [
         train(config(tmp_path / type(task).__name__, loader=loader), task)
@@ -109,7 +109,7 @@ def test_a_run_reads_no_whole_column_and_is_the_one_with_arrays(
 def test_with_a_computed_order_resumed_equals_uninterrupted(
     grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     given: dict[str, Any] = {"loader": {"length_grouping": grouping, "window": 3}, "schedule": {"name": "constant"}}
     train(config(tmp_path / "whole", **given), Large(rows=53))
     train(config(tmp_path / "cut", **given, max_steps=9), Large(rows=53))
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_the_other_order_is_refused_and_one_without_an_entry_is_
 ) -> None:
     train(config(tmp_path, max_steps=3), Problem(rows=53))
     with monkeypatch.context() as patch:
-        patch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+        patch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
         line = "the order of its rows was 'permutation' and is 'feistel': the resumed run would see other rows; resume "
         with pytest.raises(CheckpointError, match=line):
             train(config(tmp_path, max_steps=3, resume="auto"), Problem(rows=53))
@@ -153,7 +153,7 @@ def test_the_fingerprint_of_many_rows_is_their_number_and_content(monkeypatch: p
     few = fingerprint(Rows(53))
     assert fingerprint(Identified(Rows(53))) == fingerprint(Identified(Rows(53))) != fingerprint(Other(Rows(53)))
     assert fingerprint(Identified(Rows(53))) != fingerprint(Identified(Rows(52)))
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     assert fingerprint(Rows(53)) != few  # an array of many rows is not read, where a digest stands for it
 
 
@@ -169,12 +169,12 @@ def test_a_memory_mapped_column_of_many_rows_is_evaluated_in_its_order(
     rows.lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
     run: Any = type("", (), {"config": config(tmp_path), "world": type("", (), {"shards": 2})})
     assert rows.lengths[evaluation_plan(run, rows).rows(0, 0)].tolist() == sorted(rows.lengths)[::-1][:4]
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     assert evaluation_plan(run, rows).rows(0, 1).tolist() == [4, 5, 6, 7]
 
 
 def test_a_dry_run_reads_no_whole_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     task = Large(rows=53)
     resolved = resolve(config(tmp_path), 1, task=task)
     assert "micro-batches of its first step: 4, of 2, 2, 2, 2 rows" in describe(resolved, task.prepare(resolved))
@@ -199,7 +199,7 @@ def test_what_the_rows_of_a_column_have_in_common(monkeypatch: pytest.MonkeyPatc
     assert common_value(np.array([3, 3, 4])) is common_value(np.array([], np.int64)) is None
     assert common_value(Windowed(np.ones(99, np.int64))) is None
     assert not is_windowed(np.ones(53))
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
     assert is_windowed(np.ones(53))
     assert common_value(np.ones(53, np.int64)) is None
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from distcore import Capabilities, PreparedModel, RankInfo, Run, RunConfig, World, hookimpl
-from distcore.distributed.single import SingleStrategy
 from distcore.errors import StrategyError
-from distcore.plugin.hooks import EVENTS, OPERATIONS, Hooks
-from distcore.plugin.hookspecs import Events, Operations
 from distcore.plugin.options import build, options_of
+from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
+from distcore.plugin.strategy.hookspecs import Events, Operations
+from distcore.strategies.single import SingleStrategy
 
 
 class Minimal:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from strategy_chain import is_offered
 
-from distcore.plugin import registry
+from distcore import registry
 from distcore.plugin.options import options_of
 
 

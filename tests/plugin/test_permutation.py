@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distcore import BatchPlan, Column
-from distcore.plugin.permutation import BLOCK, STORED_ROWS, Feistel, order_kind
+from distcore.plugin.batching.permutation import BLOCK, STORED_ROWS, Feistel, order_kind
 
 SIZES = sorted({*range(1, 40), *(2**k + d for k in range(5, 13) for d in (-1, 0, 1)), 10_007, BLOCK + 1})
 
@@ -33,7 +33,7 @@ class Only:
 @pytest.fixture
 def few_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything above ten rows is many."""
-    monkeypatch.setattr("distcore.plugin.permutation.STORED_ROWS", 10)
+    monkeypatch.setattr("distcore.plugin.batching.permutation.STORED_ROWS", 10)
 
 
 def plan_of(lengths: Column, **changes: Any) -> BatchPlan:

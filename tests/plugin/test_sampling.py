@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distcore import BatchPlan
-from distcore.plugin.columns import whole
+from distcore.plugin.batching.columns import whole
 
 
 def plan_of(rows: int, **changes: object) -> BatchPlan:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from distcore import ConfigError, StrategyError, load_config
-from distcore.engine.resolve import resolve
-from distcore.plugin.shorthand import expand_shorthand, shorthand_of
+from distcore.plugin.strategy.argument import expand_shorthand, shorthand_of
+from distcore.resolve.resolve import resolve
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from distcore.checkpoint import Checkpoint, Files
 from distcore.checkpoint.commit import begin, commit, publish_rank_manifest, staging_of
 from distcore.checkpoint.writer import blocks_to_write, write_rank_files
-from distcore.plugin.state import State
+from distcore.plugin.strategy.state import State
 from distcore.testing.lab import Unsynced
 
 

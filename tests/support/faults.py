@@ -22,7 +22,7 @@ def send(number: signal.Signals, to: str, seconds: float = 0) -> Fault:
     """Return the fault that sends a signal to the rank or the agent of a machine; a stopped one goes on at the end."""
 
     def strike(node: Machine, disk: Path) -> tuple[float, Callable[[], object]]:
-        pids = node.ranks() if to == "rank" else node.find("distcore.fronts.agent")
+        pids = node.ranks() if to == "rank" else node.find("distcore.launchers.agent")
         for pid in pids:
             os.kill(pid, number)
 

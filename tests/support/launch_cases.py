@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from distcore.errors import DataError, DistcoreError
-from distcore.launchers import export, join, launch, one_line_errors, run_as_rank
-from distcore.plugin.contract import RankInfo
+from distcore.launchers import launch
+from distcore.launchers.processes.failures import one_line_errors, run_as_rank
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.rank_environment import export, join
 
 
 def meet() -> int:

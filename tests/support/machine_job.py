@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from distcore.plugin.task import OnResume
+from distcore.plugin.task.task import OnResume
 from distcore.testing.problem import Problem
 
 FLAGS = (

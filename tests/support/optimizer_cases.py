@@ -7,7 +7,7 @@ from typing import Any
 
 from distcore import checkpoint
 from distcore.config import RunConfig
-from distcore.plugin.contract import Progress
+from distcore.plugin.strategy.contract import Progress
 from distcore.testing.lab import Job, Lab, Trained
 from distcore.testing.laws.gradient import STEPS
 from distcore.testing.problem import Problem

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from distcore import RunConfig, launch, train
 from distcore.config import parse_settings
-from distcore.launchers import one_line_errors
-from distcore.plugin.task import OnResume
+from distcore.launchers.processes.failures import one_line_errors
+from distcore.plugin.task.task import OnResume
 from distcore.testing.problem import Problem
 
 SCRIPT = __file__

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from distcore import RunConfig, StrategyError, launch, train
-from distcore.plugin import registry
+from distcore import RunConfig, StrategyError, launch, registry, train
 
 WAYS = ("ddp", "fsdp", "deepspeed:3", "horovod", "accelerate")
 STEPS = 2

@@ -8,11 +8,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from distcore.tasks.masked_lm.options import MaskedOptions
-from distcore.tasks.packing.models import of_tokens
-from distcore.tasks.seq2seq.options import Seq2SeqOptions
-from distcore.tasks.text_classification.options import TextOptions
-from distcore.tasks.token_classification.options import TagOptions
+from distcore_tasks.masked_lm.options import MaskedOptions
+from distcore_tasks.packing.models import of_tokens
+from distcore_tasks.seq2seq.options import Seq2SeqOptions
+from distcore_tasks.text_classification.options import TextOptions
+from distcore_tasks.token_classification.options import TagOptions
 
 LENGTHS = [5, 1, 9, 9, 3, 30, 12, 9]  # in no order, some alike
 COMMON: dict[str, Any] = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_labels": 3}

@@ -31,7 +31,7 @@ from distcore import (
     load_config,
     rank_sampler,
 )
-from distcore.plugin.state import SavedState
+from distcore.plugin.strategy.state import SavedState
 from distcore.testing.cases import Finding, all_cases
 from distcore.testing.rank import Subject
 from distcore.testing.runner import measure

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcore import Datasets, Ragged, RunConfig
-from distcore.plugin import registry
+from distcore import Datasets, Ragged, RunConfig, registry
 from distcore.testing.cases import task_cases
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.task_runner import check_task

@@ -30,12 +30,12 @@ from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.retention import checkpoints_in, complete_checkpoints, problem_of, remove_newer, retain
 from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.checkpoint.writer import FILE_BYTES, STATE_KINDS, blocks_to_write, state_to_save, write_rank_files
-from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError, DamagedError
-from distcore.plugin.contract import Progress, Run, World
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import OnResume
+from distcore.model import averages
+from distcore.plugin.strategy.contract import Progress, Run, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import OnResume
 
 log = logging.getLogger("distcore")
 NO_RULES: Mapping[str, OnResume] = {}

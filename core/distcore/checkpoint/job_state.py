@@ -21,10 +21,10 @@ from distcore.checkpoint.provenance import environment
 from distcore.config import GIVEN, RunConfig, canonical
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
-from distcore.plugin.columns import Column, ConstantColumn, is_windowed
-from distcore.plugin.contract import Base, Progress, Run
-from distcore.plugin.permutation import BLOCK, order_kind
-from distcore.plugin.task import Dataset, Identified, OnResume
+from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
+from distcore.plugin.batching.permutation import BLOCK, order_kind
+from distcore.plugin.strategy.contract import Base, Progress, Run
+from distcore.plugin.task.task import Dataset, Identified, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from distcore import registry
 from distcore.config import RunConfig
-from distcore.plugin import registry
 from distcore.plugin.report import Report
 
 PACKAGES = ("distcore", "torch", "transformers", "tokenizers")

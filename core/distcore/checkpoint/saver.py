@@ -17,8 +17,8 @@ from distcore.checkpoint.job_state import collect_job_state
 from distcore.checkpoint.writer import Block, blocks_to_write, copied_to_cpu, state_to_save, write_rank_files
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Progress, Run
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.contract import Progress, Run
+from distcore.plugin.strategy.hooks import Hooks
 
 POLL = 0.02
 """Seconds between two checks of what other ranks have written."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor
 
 from distcore.checkpoint.reader import Checkpoint
-from distcore.distributed.averages import AVERAGE, average_name
+from distcore.model.averages import AVERAGE, average_name
 
 
 def weights_of(names: Iterable[str]) -> str:

@@ -15,9 +15,9 @@ from distcore.checkpoint.manifest import FileEntry, PieceEntry, RankManifest, Te
 from distcore.checkpoint.tensors import NAMES, write_file
 from distcore.distributed.agreement import share_buffers
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Run
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.state import Box, Piece, State
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.state import Box, Piece, State
 
 STATE_KINDS = ("model", "optimizer", "ema")
 """What the name of every tensor starts with, before the first ``/``."""

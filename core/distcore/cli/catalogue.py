@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from distcore import registry
 from distcore.errors import DistcoreError
-from distcore.plugin import registry
 from distcore.plugin.options import options_of
 from distcore.tables import print_described, say, stdout_console
 

@@ -8,28 +8,12 @@ import select
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
-from importlib import import_module
-from typing import Any
 
+from distcore.cli.commands import command_module, summaries
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
-from distcore.errors import ConfigError, DistcoreError, StoppedError, nearest
+from distcore.errors import ConfigError, DistcoreError, StoppedError
 
-COMMANDS = {
-    "train": "train, evaluate and test a model, on as many ranks as you like",
-    "eval": "evaluate a checkpoint, under any strategy",
-    "predict": "predict rows without labels, under any strategy",
-    "compare": "run one job under several strategies, side by side",
-    "plan": "say what each rank holds and sends under each strategy, before anything runs",
-    "tune": "find the fastest setting of a job that keeps its mathematics, by short runs",
-    "report": "curves, tables and answers of runs, in the terminal or as a page",
-    "checkpoint": "list, check, compare and export checkpoints",
-    "check": "measure the laws against a strategy or a task",
-    "migrate": "print the config that does what another trainer's files or command line say",
-    "new": "write the package of a strategy or a task",
-    "strategies": "list the installed strategies: what they declare, and their options",
-    "tasks": "list the installed tasks: their metrics, and their options",
-}
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 READER_GONE = 141
@@ -71,37 +55,36 @@ def run(argv: list[str]) -> int:
     if given.command is None:
         top.print_help()
         return 0
-    if given.command not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        raise ConfigError(f"no command named {given.command!r}{nearest(given.command, COMMANDS)} (commands: {known})")
     rest = argv[argv.index(given.command) + 1 :]  # not given.rest: argparse drops a -- that begins it
     arguments = command_parser(given.command).parse(rest)
     block(arguments.block)
-    code: int = _module(given.command).run(arguments)
+    code: int = command_module(given.command).run(arguments)
     return code
 
 
 def command_parser(name: str) -> Parser:
-    """Return the parser of the arguments behind a command's name, one of ``COMMANDS``."""
-    parser = Parser(prog=f"distcore {name}", description=COMMANDS[name])
-    _module(name).add_arguments(parser)
+    """Return the parser of the arguments behind a command's name; raises DistcoreError if there is no such command."""
+    module = command_module(name)
+    parser = Parser(prog=f"distcore {name}", description=module.SUMMARY)
+    module.add_arguments(parser)
     add_block_flag(parser)
     return parser
 
 
-def _module(name: str) -> Any:
-    return import_module(f"distcore.cli.commands.{name}")
-
-
 def _flags_of(argv: list[str]) -> Collection[str]:
     """Return the flags of the command in ``argv``; none if there is no such command."""
-    name = next((word for word in argv if word in COMMANDS), None)
-    return command_parser(name)._option_string_actions if name else ()
+    name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
+    try:
+        return command_parser(name)._option_string_actions if name else ()
+    except DistcoreError:  # the very error that is being printed
+        return ()
 
 
 def top_parser() -> Parser:
     """Return the parser of the arguments up to the command's name."""
-    commands = "\n".join(_wrapped(name, text) for name, text in COMMANDS.items())
+    listed = summaries()
+    width = max(map(len, listed))
+    commands = "\n".join(_wrapped(f"{name:{width}}", text) for name, text in listed.items())
     top = Parser(
         prog="distcore",
         usage="distcore [-p no:NAME] COMMAND [FLAGS]",
@@ -121,7 +104,7 @@ def top_parser() -> Parser:
 
 def _wrapped(name: str, text: str) -> str:
     """Return one row of the table of commands, its text wrapped in a column of its own."""
-    head = f"  {name:{max(map(len, COMMANDS))}}  "
+    head = f"  {name}  "
     return textwrap.fill(text, help_width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
@@ -149,7 +132,7 @@ def block(given: list[str]) -> None:
         if not text.startswith("no:") or text == "no:":
             raise ConfigError(f"-p {text}: expected no:NAME, such as -p no:{text}")
     if given:
-        from distcore.plugin.registry import BLOCK_VARIABLE
+        from distcore.registry import BLOCK_VARIABLE
 
         names = [os.environ.get(BLOCK_VARIABLE, ""), *(text.removeprefix("no:") for text in given)]
         os.environ[BLOCK_VARIABLE] = ",".join(filter(None, names))

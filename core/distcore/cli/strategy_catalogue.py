@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from distcore.cli.catalogue import Catalogue, Description
-from distcore.plugin.hooks import capabilities_of
 from distcore.plugin.options import build
-from distcore.plugin.shorthand import shorthand_of
+from distcore.plugin.strategy.argument import shorthand_of
+from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.tables import print_cells
 
 

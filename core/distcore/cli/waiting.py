@@ -19,7 +19,7 @@ def sleep_if_busy() -> None:
     is the faster way, so nothing is changed there. Numbers do not depend on it. To be called before torch is imported.
     Ranks of another launcher are left alone: what is at work beside them is the other ranks.
     """
-    from distcore.launchers import join
+    from distcore.rank_environment import join
 
     if os.environ.get("OMP_NUM_THREADS") == "1" or any(name in os.environ for name in CHOSEN):
         return

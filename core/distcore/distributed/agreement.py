@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from distcore.errors import AgreementError, CheckpointError, DamagedError, DistcoreError, TaskError
-from distcore.plugin.contract import MicroBatch, RankInfo, Run
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Batch
+from distcore.plugin.strategy.contract import MicroBatch, RankInfo, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import Batch
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, StrategyError
-from distcore.plugin.contract import RankInfo
+from distcore.plugin.strategy.contract import RankInfo
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Kinds of device for which torch has fused optimizers."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from distcore.plugin import defaults
-from distcore.plugin.contract import Run, Values
-from distcore.plugin.state import Piece, SavedState, State
+from distcore.plugin.strategy import defaults
+from distcore.plugin.strategy.contract import Run, Values
+from distcore.plugin.strategy.state import Piece, SavedState, State
 
 Read = Callable[[int, int], Tensor]
 """``read(start, count)`` returns ``count`` elements of a flattened tensor from index ``start`` on, in any shape."""

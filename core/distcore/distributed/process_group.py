@@ -28,7 +28,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
 from distcore.config import RunConfig
 from distcore.distributed.devices import backend_of, device_of
 from distcore.errors import StrategyError
-from distcore.plugin.contract import LOOPBACK, RankInfo, World
+from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, World
 
 LEFT = re.compile(r"closed by peer|reset by peer|Broken pipe", re.IGNORECASE)
 """In what gloo says where the process at the other end has gone."""

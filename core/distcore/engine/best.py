@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distcore.config import RunConfig
-from distcore.plugin.contract import Evaluation, Progress, Run
-from distcore.plugin.task import Direction
+from distcore.plugin.strategy.contract import Evaluation, Progress, Run
+from distcore.plugin.task.task import Direction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import torch
 
-from distcore.data.ahead import Ahead
-from distcore.data.loader import MicroBatches, to_device
 from distcore.distributed.agreement import share_buffers
-from distcore.distributed.averages import averaged
 from distcore.distributed.devices import UNPINNED
-from distcore.engine.outputs import Collected, Collector, gather
+from distcore.engine.loader import MicroBatches, to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.predictions import try_predictions
-from distcore.engine.task_calls import Evaluate, evaluation_of, metrics_of
+from distcore.engine.prefetch import Ahead
 from distcore.errors import AgreementError
-from distcore.plugin.contract import Evaluation, MicroBatch, Run, Sampler
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import evaluation_plan
-from distcore.plugin.task import Dataset, Datasets, Task
+from distcore.model.averages import averaged
+from distcore.plugin.batching.sampling import evaluation_plan
+from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.calls import Evaluate, evaluation_of, metrics_of
+from distcore.plugin.task.outputs import Collected, Collector, gather
+from distcore.plugin.task.predictions import try_predictions
+from distcore.plugin.task.task import Dataset, Datasets, Task
 
 log = logging.getLogger("distcore")
 

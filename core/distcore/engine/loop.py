@@ -11,20 +11,20 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from distcore.data.ahead import Ahead
-from distcore.data.collation import check_collation
-from distcore.data.loader import MicroBatches, to_device
-from distcore.data.varying import in_epoch
-from distcore.distributed import averages
+from distcore.data.per_epoch import in_epoch
 from distcore.distributed.agreement import check_rows, check_weights
 from distcore.distributed.devices import seed
+from distcore.engine.collation import check_collation
+from distcore.engine.loader import MicroBatches, to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.task_calls import Loss, loss_of
-from distcore.plugin.columns import common_value, read
-from distcore.plugin.contract import MicroBatch, Progress, Run, StepLoss, StepResult
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import BatchPlan, training_plan
-from distcore.plugin.task import Batch, Dataset, Task
+from distcore.engine.prefetch import Ahead
+from distcore.model import averages
+from distcore.plugin.batching.columns import common_value, read
+from distcore.plugin.batching.sampling import BatchPlan, training_plan
+from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.calls import Loss, loss_of
+from distcore.plugin.task.task import Batch, Dataset, Task
 
 
 def steps(

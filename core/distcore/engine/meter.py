@@ -11,8 +11,8 @@ from torch import Tensor
 
 from distcore.distributed.devices import peak_memory
 from distcore.engine.loop import loss_multiplier
-from distcore.plugin.contract import Progress, Run, StepResult
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.contract import Progress, Run, StepResult
+from distcore.plugin.strategy.hooks import Hooks
 
 
 class Meter:

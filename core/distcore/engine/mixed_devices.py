@@ -12,8 +12,8 @@ import torch
 
 from distcore.distributed.devices import MIXED
 from distcore.errors import StrategyError, TaskError
-from distcore.plugin.contract import Run
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
 
 TORCH = str(Path(torch.__file__).parent)
 

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from distcore.config import RunConfig
-from distcore.data.loader import to_device
-from distcore.data.varying import in_epoch
+from distcore.data.per_epoch import in_epoch
 from distcore.distributed.agreement import broadcast_from_main
+from distcore.engine.loader import to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.task_calls import loss_of
 from distcore.errors import ConfigError
-from distcore.plugin.abilities import HasOutputs, RowLoss
-from distcore.plugin.capabilities import Capabilities
-from distcore.plugin.columns import read
-from distcore.plugin.contract import Packing, Run
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Dataset, Datasets, LeavesOut, Narrows, Packs, PacksOrPads, Task, Unpads
+from distcore.plugin.batching.columns import read
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import Packing, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.calls import loss_of
+from distcore.plugin.task.optional import HasOutputs, RowLoss
+from distcore.plugin.task.task import Dataset, Datasets, LeavesOut, Narrows, Packs, PacksOrPads, Task, Unpads
 
 log = logging.getLogger("distcore")
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from distcore.config import RunConfig
-from distcore.plugin.capabilities import Capabilities
-from distcore.plugin.contract import World
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import World
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

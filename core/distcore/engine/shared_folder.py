@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from distcore.distributed.agreement import broadcast_from_main, on_all_ranks
 from distcore.errors import CheckpointError
-from distcore.plugin.contract import Run
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
 
 PATIENCE = 10.0
 """Seconds for a new file to be seen on the other machines: network file systems remember what was not there."""

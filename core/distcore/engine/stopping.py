@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distcore.launchers import join
-from distcore.launchers.contexts import stop_signals
-from distcore.plugin.contract import RankInfo
+from distcore.launchers.processes.contexts import stop_signals
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.rank_environment import join
 
 
 class StopRequest:

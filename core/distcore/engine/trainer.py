@@ -12,37 +12,37 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
-from distcore.distributed import averages
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world
 from distcore.distributed.devices import attention_in_bf16, deterministic
-from distcore.engine import task_calls
-from distcore.engine.base import base_of
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
-from distcore.engine.compiling import compile_model
-from distcore.engine.dropout import draw_cheaply
-from distcore.engine.ending import finish
 from distcore.engine.evaluation import evaluate, rehearse
+from distcore.engine.finish import finish
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
-from distcore.engine.micro_batches import description, most_micro_batches
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
-from distcore.engine.model_source import model_source
-from distcore.engine.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.engine.packing import packed
-from distcore.engine.paths import with_absolute_paths
 from distcore.engine.precision import scaler_for
-from distcore.engine.resolve import build_strategy, load_task, resolve
-from distcore.engine.run_folder import check_out, on_main
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
 from distcore.errors import ConfigError, StoppedError, StrategyError
-from distcore.launchers.environment import FRONT_VARIABLE, export, join
-from distcore.launchers.network import prepare_network, spans_machines
-from distcore.plugin.contract import Evaluation, Progress, RankInfo, Run, World
+from distcore.model import averages
+from distcore.model.compiling import compile_model
+from distcore.model.dropout import draw_cheaply
+from distcore.model.lora_base import base_of
+from distcore.model.model_source import model_source
+from distcore.model.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
 from distcore.plugin.extensions import load_extensions
-from distcore.plugin.hooks import Hooks
 from distcore.plugin.report import Report
-from distcore.plugin.task import Datasets, Task, declared_metrics, on_resume_of
+from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.task import Datasets, Task, declared_metrics, on_resume_of
+from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
+from distcore.rank_environment.network import prepare_network, spans_machines
+from distcore.resolve.absolute_paths import with_absolute_paths
+from distcore.resolve.micro_batches import description, most_micro_batches
+from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore.resolve.run_folder import check_out, on_main
 
 log = logging.getLogger("distcore")
 
@@ -238,10 +238,10 @@ def how_to_go_on(config: RunConfig) -> str:
     """Return what continues this run: a command line, unless its task cannot be named in one."""
     if config.task.startswith(GIVEN):
         return "go on with --resume auto"
-    launcher, front = (join(os.environ) or RankInfo()).launcher, os.environ.get(FRONT_VARIABLE, "")
-    again = "" if launcher == "local" or front else f", under {launcher} again,"
+    launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")
+    again = "" if launcher == "local" or flags else f", under {launcher} again,"
     file, out = shlex.quote(str(Path(str(config.out), "config.yaml"))), shlex.quote(str(config.out))
-    return f"go on{again} with: distcore train {file} --out {out} --resume auto {front}".rstrip()
+    return f"go on{again} with: distcore train {file} --out {out} --resume auto {flags}".rstrip()
 
 
 def is_due(step: int, every: int) -> bool:

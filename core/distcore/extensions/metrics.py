@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 from distcore.files import hold, strict_json, write_atomically
-from distcore.plugin.contract import Evaluation, Progress, Run
-from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.strategy.contract import Evaluation, Progress, Run
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 EVERYWHERE = ("step", "epoch", "samples")
 """Keys that say how far the run is: they are in every line, and belong to no group."""

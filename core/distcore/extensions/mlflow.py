@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distcore.config import dump_config, flatten
 from distcore.extensions.tracking import Tracker, flat
-from distcore.plugin.contract import Progress, Run
+from distcore.plugin.strategy.contract import Progress, Run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, isfinite
 
 from distcore.errors import TrainingError
-from distcore.plugin.contract import Progress, Run, StepResult
-from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.strategy.contract import Progress, Run, StepResult
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 
 @dataclass

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from distcore.distributed.stderr import stderr_closed
 from distcore.extensions.phases import PHASES, communication, table
-from distcore.plugin.contract import Progress, Run, StepResult
-from distcore.plugin.hookspecs import hookimpl
+from distcore.launchers.processes.stderr import stderr_closed
+from distcore.plugin.strategy.contract import Progress, Run, StepResult
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
 

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from distcore.extensions.metrics import numbers
 from distcore.extensions.notebook_line import NotebookLine, in_notebook
-from distcore.plugin.contract import Evaluation, Progress, Run
-from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.report import Report
+from distcore.plugin.strategy.contract import Evaluation, Progress, Run
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 COUNTS = {"evaluated", "unique", "dataset_size"}
 """Keys of an evaluation's summary that are not metrics."""

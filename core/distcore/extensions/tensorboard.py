@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distcore.config import dump_config
 from distcore.extensions.tracking import Tracker
-from distcore.plugin.contract import Progress, Run
+from distcore.plugin.strategy.contract import Progress, Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -15,9 +15,9 @@ from distcore.checkpoint.provenance import provenance
 from distcore.errors import StrategyError
 from distcore.extensions.metrics import numbers
 from distcore.files import strict_json, write_atomically
-from distcore.plugin.contract import Evaluation, Progress, Run, World
-from distcore.plugin.hookspecs import hookimpl
 from distcore.plugin.report import Report
+from distcore.plugin.strategy.contract import Evaluation, Progress, Run, World
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 log = logging.getLogger("distcore")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from distcore.extensions.tracking import Tracker
-from distcore.plugin.contract import Progress, Run
+from distcore.plugin.strategy.contract import Progress, Run
 
 if TYPE_CHECKING:
     import wandb

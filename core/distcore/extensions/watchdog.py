@@ -11,10 +11,10 @@ from types import CodeType, FrameType
 
 from distcore.engine.evaluation import forward_all
 from distcore.engine.loop import train_step
-from distcore.launchers.network import where
-from distcore.plugin.contract import MicroBatch, Progress, RankInfo, World
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.strategy.contract import MicroBatch, Progress, RankInfo, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore.rank_environment.network import where
 
 log = logging.getLogger("distcore")
 CHECKS_PER_LIMIT = 8

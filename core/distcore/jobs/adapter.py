@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from distcore.engine.lora import ADAPTER, trained_whole_in
-from distcore.engine.quiet import quiet
+from distcore.model.lora import ADAPTER, trained_whole_in
+from distcore.model.transformers_log import quiet
 
 WEIGHTS = "adapter_model.safetensors"
 """The file of the adapter's weights, as peft calls it."""

@@ -9,18 +9,18 @@ from contextlib import suppress
 import torch
 
 from distcore.config import RunConfig, dump_config
-from distcore.distributed.cores import available_cores
-from distcore.engine.micro_batches import description
-from distcore.engine.model_source import model_source
-from distcore.engine.optim import freeze, optimizer_factory, with_warmup
-from distcore.engine.resolve import build_strategy, load_task
 from distcore.engine.trainer import total_steps_of
 from distcore.errors import DistcoreError
-from distcore.launchers import join
-from distcore.launchers.cores import crowded, threads_per_rank
-from distcore.plugin.memory import PlansMemory
-from distcore.plugin.sampling import BatchPlan, training_plan
-from distcore.plugin.task import Datasets
+from distcore.launchers.processes.available_cores import available_cores
+from distcore.launchers.processes.cores import crowded, threads_per_rank
+from distcore.model.model_source import model_source
+from distcore.model.optim import freeze, optimizer_factory, with_warmup
+from distcore.plugin.batching.sampling import BatchPlan, training_plan
+from distcore.plugin.strategy.memory import PlansMemory
+from distcore.plugin.task.task import Datasets
+from distcore.rank_environment import join
+from distcore.resolve.micro_batches import description
+from distcore.resolve.resolve import build_strategy, load_task
 
 
 def describe(config: RunConfig, data: Datasets) -> str:

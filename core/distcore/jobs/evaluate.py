@@ -17,17 +17,19 @@ from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
 from distcore.engine.packing import packed_as_trained
-from distcore.engine.resolve import load_task, resolve
-from distcore.engine.task_calls import prepare
 from distcore.engine.trainer import build_run, set_up
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, show_evaluation
-from distcore.launchers import join, launch, run_as_rank
-from distcore.plugin.contract import RankInfo, World
-from distcore.plugin.cutting import SIZELESS
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Task
+from distcore.launchers import launch
+from distcore.launchers.processes.failures import run_as_rank
+from distcore.plugin.batching.token_budget import SIZELESS
+from distcore.plugin.strategy.contract import RankInfo, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.calls import prepare
+from distcore.plugin.task.task import Task
+from distcore.rank_environment import join
+from distcore.resolve.resolve import load_task, resolve
 
 
 def run(

@@ -16,14 +16,14 @@ from distcore.checkpoint.job_state import check_base, saved_config
 from distcore.checkpoint.reader import Checkpoint
 from distcore.checkpoint.weights import Evaluated, weights_of
 from distcore.config import RunConfig
-from distcore.engine import task_calls
-from distcore.engine.base import base_of
-from distcore.engine.model_source import model_source
-from distcore.engine.resolve import load_task
 from distcore.errors import CheckpointError
 from distcore.jobs.adapter import take_out, write_adapter
 from distcore.jobs.card import write_card
-from distcore.plugin.task import Task
+from distcore.model.lora_base import base_of
+from distcore.model.model_source import model_source
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.task import Task
+from distcore.resolve.resolve import load_task
 
 SHARD = "5GB"
 """Most bytes of a file of weights."""

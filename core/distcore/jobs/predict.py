@@ -22,9 +22,6 @@ from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
 from distcore.engine.packing import packed_as_trained
-from distcore.engine.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
-from distcore.engine.resolve import load_task, resolve
-from distcore.engine.task_calls import data_of, evaluation_of
 from distcore.engine.trainer import build_run, set_up
 from distcore.errors import DataError
 from distcore.jobs import prediction_rows
@@ -32,11 +29,16 @@ from distcore.jobs.evaluate import config_for
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.prediction_file import PredictionFile
 from distcore.jobs.train import errors_of_job
-from distcore.launchers import join, launch, run_as_rank
-from distcore.plugin.abilities import HasOutputs, OpensRows, Predicts, ReadsRows
-from distcore.plugin.contract import RankInfo, World
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets, FileRows, Task
+from distcore.launchers import launch
+from distcore.launchers.processes.failures import run_as_rank
+from distcore.plugin.strategy.contract import RankInfo, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.calls import data_of, evaluation_of
+from distcore.plugin.task.optional import HasOutputs, OpensRows, Predicts, ReadsRows
+from distcore.plugin.task.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
+from distcore.plugin.task.task import Datasets, FileRows, Task
+from distcore.rank_environment import join
+from distcore.resolve.resolve import load_task, resolve
 
 log = logging.getLogger("distcore")
 WINDOW = 32

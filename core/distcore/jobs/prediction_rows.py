@@ -10,8 +10,8 @@ from pathlib import Path
 
 from distcore.data.files import READERS, describe_value, digest, read_records, row_error
 from distcore.data.splits import find_split
-from distcore.plugin.abilities import OpensRows, ReadsRows
-from distcore.plugin.task import FileRows
+from distcore.plugin.task.optional import OpensRows, ReadsRows
+from distcore.plugin.task.task import FileRows
 
 
 def windows(

@@ -15,14 +15,15 @@ from typing import Any
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.jobs.logs import set_up_logging
-from distcore.launchers import join, launch, run_as_rank
-from distcore.launchers.binding import bind_cores
-from distcore.launchers.failures import Failure
-from distcore.launchers.log_files import log_to_file, pid_file
-from distcore.launchers.network import where
-from distcore.plugin.contract import RankInfo
+from distcore.launchers import launch
+from distcore.launchers.processes.binding import bind_cores
+from distcore.launchers.processes.failures import Failure, run_as_rank
+from distcore.launchers.processes.log_files import log_to_file, pid_file
 from distcore.plugin.report import Report
-from distcore.plugin.task import Datasets, Task
+from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.task.task import Datasets, Task
+from distcore.rank_environment import join
+from distcore.rank_environment.network import where
 
 log = logging.getLogger("distcore")
 
@@ -68,7 +69,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     Raises DistcoreError, one line, for every error that the user can correct.
     """
     from distcore.engine import trainer
-    from distcore.engine.resolve import resolve
+    from distcore.resolve.resolve import resolve
 
     if join(os.environ) is None:
         config = resolve(config, task=task)
@@ -120,7 +121,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check everything that can be checked before ranks start; then start them, or print what they would do."""
-    from distcore.launchers.cores import keep_to_cores
+    from distcore.launchers.processes.cores import keep_to_cores
 
     set_up_logging(config, rank=0)
     config, data = check(config)
@@ -140,8 +141,8 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 def preload(config: RunConfig, data: Datasets, task: Task | None = None) -> None:
     """Import the code of model and schedule once, in this process: ranks, restarted ones too, are forked from it."""
-    from distcore.engine.model_source import model_source
-    from distcore.engine.resolve import load_task
+    from distcore.model.model_source import model_source
+    from distcore.resolve.resolve import load_task
 
     with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
         model_source(config, task or load_task(config), data).skeleton()
@@ -153,7 +154,7 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
 
     Returns their report. Raises RankError for the last failure.
     """
-    from distcore.launchers.cores import crowded
+    from distcore.launchers.processes.cores import crowded
 
     if warning := crowded(config):
         log.warning("%s", warning)
@@ -181,8 +182,8 @@ def resume_after_failure(config: RunConfig) -> str:
 
 
 def _plan(config: RunConfig, data: Datasets) -> str:
-    from distcore.engine.resolve import load_task
     from distcore.jobs.dry_run import describe
+    from distcore.resolve.resolve import load_task
 
     return describe(_with_packing(config, load_task(config), data), data)
 
@@ -190,8 +191,8 @@ def _plan(config: RunConfig, data: Datasets) -> str:
 def _with_packing(config: RunConfig, task: Task, data: Datasets) -> RunConfig:
     """Return ``config`` with ``packing`` as the ranks will choose it; raises ConfigError where it cannot be on."""
     from distcore.engine.packing import choose
-    from distcore.engine.resolve import build_strategy
-    from distcore.plugin.hooks import capabilities_of
+    from distcore.plugin.strategy.hooks import capabilities_of
+    from distcore.resolve.resolve import build_strategy
 
     return choose(config, capabilities_of(config.strategy, build_strategy(config)), task, data)[0]
 
@@ -202,12 +203,12 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
-    from distcore.engine.model_source import check_model
-    from distcore.engine.resolve import build_strategy, load_task, resolve
-    from distcore.engine.run_folder import check_out
-    from distcore.engine.task_calls import prepare
+    from distcore.model.model_source import check_model
     from distcore.plugin.extensions import load_extensions
-    from distcore.plugin.hooks import Hooks
+    from distcore.plugin.strategy.hooks import Hooks
+    from distcore.plugin.task.calls import prepare
+    from distcore.resolve.resolve import build_strategy, load_task, resolve
+    from distcore.resolve.run_folder import check_out
 
     started: dict[str, Any] = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
     config = resolve(config, task=task, **started)

@@ -1,4 +1,9 @@
-"""Starting ranks on this machine, and recognising ranks that another launcher has started."""
+"""How ranks come to life, on one machine or on many, through an engine that exists.
+
+A launcher is an entry point of the group ``distcore.launchers``: a class that takes no arguments, with the methods of
+``Launcher``. ``distcore train --launcher NAME`` builds a ``Spec``, has the launcher plan, and prints the plan
+(``--dry-run``) or has the launcher run it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from distcore.launchers.environment import export, join
-from distcore.launchers.failures import one_line_errors, run_as_rank
+from distcore.launchers.contract import Command, Here, Host, Launcher, Plan, Spec
+from distcore.launchers.planning import check_restarts, need_nproc, refuse, train_command, variables_elsewhere
+from distcore.launchers.running import run_command, write_files
 
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["export", "join", "launch", "one_line_errors", "run_as_rank"]
+__all__ = [
+    "Command",
+    "Here",
+    "Host",
+    "Launcher",
+    "Plan",
+    "Spec",
+    "check_restarts",
+    "launch",
+    "need_nproc",
+    "refuse",
+    "run_command",
+    "train_command",
+    "variables_elsewhere",
+    "write_files",
+]
 
 T = TypeVar("T")
 
@@ -39,6 +60,6 @@ def launch(
     and raises SystemExit(143). With a ``grace_period`` SIGTERM and the first Ctrl-C are passed on to the ranks, as
     SIGTERM, and they get this many seconds to end by themselves.
     """
-    from distcore.launchers.local import run_ranks  # here, because it imports torch
+    from distcore.launchers.processes.local import run_ranks  # here, because it imports torch
 
     return run_ranks(fn, args, nproc, errors, timeout, grace_period)

@@ -1,247 +1,34 @@
-"""Start ranks on this machine through torchelastic's process API, and end them together.
-
-The calling process supervises: it hosts the ranks' store on a loopback port, sees the exit code of every rank, and
-reports the rank that failed first. torchelastic's agent is not used: it would add a rendezvous between machines.
-"""
+"""``--launcher local``: distcore's own supervisor, on this machine; the default."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
-
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
-
-from distcore.errors import ConfigError, RankError
-from distcore.launchers.contexts import (
-    environment,
-    errors_folder,
-    rank_environment,
-    shared_environment,
-    sigterm_raises,
-    stop_signals,
-    without_torchelastic_logs,
-)
-from distcore.launchers.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
-from distcore.launchers.rank import is_finished, rank_main, read_failures
-from distcore.launchers.start_method import check_spawnable, start_method
-from distcore.plugin.contract import LOOPBACK
-
-T = TypeVar("T")
-
-POLL = 0.03
-"""Seconds between two checks of the ranks."""
-SIGNAL_WAIT = 0.2
-"""Seconds to wait after a failure for the exit code of a rank that was killed by a signal, a likelier cause."""
-KILL_DELAY = 1
-"""Seconds between SIGTERM and SIGKILL when ranks are ended."""
-CAN_SEE_DEATHS = hasattr(os, "waitid")
-"""Whether exit codes can be read without reaping the process; False on macOS before Python 3.13."""
+from distcore.errors import ConfigError
+from distcore.launchers.contract import Command, Host, Plan, Spec
+from distcore.launchers.planning import gpus_of, refuse, variables
+from distcore.launchers.running import run_command
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    entry: Callable[[], object]
-    """What each rank runs."""
-    nproc: int
-    """Number of ranks."""
-    errors: Path
-    """Folder for tracebacks."""
-    records: Path
-    """Private folder for the files in which ranks report how they ended."""
-    deadline: float
-    """End of the time limit, on the clock of ``time.monotonic``."""
-    stop: threading.Event
-    """Set when the caller no longer waits, for example after Ctrl-C."""
-    sigterm_received: threading.Event
-    """Set, by SIGTERM or the first Ctrl-C, when SIGTERM is to be sent to the ranks."""
-    grace_period: float
-    """Seconds that ranks get to end after SIGTERM."""
+class LocalLauncher:
+    """Starts ranks on this machine."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the command without the flags of starting, and the variables that stand for them."""
+        refuse("local", {"value": spec.value}, "leave out what follows the colon")
+        refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
+        host = only_host("local", spec)
+        nproc = host.slots if host and host.chosen is not None else spec.nproc
+        ranks = ("--nproc", str(nproc)) if nproc is not None else ()
+        words = (spec.here.python, "-m", "distcore", "train", *spec.train, *ranks)
+        return Plan(commands=(Command(words=words, environment={**variables(spec), **gpus_of(host)}),))
+
+    def run(self, plan: Plan) -> int:
+        """Become the supervisor."""
+        return run_command(plan)
 
 
-def run_ranks(
-    fn: Callable[..., T],
-    args: tuple[Any, ...],
-    nproc: int,
-    errors: Path | None,
-    timeout: float | None,
-    grace_period: float,
-) -> list[T]:
-    """Implement ``distcore.launchers.launch``, which documents the arguments and what is raised."""
-    if nproc < 1:
-        raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
-    if sys.platform == "win32":
-        raise ConfigError(f"--nproc {nproc}: ranks cannot be started on Windows; use --nproc 1, or WSL")
-    with ExitStack() as stack:
-        job = _Job(
-            entry=partial(fn, *args),
-            nproc=nproc,
-            errors=stack.enter_context(errors_folder(errors)),
-            records=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distcore-"))),
-            deadline=time.monotonic() + timeout if timeout else float("inf"),
-            stop=threading.Event(),
-            sigterm_received=threading.Event(),
-            grace_period=grace_period,
-        )
-        stack.enter_context(stop_signals(job.sigterm_received.set) if grace_period else sigterm_raises())
-        return _in_thread(partial(_supervise, job), job.stop)
-
-
-def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
-
-    A new thread, because ``work`` forks. OpenMP keeps a pool of workers for each thread that ran a parallel region: a
-    child that inherits a pool waits for ever, as a fork does not copy the workers.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name="distcore-launch")
-    thread.start()
-    try:
-        return future.result()
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _supervise(job: _Job) -> list[Any]:
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
-        stack.enter_context(without_torchelastic_logs())
-        stack.enter_context(environment(shared_environment(job.nproc)))
-        ranks = _start_ranks(job, listener.getsockname()[1])
-        stack.callback(ranks.close, signal.SIGTERM, KILL_DELAY)
-        # Created after the fork, which would not copy the store's thread; ranks that connect earlier wait in the
-        # socket's backlog. The socket is ours, because TCPStore's own would listen on every network interface.
-        store = TCPStore(
-            LOOPBACK,
-            listener.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=60),
-            master_listen_fd=os.dup(listener.fileno()),
-        )
-        try:
-            return _wait(job, ranks)
-        finally:
-            del store  # else a traceback keeps it alive, and a rank of the next launch crashes when it frees it
-
-
-def _start_ranks(job: _Job, port: int) -> PContext:
-    arguments = (job.entry, job.errors, job.records, os.getpid())
-    method = start_method()
-    if method == "spawn":
-        check_spawnable(job.entry)
-    return start_processes(
-        name="rank",
-        entrypoint=rank_main,
-        args=dict.fromkeys(range(job.nproc), arguments),
-        envs={rank: rank_environment(rank, job.nproc, port) for rank in range(job.nproc)},
-        logs_specs=DefaultLogsSpecs(log_dir=str(job.records)),
-        start_method=method,
-    )
-
-
-def _wait(job: _Job, ranks: PContext) -> list[Any]:
-    """Return the results in rank order, or raise the error of the rank that caused the failure."""
-    pids = ranks.pids()
-    deadline = job.deadline
-    passed_on = False
-    while not job.stop.wait(POLL):
-        if job.sigterm_received.is_set() and not passed_on:
-            passed_on, deadline = True, min(deadline, time.monotonic() + job.grace_period)
-            _forward_sigterm(pids)
-        if dead := _exit_codes(pids):
-            _raise_for(job, _wait_for_culprit(job, pids, dead))
-        # torchelastic ends all ranks at the first death that it sees, before the cause is known. So it is asked only
-        # after all ranks have finished, except where there is no other way to see a death.
-        ask_torchelastic = not CAN_SEE_DEATHS or all(is_finished(job.records, rank) for rank in pids)
-        result = ranks.wait(0) if ask_torchelastic else None
-        if result is not None and not result.is_failed():
-            return [result.return_values[rank] for rank in range(job.nproc)]
-        if result is not None:
-            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            _raise_for(job, _failures(job, codes))
-        if time.monotonic() > deadline:
-            if passed_on:
-                raise SystemExit(128 + signal.SIGTERM)
-            raise RankError(f"{job.nproc} rank(s) did not end within their time limit and were stopped")
-    raise RankError("stopped")
-
-
-def _forward_sigterm(pids: dict[int, int]) -> None:
-    for pid in pids.values():
-        with contextlib.suppress(ProcessLookupError):  # the rank has ended
-            os.kill(pid, signal.SIGTERM)
-
-
-def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes of dead ranks, negative for a signal, without reaping them: torchelastic does that."""
-    dead: dict[int, int] = {}
-    for rank, pid in pids.items() if CAN_SEE_DEATHS else ():
-        with contextlib.suppress(ChildProcessError):
-            state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if state is not None:
-                dead[rank] = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
-    return dead
-
-
-def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
-    """Return all failures, after waiting for the rank that caused them if only ranks that lost a peer are known."""
-    deadline = time.monotonic() + WAIT_FOR_CULPRIT
-    while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
-        if job.stop.wait(POLL) or len(dead) == job.nproc:
-            break
-        dead = _exit_codes(pids)
-    job.stop.wait(SIGNAL_WAIT)
-    return _failures(job, _exit_codes(pids))
-
-
-def _failures(job: _Job, dead: dict[int, int]) -> list[Failure]:
-    """Return the failures that ranks recorded and, for dead ranks without a record, what the exit code says."""
-    recorded = read_failures(job.records)
-    silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
-    return [*recorded.values(), *silent]
-
-
-def _failure_from_exit_code(job: _Job, rank: int, code: int) -> Failure:
-    if code >= 0:
-        cause = f"exited with {code} before its work was done"
-        if is_finished(job.records, rank):
-            cause = "returned a value that cannot be pickled, so that it cannot come back to the launcher"
-        return Failure(rank=rank, kind="error", cause=cause, when=time.time())
-    name = signal.Signals(-code).name
-    # The kernel sends SIGKILL when memory runs out.
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return Failure(rank=rank, kind="signal", cause=f"killed by {name}{hint}", when=time.time())
-
-
-def _raise_for(job: _Job, failures: list[Failure]) -> None:
-    failure = culprit(failures)
-    if job.sigterm_received.is_set() and failure.raised is None:  # SIGTERM came where the rank could not stop in order
-        raise SystemExit(128 + signal.SIGTERM)
-    file = traceback_file(job.errors, failure.rank)
-    if not file.exists() or not file.stat().st_size:
-        states = (f"rank {other.rank}: {other.cause}\n" for other in failures)
-        file.write_text(f"No traceback: {failure.cause}.\n{''.join(states)}", encoding="utf-8")
-    raise failure.error(job.nproc, file)
+def only_host(name: str, spec: Spec) -> Host | None:
+    """Return the machine of a launcher that starts ranks here; raises ConfigError for several."""
+    if spec.hosts and len(spec.hosts) > 1:
+        names = ", ".join(host.name for host in spec.hosts)
+        raise ConfigError(f"--launcher {name} starts ranks here, not on {names}; --launcher ssh starts them there")
+    return spec.hosts[0] if spec.hosts else None

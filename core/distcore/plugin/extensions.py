@@ -6,9 +6,9 @@ or ``path/to/file.py:Class`` for a class that is not packaged.
 
 from __future__ import annotations
 
+from distcore import registry
 from distcore.config import RunConfig
 from distcore.files import absolute
-from distcore.plugin import registry
 from distcore.plugin.options import build
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distcore.errors import DistcoreError
-from distcore.launchers.failures import one_line
+from distcore.launchers.processes.failures import one_line
 
 if TYPE_CHECKING:
     from distcore.testing.lab import JobLab, Lab

@@ -18,11 +18,11 @@ from importlib import import_module
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
+from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import DistcoreError
 from distcore.launchers import launch
-from distcore.launchers.failures import one_line
-from distcore.plugin import registry
+from distcore.launchers.processes.failures import one_line
 
 LIMIT = 60.0
 """Seconds that one step may take, the start of its process included."""

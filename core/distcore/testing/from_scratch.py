@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from distcore.config import RunConfig
-from distcore.engine.model_source import base_source
-from distcore.plugin.contract import ModelSource
-from distcore.plugin.task import Datasets
+from distcore.model.model_source import base_source
+from distcore.plugin.strategy.contract import ModelSource
+from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
 
 

@@ -17,15 +17,15 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
-from distcore.data.loader import MicroBatches, one_step
 from distcore.engine.evaluation import evaluate
+from distcore.engine.loader import MicroBatches, one_step
 from distcore.engine.loop import loss_multiplier, steps
 from distcore.engine.trainer import build_run
 from distcore.files import write_atomically
-from distcore.plugin.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Datasets
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Lab:
 
     def alone(self, problem: Problem, **changes: Any) -> Job:
         """Build the same run for one process: under the strategy ``single``, on the CPU, in this rank alone."""
-        from distcore.distributed.single import SingleStrategy
+        from distcore.strategies.single import SingleStrategy
 
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         config: dict[str, Any] = {

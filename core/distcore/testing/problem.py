@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distcore.config import RunConfig
-from distcore.plugin.task import Datasets
+from distcore.plugin.task.task import Datasets
 
 VOCABULARY, CLASSES, WIDTH = 32, 4, 16
 """Number of token ids (0 is padding), number of classes, and size of a hidden vector."""

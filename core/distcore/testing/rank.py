@@ -13,17 +13,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from distcore import registry
 from distcore.config import RunConfig
 from distcore.distributed.devices import resolve_device
-from distcore.engine.resolve import build_strategy
 from distcore.errors import DistcoreError
 from distcore.files import write_atomically
-from distcore.launchers.environment import join
-from distcore.plugin import registry
-from distcore.plugin.capabilities import ChecksModel
-from distcore.plugin.contract import RankInfo, World
-from distcore.plugin.hooks import Hooks
 from distcore.plugin.options import build
+from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.plugin.strategy.contract import RankInfo, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment.environment import join
+from distcore.resolve.resolve import build_strategy
 from distcore.testing.cases import Case, Finding
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.problem import skeleton

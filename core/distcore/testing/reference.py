@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from distcore.checkpoint.distance import difference
 from distcore.config import RunConfig
-from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Datasets
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from distcore.config import load_config
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
-from distcore.plugin.capabilities import ChecksModel
-from distcore.plugin.hooks import capabilities_of
-from distcore.plugin.shorthand import expand_shorthand
+from distcore.plugin.strategy.argument import expand_shorthand
+from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab

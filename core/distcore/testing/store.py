@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported by name
 
 from distcore.files import write_atomically
-from distcore.plugin.contract import LOOPBACK, RankInfo
+from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
 from distcore.testing.lab import await_true
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distcore.plugin.ragged import Ragged
+from distcore.plugin.task.ragged import Ragged
 
 
-class Front(nn.Module):
+class Launcher(nn.Module):
     """A model of which only calls are seen: they compute with copies of the parameters, so that any other way shows."""
 
     def __init__(self, inner: nn.Module) -> None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from distcore.config import RunConfig, load_config
-from distcore.distributed.single import SingleStrategy
-from distcore.engine import task_calls
-from distcore.engine.outputs import Collected, Collector
-from distcore.engine.resolve import load_task, resolve
-from distcore.plugin.columns import read
-from distcore.plugin.contract import Run, World
-from distcore.plugin.task import Batch, Dataset, Datasets, Task
+from distcore.plugin.batching.columns import read
+from distcore.plugin.strategy.contract import Run, World
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.outputs import Collected, Collector
+from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
+from distcore.resolve.resolve import load_task, resolve
+from distcore.strategies.single import SingleStrategy
 
 ROWS = 6
 """Rows of a batch that is compared with its rows one by one."""

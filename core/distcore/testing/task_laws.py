@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from distcore.checkpoint.job_state import fingerprint
-from distcore.engine import task_calls
-from distcore.engine.outputs import Collected
-from distcore.engine.predictions import prediction_lines
-from distcore.engine.resolve import load_task
-from distcore.plugin.abilities import Predicts
-from distcore.plugin.columns import read
+from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
-from distcore.plugin.task import Identified, Reopens, Varying, declared_metrics
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.optional import Predicts
+from distcore.plugin.task.outputs import Collected
+from distcore.plugin.task.predictions import prediction_lines
+from distcore.plugin.task.task import Identified, Reopens, Varying, declared_metrics
+from distcore.resolve.resolve import load_task
 from distcore.testing.cases import EXACT, FP32, Measured, Skip, task_law
-from distcore.testing.task_comparison import Front, count_differing, gradient, largest, relative, row_of, same
+from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
 from distcore.testing.task_lab import TaskLab, other_random_state
 
 MOST_ROWS = 100_000
@@ -112,15 +112,15 @@ def through_the_model(lab: TaskLab) -> Measured:
     """The loss reaches parameters through ``model(...)`` alone; a strategy sees no other way."""
     model = lab.build()
     batch = lab.data.train.batch(lab.rows(lab.data.train))
-    front = Front(model)
+    launcher = Launcher(model)
     try:
-        loss = lab.loss(front, batch)
+        loss = lab.loss(launcher, batch)
     except AttributeError as error:
         return Measured(error=1, bound=EXACT, note=f"loss() asks for more than model(...): {error}")
     loss.backward()  # type: ignore[no-untyped-call]
     around = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
-    note = f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model: {front.calls}"
-    return Measured(error=len(around) + int(front.calls == 0), bound=EXACT, note=note)
+    note = f"parameters reached on another way: {', '.join(around[:3]) or 'none'}; calls of the model: {launcher.calls}"
+    return Measured(error=len(around) + int(launcher.calls == 0), bound=EXACT, note=note)
 
 
 @task_law("evaluation")

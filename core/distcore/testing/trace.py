@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from distcore.plugin.contract import Progress
-from distcore.plugin.hooks import OPERATIONS
-from distcore.plugin.hookspecs import hookimpl
+from distcore.plugin.strategy.contract import Progress
+from distcore.plugin.strategy.hooks import OPERATIONS
+from distcore.plugin.strategy.hookspecs import hookimpl
 
 SIZE = 256
 """Bytes of a position in its file. All have this size, so that a single write replaces the previous one completely."""

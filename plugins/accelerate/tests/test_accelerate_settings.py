@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from distcore import ConfigError, Run, RunConfig, StrategyError, World, load_config
-from distcore.engine.resolve import resolve
+from distcore.resolve.resolve import resolve
 from distcore_accelerate.deepspeed_config import user_config
 from distcore_accelerate.settings import launched, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
@@ -211,7 +211,7 @@ def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
 def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
     stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.engine.resolve.has_fast_bf16", lambda: True)
+    monkeypatch.setattr("distcore.resolve.resolve.has_fast_bf16", lambda: True)
     assert resolved({"backend": "deepspeed", "zero_stage": stage}, nproc=2, precision="auto").precision == precision
 
 

@@ -15,8 +15,8 @@ import pytest
 from torch import Tensor, nn
 
 from distcore import ConfigError, RunConfig, launch, load_config, train
-from distcore.engine.resolve import resolve
 from distcore.errors import RankError
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_accelerate.strategy import AccelerateStrategy
 

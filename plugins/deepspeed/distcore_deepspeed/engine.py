@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat, hookimpl
+from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat_buffers, hookimpl
 from distcore_deepspeed import library, ops, partitions
 from distcore_deepspeed.json_config import Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
@@ -44,7 +44,7 @@ def prepare(
     prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
     if exact:
         # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
-        flat.copy_weights(partitions.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
+        flat_buffers.copy_weights(partitions.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
         defaults.results_in_fp32(engine)
     if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
         defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)

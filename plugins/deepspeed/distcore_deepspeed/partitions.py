@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Piece, Progress, Run, SavedState, State, defaults, flat
+from distcore import Piece, Progress, Run, SavedState, State, defaults, flat_buffers
 
 Locate = Callable[[nn.Parameter], tuple[int, int, int]]
 """Of this rank's fragment of a parameter: offset in the master buffer, start in the flattened parameter, elements."""
@@ -21,7 +21,7 @@ Locate = Callable[[nn.Parameter], tuple[int, int, int]]
 
 def save(run: Run) -> State:
     """Return master weights and optimizer state of this rank's partitions, and the rest of the model as it is."""
-    return dict(_untrained(run)) | flat.save(parts(run), run.optimizer)
+    return dict(_untrained(run)) | flat_buffers.save(parts(run), run.optimizer)
 
 
 @torch.no_grad()
@@ -30,14 +30,14 @@ def load(run: Run, saved: SavedState, progress: Progress) -> bool:
     for name, tensor in defaults.model_state(run).items():
         _write(tensor, name, saved)
     its_own = type(run.optimizer).__module__.startswith("deepspeed.")
-    flat.load(parts(run), run.optimizer, saved, int if its_own else None)
+    flat_buffers.load(parts(run), run.optimizer, saved, int if its_own else None)
     scheduler = getattr(run.model, "lr_scheduler", None)
     if scheduler is not None and (steps := _steps_taken(saved, progress)):
         scheduler.step(steps - 1)  # it counts from -1
     return True
 
 
-def parts(run: Run) -> Iterator[flat.Part]:
+def parts(run: Run) -> Iterator[flat_buffers.Part]:
     """Yield this rank's parts of the trained parameters, in the same order on every rank."""
     optimizer, names = getattr(run.model, "optimizer", None), {p: name for name, p in run.module.named_parameters()}
     for masters, groups, locate in _master_weights(run, optimizer):
@@ -45,12 +45,14 @@ def parts(run: Run) -> Iterator[flat.Part]:
             for parameter in group:
                 offset, start, count = locate(parameter)
                 shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-                yield flat.Part(names[parameter], master, offset, start, count, shape, whole=master is parameter)
+                yield flat_buffers.Part(
+                    names[parameter], master, offset, start, count, shape, whole=master is parameter
+                )
 
 
 def _steps_taken(saved: SavedState, progress: Progress) -> int:
     """Optimizer steps that a checkpoint's optimizer has taken; those of the run if it does not count them."""
-    counts = (float(saved[name]) for name in saved if name.endswith(f"/{flat.STEP}"))
+    counts = (float(saved[name]) for name in saved if name.endswith(f"/{flat_buffers.STEP}"))
     return int(max(counts, default=progress.step))
 
 

@@ -17,9 +17,9 @@ from distcore import RankInfo, launch, load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import build_run, set_up
-from distcore.launchers.environment import join
-from distcore.tasks.wordpiece import as_transformers, train_wordpiece
+from distcore.rank_environment.environment import join
 from distcore.testing.problem import Problem
+from distcore_tasks.wordpiece import as_transformers, train_wordpiece
 
 QUIET = "--set device=cpu --set extensions.progress=false"
 

@@ -12,8 +12,8 @@ import pytest
 from torch import nn
 
 from distcore import ConfigError, load_config
-from distcore.engine.resolve import build_strategy, resolve
-from distcore.plugin.contract import Run, World
+from distcore.plugin.strategy.contract import Run, World
+from distcore.resolve.resolve import build_strategy, resolve
 from distcore_deepspeed import resolve as resolve_tree
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
@@ -52,7 +52,7 @@ def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
 def test_precision_auto_takes_bf16_only_where_deepspeed_gets_it_right(
     stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore.engine.resolve.has_fast_bf16", lambda: True)
+    monkeypatch.setattr("distcore.resolve.resolve.has_fast_bf16", lambda: True)
     assert checked({"stage": stage}, precision="auto").precision == precision
 
 

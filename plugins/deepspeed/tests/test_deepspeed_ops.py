@@ -15,7 +15,7 @@ import pytest
 from deepspeed.ops.op_builder.builder import OpBuilder
 
 from distcore import ConfigError, launch, load_config, train
-from distcore.engine.resolve import resolve
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_deepspeed import ops
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from distcore import Progress, RankInfo, RunConfig, launch, load_config, train
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy
 from distcore.engine.trainer import build_run
 from distcore.errors import RankError, StrategyError
-from distcore.launchers import join
-from distcore.plugin.hooks import Hooks
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.rank_environment import join
+from distcore.resolve.resolve import build_strategy
 from distcore.testing.problem import Problem
 
 pytestmark = pytest.mark.ranks

@@ -47,7 +47,7 @@ def test_law_holds_with_option(label, case):
 
 
 def refused(**options):
-    from distcore.engine.resolve import resolve
+    from distcore.resolve.resolve import resolve
 
     resolve(RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", out="never-made"))
 

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
-from distcore.engine.lora import adapt
+from distcore.model.lora import adapt
 from distcore.testing.from_scratch import from_scratch
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.fsdp import FSDPStrategy

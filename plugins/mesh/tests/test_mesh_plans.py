@@ -23,7 +23,7 @@ from work_folder import enter, write_rows
 
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.cli.main import main
-from distcore.engine.resolve import resolve
+from distcore.resolve.resolve import resolve
 from distcore_mesh.group import Group
 from distcore_mesh.layers import split_layers
 from distcore_mesh.mesh import MeshStrategy

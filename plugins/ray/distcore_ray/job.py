@@ -40,7 +40,7 @@ class Job:
 
 
 def read(argv: Sequence[str]) -> Job:
-    """Return the job of a command line, which ``RayFront.plan`` wrote."""
+    """Return the job of a command line, which ``RayLauncher.plan`` wrote."""
     parser = argparse.ArgumentParser(prog="python -m distcore_ray.driver", allow_abbrev=False)
     parser.add_argument("--address", default="auto")
     parser.add_argument("--nodes", default="1:1")

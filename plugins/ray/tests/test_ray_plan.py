@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from distcore import ConfigError
-from distcore.fronts import Here, Host, Spec
+from distcore.launchers import Here, Host, Spec
 from distcore_ray.actor import Place, Rank, rank_environment, variables_of
-from distcore_ray.front import RayFront
 from distcore_ray.job import Job, read
+from distcore_ray.launcher import RayLauncher
 
 HERE = Here(folder="/work dir", python="/py", job="job-7", environment={"NCCL_DEBUG": "INFO"})
 SPEC = Spec(train=("c.yaml", "--lr", "0.1"), environment={"A": "b c"}, here=HERE, nproc=2)
@@ -28,7 +28,7 @@ ELASTIC: dict[str, Any] = {
 
 
 def line(**asked: Any) -> str:
-    return str(RayFront().plan(replace(SPEC, **asked)))
+    return str(RayLauncher().plan(replace(SPEC, **asked)))
 
 
 def test_the_plan_is_the_command_of_the_driver() -> None:
@@ -44,7 +44,7 @@ def test_the_plan_is_the_command_of_the_driver() -> None:
 
 
 def test_the_driver_reads_what_the_plan_says() -> None:
-    (command,) = RayFront().plan(replace(SPEC, **ELASTIC)).commands
+    (command,) = RayLauncher().plan(replace(SPEC, **ELASTIC)).commands
     assert read(command.words[3:]) == Job(
         address="host0:6379", least=1, most=2, nproc=2, gpus=True, max_restarts=3, patience=20,
         variables={"NCCL_DEBUG": "INFO", "A": "b c", "DISTCORE_LOG_DIR": "/logs"}, folder=os.getcwd(),
@@ -65,14 +65,14 @@ def test_the_driver_reads_what_the_plan_says() -> None:
 )  # fmt: skip
 def test_what_it_cannot_start_is_one_line(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RayFront().plan(replace(SPEC, **asked))
+        RayLauncher().plan(replace(SPEC, **asked))
 
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("distcore_ray.front.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_ray.launcher.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^--launcher ray: Ray is not installed: pip install 'distcore\[ray\]'"):
-        RayFront().run(RayFront().plan(SPEC))
+        RayLauncher().run(RayLauncher().plan(SPEC))
 
 
 def test_a_rank_joins_by_the_variables_of_torchrun_and_has_none_of_ray() -> None:

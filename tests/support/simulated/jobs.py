@@ -17,15 +17,15 @@ from unittest.mock import patch
 import torch
 
 from distcore import OptimizerFactory, PreparedModel, Progress, RankInfo, Run, RunConfig, hookimpl, train
-from distcore.data import ahead
-from distcore.distributed.single import SingleStrategy
+from distcore.engine import prefetch as ahead
 from distcore.engine import trainer
 from distcore.engine.loop import steps
-from distcore.engine.resolve import build_strategy, resolve
 from distcore.errors import DistcoreError, TaskError
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
-from distcore.plugin.hooks import Hooks
-from distcore.plugin.task import Datasets
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import Datasets
+from distcore.resolve.resolve import build_strategy, resolve
+from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem, Rows
 
 SHARED: dict[str, Any] = {

@@ -1,1 +1,63 @@
-"""The commands, one module each, with ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit code."""
+"""The commands: those of the core, and those of other distributions in the entry-point group ``distcore.commands``.
+
+A command is a module with ``SUMMARY``, its line in ``distcore --help``, ``add_arguments(parser)`` and
+``run(arguments)``, which returns the exit code. A module is imported when its command runs; for the help its
+summary is read from the source.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from distcore import registry
+from distcore.errors import ConfigError, nearest
+
+OWN = ("train", "eval", "predict", "checkpoint", "check", "new", "strategies", "tasks")
+"""The commands of the core, as the help lists them."""
+ELSEWHERE = dict.fromkeys(("compare", "plan", "report", "tune"), "workbench") | {"migrate": "migrate"}
+"""Commands that come with distcore in distributions of their own, to the end of its name."""
+_SUMMARY = re.compile(r'^SUMMARY = "(.*)"$', re.M)
+
+
+def command_module(name: str) -> Any:
+    """Import the module of a command; raises DistcoreError, which says how to get it, if there is none."""
+    if name in OWN:
+        return import_module(f"distcore.cli.commands.{name}")
+    installed = registry.offers("commands")
+    if name in installed or _is_blocked(name):
+        return registry.load("commands", name)
+    if name in ELSEWHERE:
+        how = f"pip install distcore-{ELSEWHERE[name]}"
+        raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
+    known = [*OWN, *installed]
+    raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")
+
+
+def summaries() -> dict[str, str]:
+    """Return the line of help of each command that is installed, by name. Imports no command."""
+    own = {name: _summary(f"distcore.cli.commands.{name}") for name in OWN}
+    return own | {name: _summary(offered[0].value) for name, offered in registry.offers("commands").items()}
+
+
+def _is_blocked(name: str) -> bool:
+    return any(entry.name == name for entry in registry.all_offers("commands"))
+
+
+def _summary(module: str) -> str:
+    """Return what a module says of itself; empty if it cannot be found. Runs no code of it or of its packages."""
+    places: list[str] | None = None
+    found: ModuleSpec | None = None
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        found = next(filter(None, (finder.find_spec(name, places) for finder in sys.meta_path)), None)
+        if found is None:
+            return ""
+        places = list(found.submodule_search_locations or ())
+    match = _SUMMARY.search(Path(found.origin).read_text(encoding="utf-8")) if found and found.origin else None
+    return match[1] if match else ""

@@ -9,6 +9,8 @@ from typing import Any
 
 from distcore.config import parse_settings
 
+SUMMARY = "measure the laws against a strategy or a task"
+
 BROKEN = 1
 """Exit code if a case is broken."""
 COLOURS = {"held": "green", "broken": "red", "skipped": "yellow"}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from distcore.cli.flags import add_choice
 
+SUMMARY = "list, check, compare and export checkpoints"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""

@@ -10,6 +10,8 @@ from distcore.cli import waiting
 from distcore.cli.flags import add_choice, add_ranks
 from distcore.errors import DataError
 
+SUMMARY = "evaluate a checkpoint, under any strategy"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""

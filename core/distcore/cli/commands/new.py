@@ -10,6 +10,8 @@ from string import Template
 
 from distcore.errors import ConfigError, nearest
 
+SUMMARY = "write the package of a strategy or a task"
+
 KINDS = ("strategy", "task")
 
 

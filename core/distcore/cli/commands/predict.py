@@ -8,6 +8,8 @@ from pathlib import Path
 from distcore.cli import waiting
 from distcore.cli.flags import add_choice, add_ranks
 
+SUMMARY = "predict rows without labels, under any strategy"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""

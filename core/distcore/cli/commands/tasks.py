@@ -7,6 +7,8 @@ import argparse
 from distcore.cli import listing
 from distcore.cli.listing import add_arguments as add_arguments
 
+SUMMARY = "list the installed tasks: their metrics, and their options"
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tasks and return 0."""

@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.cli import front_flags, waiting
+from distcore.cli import launcher_flags as launcher_flags
+from distcore.cli import waiting
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
 from distcore.cli.parser import help_width
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
+
+SUMMARY = "train, evaluate and test a model, on as many ranks as you like"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.more_help = _options_of_task  # type: ignore[attr-defined]
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     other = add_job_flags(parser)
-    front_flags.add_front_flags(parser)
+    launcher_flags.add_launcher_flags(parser)
     other.add_argument(
         "--profile", dest="set", action="append_const", const="extensions.profile=true",
         help="print where the time of a step goes, and write traces",
@@ -93,7 +96,7 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Every value is written out there, also those that followed from a value that now is another one.
     """
-    from distcore.launchers import join
+    from distcore.rank_environment import join
 
     joined = join(os.environ) is not None
     reset: dict[str, Any] = {}
@@ -114,14 +117,17 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and return 0, or 3 if a run of a sweep failed; raises DistcoreError."""
-    if front_flags.is_front_asked(arguments):
-        return front_flags.start(arguments, partial(config_of, arguments))
+    if launcher_flags.is_launcher_asked(arguments):
+        return launcher_flags.start(arguments, partial(config_of, arguments))
     waiting.sleep_if_busy()
     if arguments.sweep:
-        from distcore.compare import sweep
+        from distcore.cli.commands import command_module
 
-        return sweep.run(arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run)
-    from distcore.cli.exhausted import explained, in_a_rank
+        code: int = command_module("compare").sweep(
+            arguments.config, changes_of(arguments), arguments.sweep, arguments.dry_run
+        )
+        return code
+    from distcore.cli.out_of_memory import explained, in_a_rank
     from distcore.jobs import train
 
     changes = changes_of(arguments)

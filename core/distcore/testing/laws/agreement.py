@@ -6,13 +6,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from distcore.data.loader import MicroBatches, one_step
 from distcore.distributed.agreement import check_agreed, check_rows, check_world
+from distcore.engine.loader import MicroBatches, one_step
 from distcore.errors import AgreementError, RankError
 from distcore.launchers import launch
-from distcore.plugin.contract import Progress, Run
-from distcore.plugin.hookspecs import hookimpl
-from distcore.plugin.sampling import rank_sampler, training_plan
+from distcore.plugin.batching.sampling import rank_sampler, training_plan
+from distcore.plugin.strategy.contract import Progress, Run
+from distcore.plugin.strategy.hookspecs import hookimpl
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
 from distcore.testing.lab import JobLab, Lab
 from distcore.testing.problem import Problem

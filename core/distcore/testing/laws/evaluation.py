@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distcore import checkpoint
 from distcore.errors import AgreementError
-from distcore.plugin.contract import Progress
+from distcore.plugin.strategy.contract import Progress
 from distcore.testing.cases import EXACT, FORWARD, Measured, law
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem, Rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distcore.plugin.contract import MicroBatch
-from distcore.plugin.sampling import training_plan
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.contract import MicroBatch
 from distcore.testing.cases import EXACT, Measured, law
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from distcore import checkpoint
-from distcore.plugin.sampling import training_plan
-from distcore.plugin.task import Datasets
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.task.task import Datasets
 from distcore.testing.cases import EXACT, FP32, Measured, law
 from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
 from distcore.testing.problem import Problem, Rows

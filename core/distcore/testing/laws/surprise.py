@@ -6,8 +6,8 @@ from collections import Counter
 
 import torch
 
-from distcore.distributed.stderr import stderr_closed
-from distcore.plugin.contract import Progress
+from distcore.launchers.processes.stderr import stderr_closed
+from distcore.plugin.strategy.contract import Progress
 from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
 from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.problem import Problem

@@ -1,0 +1,175 @@
+"""The flags of ``distcore train`` that say how ranks are started: they are no part of the run and of its config."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from distcore.config import RunConfig
+    from distcore.launchers import Here, Host, Spec
+
+DEFAULT = "local"
+FLAGS = {
+    "--launcher": ("NAME[:VALUE]", "launcher that starts the ranks: local, torchrun, ssh, slurm, mpi, kubernetes"),
+    "--nodes": ("N|MIN:MAX", "machines; MIN:MAX: as many as there are, for torchrun"),
+    "--hostfile": ("FILE", "the machines, a line 'NAME slots=N' for each"),
+    "--include": ("HOST:0,2@HOST", "machines to use and, behind a colon, their slots, which are GPUs, in this order"),
+    "--exclude": ("HOST:1@HOST", "machines, or slots of them, to leave out"),
+    "--env": ("NAME=VALUE", "variable for all ranks; repeatable; over those of .distcore.env"),
+    "--log-dir": ("DIR", "a file per rank with what it prints; rank 0 prints on the screen, too"),
+}
+"""By name: the value in ``--help``, and its text."""
+
+
+def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags, as a group of their own; one that is not given leaves no value."""
+    group = parser.add_argument_group("starting ranks, here or on other machines")
+    for name, (takes, text) in FLAGS.items():
+        group.add_argument(
+            name, metavar=takes, help=text, default=argparse.SUPPRESS, action="append" if name == "--env" else "store"
+        )
+    group.add_argument(
+        "--bind-cores", action="store_true", default=argparse.SUPPRESS, help="give each rank cores of its own"
+    )
+
+
+def is_launcher_asked(arguments: argparse.Namespace) -> bool:
+    """Return True if any of the flags was given."""
+    given = vars(arguments)
+    return "bind_cores" in given or any(_dest(name) in given for name in FLAGS)
+
+
+def start(arguments: argparse.Namespace, read_config: Callable[[], RunConfig]) -> int:
+    """Start the run by a launcher, or print what it would start; return the exit status. Raises DistcoreError."""
+    from distcore import registry
+    from distcore.rank_environment import join
+    from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
+
+    if arguments.sweep:
+        raise ConfigError("--sweep starts its runs on this machine: leave out --launcher and the flags beside it")
+    given = vars(arguments)
+    name, _, value = given.get("launcher", DEFAULT).partition(":")
+    launcher = registry.load("launchers", name)()
+    if (rank_info := join(os.environ)) is not None:
+        raise ConfigError(
+            f"--launcher {name}: {rank_info.launcher} started this process as a rank; leave out one of them"
+        )
+    config = read_config()
+    plan = launcher.plan(spec_of(given, value, config, arguments.argv))
+    if arguments.dry_run:
+        print(str(plan).rstrip("\n"))
+        return 0
+    sys.stdout.flush()  # the launcher may replace this process
+    os.environ[LAUNCHER_FLAGS_VARIABLE] = again(arguments.argv, config)
+    return int(launcher.run(plan))
+
+
+def spec_of(given: dict[str, Any], value: str, config: RunConfig, argv: Sequence[str]) -> Spec:
+    """Return what was asked for, from the given flags, the config, and this machine; raises ConfigError."""
+    from distcore.launchers import Spec
+    from distcore.launchers.variables import settings
+
+    # Not what stands in a file: there it is the number of all ranks.
+    nproc = config.nproc if "nproc" in given and isinstance(config.nproc, int) else None
+    return Spec(
+        train=_for_ranks(argv),
+        value=value,
+        nodes=_nodes(given["nodes"]) if "nodes" in given else None,
+        nproc=nproc,
+        hosts=_hosts(given, nproc),
+        include=given.get("include", ""),
+        exclude=given.get("exclude", ""),
+        environment=settings(given.get("env", ()), (Path.cwd(), Path.home())),
+        bind_cores="bind_cores" in given,
+        log_dir=str(Path(given["log_dir"]).absolute()) if "log_dir" in given else None,
+        device=config.device,
+        global_batch_size=config.global_batch_size,
+        max_restarts=config.max_restarts,
+        timeout=config.timeout,
+        out=config.out,
+        resume=config.resume,
+        here=_here(config, again(argv, config)),
+    )
+
+
+def _here(config: RunConfig, flags: str) -> Here:
+    from distcore.launchers import Here
+    from distcore.launchers.variables import forwarded
+    from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE
+
+    return Here(
+        folder=str(Path.cwd()),
+        python=sys.executable,
+        job=f"distcore-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+        environment={**forwarded(os.environ), LAUNCHER_FLAGS_VARIABLE: flags},
+        inside=os.environ.get("SLURM_JOB_ID"),
+        out_exists=config.out is not None and Path(config.out, "config.yaml").exists(),
+    )
+
+
+def _hosts(given: dict[str, Any], nproc: int | None) -> tuple[Host, ...] | None:
+    """Return the machines that are left of the hostfile, or this one where its slots are chosen; ``None``: neither."""
+    from distcore.launchers import Host
+    from distcore.launchers.hosts import choose, read_hostfile
+
+    include, exclude = given.get("include", ""), given.get("exclude", "")
+    if "hostfile" in given:
+        return choose(read_hostfile(given["hostfile"], nproc), include, exclude)
+    name = given.get("launcher", DEFAULT).partition(":")[0]
+    if not (include or exclude) or name not in ("local", "torchrun"):
+        return None
+    from distcore.distributed.devices import count_accelerators
+
+    chosen = [int(number) for number in re.findall(r"\d+", f"{include}{exclude}".partition(":")[2])]
+    slots = count_accelerators() or nproc or max(chosen, default=0) + 1
+    names = ["localhost", socket.gethostname()]
+    word = f"{include}{exclude}".partition(":")[0]
+    return choose((Host(name=word if word in names else names[0], slots=slots),), include, exclude)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise ConfigError(f"--nodes {text}: expected a number of machines, N, or MIN:MAX")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _for_ranks(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of ``distcore train`` without the flags of starting, ``--nproc`` and ``--dry-run``."""
+    return tuple(_own_flags().parse_known_args(list(argv))[1])
+
+
+def again(argv: Sequence[str], config: RunConfig) -> str:
+    """Return the flags of starting in ``argv``, as a shell takes them: what a run that goes on is started with."""
+    given = vars(_own_flags().parse_known_args(list(argv))[0])
+    flags = [(name, value) for name in (*FLAGS, "--nproc") for value in _values(given.get(_dest(name)))]
+    restarts = ["--max-restarts", str(config.max_restarts)] if config.max_restarts else []
+    words = [word for flag in flags for word in flag]
+    return shlex.join([*words, *(["--bind-cores"] if "bind_cores" in given else []), *restarts])
+
+
+def _own_flags() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_launcher_flags(own)
+    own.add_argument("--nproc")
+    own.add_argument("--dry-run", action="store_true")
+    return own
+
+
+def _values(given: str | list[str] | None) -> list[str]:
+    return given if isinstance(given, list) else [given] if given is not None else []
+
+
+def _dest(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")

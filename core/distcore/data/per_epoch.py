@@ -1,0 +1,41 @@
+"""Data that differ from epoch to epoch, and the random numbers that make them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distcore.errors import TaskError
+from distcore.plugin.batching.columns import is_windowed, whole
+from distcore.plugin.task.task import Dataset, Varying
+
+
+def row_random(seed: int, epoch: int, row: int) -> np.random.Generator:
+    """Return random numbers for one row in one epoch: the same ones for the same three numbers, each at least 0.
+
+    For data sets that vary: with these, a row is masked or augmented in the same way whichever rank or loader process
+    collates it, and again after a resume.
+    """
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, row))))
+
+
+def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
+    """Return the rows as they are in this epoch; ``dataset`` itself unless it varies.
+
+    Raises TaskError if they are not as many as before, or not as long: the order of the rows stands on that.
+    """
+    if not isinstance(dataset, Varying):
+        return dataset
+    rows = dataset.at(epoch)
+    if not hasattr(rows, "batch"):
+        raise TaskError(f"data set: at({epoch}) returned {type(rows).__name__}; expected a data set")
+    if len(rows) != len(dataset):
+        raise TaskError(f"data set: at({epoch}) has {len(rows)} rows, not {len(dataset)}; their number may not vary")
+    if rows.lengths is dataset.lengths or is_windowed(dataset.lengths):
+        return rows
+    mine, others = whole(dataset.lengths), whole(rows.lengths)
+    if (odd := np.flatnonzero(mine != others)).size:
+        row = int(odd[0])
+        raise TaskError(
+            f"data set: at({epoch}) says that row {row} has length {others[row]}, not {mine[row]}; lengths may not vary"
+        )
+    return rows

@@ -1,0 +1,146 @@
+"""Checkpoints for backends that keep parameters in flat buffers.
+
+Such a backend flattens parameters, joins them into a long one-dimensional fp32 buffer, and gives each rank a slice of
+it, which the optimizer steps. So a rank holds consecutive elements of some parameters: all, some or none of each. A
+strategy describes them as ``Part``; ``save`` and ``load`` translate between buffers and named tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from distcore.plugin.strategy.state import Piece, SavedState, State
+
+STEP = "step"
+"""Key of the step count in an optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The elements of one trained parameter that this rank holds in a flat buffer."""
+
+    name: str
+    """Name of the parameter in the task's model."""
+    master: Tensor
+    """The buffer: the tensor that the optimizer steps, and its key in the optimizer's state."""
+    offset: int
+    """Index in ``master`` of the first element."""
+    start: int
+    """Index of the same element in the flattened parameter."""
+    count: int
+    """Number of elements; may be 0."""
+    shape: tuple[int, ...]
+    """Shape of the whole parameter."""
+    whole: bool
+    """True if every rank holds all elements."""
+
+    def slice_of(self, buffer: Tensor) -> Tensor:
+        """Return the elements in ``buffer``, which has the layout of ``master``: a view, shape ``(count,)``."""
+        return buffer.detach().reshape(-1).narrow(0, self.offset, self.count)
+
+    def saved_value(self, buffer: Tensor) -> Tensor | Piece:
+        """Return the elements in ``buffer`` as a checkpoint takes them."""
+        values = self.slice_of(buffer)
+        return values.view(self.shape) if self.whole else Piece(values, self.start, self.shape)
+
+
+def save(parts: Iterable[Part], optimizer: Optimizer | None) -> State:
+    """Return the weights and the optimizer state of ``parts``; with ``optimizer=None`` only weights."""
+    state: State = {}
+    for part in parts:
+        kept = optimizer.state.get(part.master, {}) if optimizer is not None else {}
+        counts = {key: value for key, value in kept.items() if _is_count(value)}
+        state |= {f"optimizer/{part.name}/{key}": torch.as_tensor(float(value)) for key, value in counts.items()}
+        if part.count:
+            state[f"model/{part.name}"] = part.saved_value(part.master)
+            moments = {key: value for key, value in kept.items() if getattr(value, "shape", None) == part.master.shape}
+            state |= {f"optimizer/{part.name}/{key}": part.saved_value(value) for key, value in moments.items()}
+    return state
+
+
+@torch.no_grad()
+def load(
+    parts: Iterable[Part],
+    optimizer: Optimizer | None,
+    saved: SavedState,
+    count: Callable[[float], Any] | None = None,
+) -> None:
+    """Copy the saved weights into the buffers, and the saved state, if there is any, into the optimizer.
+
+    ``count`` makes a saved step count what the optimizer keeps as one, such as ``int``; default: a tensor, as torch's
+    optimizers do.
+    """
+    parts = list(parts)
+    for part in parts:
+        if part.count:
+            part.slice_of(part.master).copy_(saved.piece(f"model/{part.name}", part.start, part.count))
+    names = {name for name in saved if name.startswith("optimizer/")}
+    if optimizer is not None and names:
+        for group in _by_buffer(parts):
+            _load_state(optimizer, group, saved, names, count or partial(_as_tensor, optimizer, group[0].master))
+
+
+@torch.no_grad()
+def copy_weights(parts: Iterable[Part], weights: Mapping[str, Tensor]) -> None:
+    """Copy weights, by parameter name, into the buffers: whole ones, or just those of each part.
+
+    For a backend that fills its fp32 buffers from a 16-bit model and would lose precision.
+    """
+    for part in parts:
+        values = weights[part.name].reshape(-1)
+        if len(values) != part.count:
+            values = values.narrow(0, part.start, part.count)
+        part.slice_of(part.master).copy_(values)
+
+
+def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:
+    groups: dict[int, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(id(part.master), []).append(part)
+    return groups.values()
+
+
+def _is_count(value: object) -> bool:
+    """A number, which a buffer has once: the steps that it took."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+def _load_state(
+    optimizer: Optimizer, parts: list[Part], saved: SavedState, names: set[str], count: Callable[[float], Any]
+) -> None:
+    master = parts[0].master
+    state: dict[str, Any] = {}
+    counts: dict[str, float] = {}
+    for part in parts:
+        for key in _keys(names, part.name):
+            name = f"optimizer/{part.name}/{key}"
+            if saved.shape(name) == part.shape and key != STEP:
+                # Zeros stay where nothing was saved: for a parameter that never had a gradient, and for padding.
+                if key not in state:
+                    state[key] = torch.zeros_like(master)
+                if part.count:
+                    part.slice_of(state[key]).copy_(saved.piece(name, part.start, part.count))
+            else:
+                # A buffer has one count. Saved ones may differ: a parameter without a gradient in some steps has fewer.
+                counts[key] = max(float(saved[name]), counts.get(key, 0.0))
+    if state:
+        optimizer.state[master] = state | {key: count(value) for key, value in counts.items()}
+
+
+def _keys(names: set[str], parameter: str) -> Iterator[str]:
+    prefix = f"optimizer/{parameter}/"
+    return (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def _as_tensor(optimizer: Optimizer, master: Tensor, count: float) -> Tensor:
+    """Return a step count as torch's optimizers keep it."""
+    group = optimizer.param_groups[0]
+    on_device = group.get("fused") or group.get("capturable")
+    return torch.tensor(count, device=master.device if on_device else "cpu")

@@ -1,0 +1,70 @@
+"""What stands for torch's replication of a model where a step is traced: its reducer cannot run without values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import OptimizerFactory, PreparedModel, Run
+from distcore.plugin.strategy.hookspecs import hookimpl
+
+
+class TracedBuckets:
+    """Holds gradients in buckets that live all the time, into which each new gradient is copied.
+
+    What ``traced()`` of a strategy may return under which torch's reducer averages gradients, as views of its buckets.
+    """
+
+    capabilities: ClassVar = Capabilities(spec_version=2)
+
+    def __init__(self, bucket_mb: int) -> None:
+        """``bucket_mb``: size of a bucket in MiB."""
+        self._size = bucket_mb * 2**20
+        self._sends = True
+
+    @hookimpl
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Make the buckets, and have each gradient copied into its own when it is complete."""
+        views: dict[nn.Parameter, Tensor] = {}
+        for bucket in self._buckets([p for p in model.parameters() if p.requires_grad]):
+            flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
+            parts = torch.split(flat, [p.numel() for p in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                views[parameter] = part.view_as(parameter)
+
+        def move(parameter: Tensor) -> None:
+            if self._sends and isinstance(parameter, nn.Parameter) and parameter.grad is not None:
+                views[parameter].copy_(parameter.grad)
+                parameter.grad = views[parameter]
+
+        for parameter in views:
+            parameter.register_post_accumulate_grad_hook(move)  # type: ignore[no-untyped-call]
+        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+    @hookimpl
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Leave gradients where they are but after the last micro-batch."""
+        return nullcontext() if last else self._no_sync()
+
+    @contextmanager
+    def _no_sync(self) -> Iterator[None]:
+        self._sends = False
+        yield
+        self._sends = True
+
+    def _buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Return the parameters in buckets of one dtype, from the last to the first as gradients come."""
+        buckets: list[list[nn.Parameter]] = []
+        size = self._size
+        for parameter in reversed(parameters):
+            if size >= self._size or parameter.dtype != buckets[-1][0].dtype:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(parameter)
+            size += parameter.nbytes
+        return buckets

@@ -1,0 +1,72 @@
+"""The end of a run: the test, report.json and, if the task predicts, predictions.jsonl."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from distcore.distributed.devices import peak_memory
+from distcore.engine.best import Best
+from distcore.engine.evaluation import evaluate
+from distcore.engine.meter import Meter
+from distcore.files import strict_json
+from distcore.plugin.report import BestEvaluation, Report
+from distcore.plugin.strategy.contract import Evaluation, Progress, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.optional import Predicts
+from distcore.plugin.task.predictions import prediction_lines
+from distcore.plugin.task.task import Datasets, Task, declared_metrics
+from distcore.resolve.run_folder import on_main
+
+log = logging.getLogger("distcore")
+
+
+def finish(
+    run: Run,
+    hooks: Hooks,
+    task: Task,
+    data: Datasets,
+    progress: Progress,
+    best: Best | None,
+    last: Evaluation | None,
+    meter: Meter,
+) -> Report:
+    """Test the final weights, write report.json and, if the task predicts, predictions.jsonl; return the report."""
+    speed = meter.samples_per_second(progress)
+    tested = last if last and data.test is data.evaluation else evaluate(run, hooks, task, data.test, data)
+    peak = hooks.gather_outputs(run, {"peak": torch.tensor([peak_memory(run.world.device)], device=run.world.device)})
+    report: Report = {
+        "strategy": hooks.name,
+        "world_size": run.world.size,
+        "device": run.world.device.type,
+        "precision": run.config.precision,
+        "weights": "raw" if run.ema is None else "ema",
+        "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
+        "packing": asdict(run.packing) if run.packing else {},
+        "steps": progress.step,
+        "samples": progress.samples,
+        "train_seconds": meter.seconds,
+        "samples_per_second": speed,
+        "peak_memory_bytes": int(peak["peak"].max()),
+        "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
+        "data": data.facts,
+        "evaluation": tested.summary(),
+        "metrics": dict(declared_metrics(task)),
+        "out": str(run.config.out),
+    }
+
+    def write(out: Path) -> None:
+        (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
+        if isinstance(task, Predicts):
+            with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(prediction_lines(task, tested.outputs, data))
+
+    on_main(run, hooks, write)
+    if run.compiled and run.config.compile != "off":
+        count, again, seconds = run.compiled.compilations, run.compiled.recompilations, run.compiled.seconds
+        log.info("compile = %r: %d compilations, %d of them again, %.0f s", run.config.compile, count, again, seconds)
+    hooks.on_run_end(run, report)
+    return report

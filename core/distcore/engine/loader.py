@@ -1,0 +1,101 @@
+"""From the sampler's rows to batches on the device. Only rows that are trained on are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from distcore.config import RunConfig
+from distcore.distributed.devices import UNPINNED
+from distcore.plugin.strategy.contract import MicroBatch, Sampler
+from distcore.plugin.task.task import Batch, Dataset
+
+
+class MicroBatches:
+    """The micro-batches of a dataset, in the form that torch's DataLoader expects: one item is one micro-batch."""
+
+    def __init__(self, dataset: Dataset, sampler: Sampler, config: RunConfig) -> None:
+        """Of ``config`` only ``loader.workers`` and ``device`` are used."""
+        self.dataset = dataset
+        self.sampler = sampler
+        self.workers = config.loader.workers
+        self.pin = config.device not in UNPINNED
+
+    def __getitem__(self, micro: MicroBatch) -> Loaded:
+        return Loaded(micro, self.dataset.batch(micro.indices))
+
+    def stream(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, Batch]]:
+        """Yield the micro-batches of these steps in order: the row numbers, and the collated batch on the CPU."""
+        micros = chain.from_iterable(self.sampler(epoch, step) for step in steps)
+        if not self.workers:
+            return ((micro, self.dataset.batch(micro.indices)) for micro in micros)
+        loader: DataLoader[Loaded] = DataLoader(
+            self,  # type: ignore[arg-type]
+            sampler=micros,
+            batch_size=None,
+            num_workers=self.workers,
+            pin_memory=self.pin,  # lets to_device copy while the device computes
+        )
+        return ((loaded.micro, loaded.batch) for loaded in loader)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A micro-batch from a loader process.
+
+    A class of its own, which DataLoader leaves alone: of a tuple it would make a list, of arrays tensors.
+    """
+
+    micro: MicroBatch
+    """The row numbers."""
+    batch: Batch
+    """The collated rows."""
+
+    def pin_memory(self) -> Loaded:
+        """Return it with all tensors in pinned memory; DataLoader calls this."""
+        return Loaded(self.micro, each_tensor(self.batch, pinned))
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Return a tensor in pinned memory, to be copied while the device computes; as it is where that cannot be."""
+    on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
+    return tensor.pin_memory() if on_cpu else tensor
+
+
+def one_step(stream: Iterator[tuple[MicroBatch, Batch]]) -> list[tuple[MicroBatch, Batch]]:
+    """Take the micro-batches of the next optimizer step from ``stream``."""
+    taken = []
+    for micro, batch in stream:
+        taken.append((micro, batch))
+        if micro.last:
+            break
+    return taken
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch with its tensors on the rank's device; nothing else in the core moves data."""
+    if device.type == "cpu":
+        return batch
+    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return ``batch``, any nesting of mappings, lists and tuples, with ``change`` of each tensor in its place."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if type(batch) is dict:
+        return {name: each_tensor(value, change) for name, value in batch.items()}
+    if isinstance(batch, Mapping):  # of a kind of its own, such as transformers' BatchEncoding: it stays that kind
+        changed: Batch = copy(batch)
+        changed.update((name, each_tensor(value, change)) for name, value in batch.items())
+        return changed
+    if isinstance(batch, (list, tuple)):
+        values = (each_tensor(value, change) for value in batch)
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

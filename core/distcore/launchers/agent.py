@@ -1,0 +1,146 @@
+"""torchelastic's agent with torchrun's flags, set up so that it works: ``python -m distcore.launchers.agent FLAGS …``.
+
+What torchrun leaves to the user: a store of its own for every attempt, the address by which this machine reaches the
+others, and who hosts the meeting point. It ends with the exit status of the rank that failed first, without
+tracebacks of its own. With ``--lifeline`` the end of its stdin counts as SIGTERM: so agents end with the ssh that
+started them. Ranks die with their agent, even if that is killed, and an agent ends once it cannot reach the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, get_args_parser
+
+from distcore.errors import RankError
+from distcore.launchers.planning import LIFELINE
+from distcore.launchers.processes.contexts import without_torchelastic_logs
+from distcore.launchers.processes.parent import AGENT_VARIABLE
+from distcore.rank_environment.network import address_towards, is_here
+
+LOOK = 5.0
+"""Seconds between two looks at the machine where nodes meet, and that one may take."""
+GONE = "no agent hosts it, or the machine of that agent or the link to it is gone"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the agent to its end; return the exit status."""
+    words = list(argv)
+    if LIFELINE in words[:1]:
+        del words[0]
+        threading.Thread(target=_end_with_stdin, name="distcore-lifeline", daemon=True).start()
+    os.environ[AGENT_VARIABLE] = str(os.getpid())
+    with without_torchelastic_logs():
+        arguments = _parse(words)
+        _watch(arguments)
+        config, command, command_arguments = config_from_args(arguments)
+        try:
+            elastic_launch(config, command)(*command_arguments)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return _status(rank, failure.exitcode)
+        except SignalException as error:
+            return 128 + int(error.sigval)
+        except (RendezvousError, TimeoutError) as error:
+            place = arguments.rdzv_endpoint or arguments.master_addr
+            print(f"error: the nodes did not meet at {place}: {_cause(error)}", file=sys.stderr)
+            return RankError.exit_code
+    return 0
+
+
+def _parse(words: list[str]) -> Namespace:
+    """Return torchrun's arguments, with what this machine knows filled in."""
+    parser = get_args_parser()
+    parser.allow_abbrev = False  # what follows the module has flags of its own
+    known = parser._option_string_actions
+    if "--shutdown-timeout" in words and "--shutdown-timeout" not in known:  # an older torch has 30 seconds, fixed
+        at = words.index("--shutdown-timeout")
+        del words[at : at + 2]
+    arguments: Namespace = parser.parse_args(words)
+    if "OMP_NUM_THREADS" not in os.environ:
+        from distcore.launchers.processes.cores import threads_per_rank
+
+        os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(arguments.nproc_per_node)))
+    if arguments.rdzv_backend == "c10d":
+        # Else torch keeps one store: a later attempt reads the addresses of the one before, and a node that joins later
+        # looks for a store that nobody announces to it.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        host, _, port = arguments.rdzv_endpoint.rpartition(":")
+        hosts_it = is_here(host) and _is_free(int(port))
+        arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"is_host={int(hosts_it)}"]))
+        arguments.local_addr = arguments.local_addr or address_towards(host)
+    return arguments
+
+
+def _watch(arguments: Namespace) -> None:
+    """Have this process end when it loses the meeting point, if that is on another machine.
+
+    torch would wait for an answer over a dead link until the system gives the connection up, a quarter of an hour.
+    """
+    host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    if arguments.rdzv_backend == "c10d" and not is_here(host):
+        patience = float(getattr(arguments, "shutdown_timeout", 30)) + LOOK  # ranks give up first, and say so
+        watch = threading.Thread(target=_end_without, args=(host.strip("[]"), int(port), patience), daemon=True)
+        watch.start()
+
+
+def _end_without(host: str, port: int, patience: float) -> None:
+    """End this process, and with it its ranks, once ``host:port`` was out of reach for ``patience`` seconds."""
+    reached = None
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=LOOK).close()
+            reached = time.monotonic()
+        except OSError:
+            if reached is not None and time.monotonic() - reached > patience:
+                line = f"error: {socket.gethostname()} has lost {host}:{port}, where the nodes meet: {GONE}"
+                print(line, file=sys.stderr, flush=True)
+                os._exit(RankError.exit_code)
+        time.sleep(LOOK)
+
+
+def _is_free(port: int) -> bool:
+    """Return True unless another agent of this machine already hosts the meeting point."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _status(rank: int, code: int) -> int:
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    print(f"error: rank {rank} on {socket.gethostname()} was killed by {name}", file=sys.stderr)
+    return RankError.exit_code
+
+
+def _cause(error: Exception) -> str:
+    """Return in one line why nodes did not meet; torch speaks of a store and of an inner exception."""
+    if isinstance(error, RendezvousConnectionError):
+        return GONE
+    return " ".join(str(error).split())
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

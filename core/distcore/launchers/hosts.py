@@ -1,0 +1,114 @@
+"""The hostfile, and the choice of machines and GPUs in it by ``--include`` and ``--exclude``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from distcore.errors import ConfigError, nearest
+from distcore.launchers.contract import Host
+
+
+def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
+    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is what a line without slots has.
+
+    Empty lines and what follows a ``#`` do not count. Raises ConfigError, one line, that names file and line.
+    """
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is no text"
+        raise ConfigError(f"--hostfile {file}: {reason}") from None
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host = _host_of(words, f"--hostfile {file}, line {number}", nproc)
+        if host.name in hosts:
+            raise ConfigError(f"--hostfile {file}, line {number}: {host.name} stands there twice")
+        hosts[host.name] = host
+    if not hosts:
+        raise ConfigError(f"--hostfile {file}: names no machine; expected lines such as: host0 slots=4")
+    return tuple(hosts.values())
+
+
+def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
+    name, *rest = words
+    if not rest and nproc is not None:
+        return Host(name=name, slots=nproc)
+    slots = re.fullmatch(r"slots=([1-9]\d*)", " ".join(rest))
+    if slots is None:
+        found = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
+        raise ConfigError(f"{where}: {name} has {found}; expected: {name} slots=N, the number of ranks")
+    return Host(name=name, slots=int(slots[1]))
+
+
+def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
+    """Return the machines that are left, each with the slots that are left, in the order of ``include``.
+
+    Both are such as ``host0:0,2@host1``: slots 0 and 2 of one machine, all of another. Raises ConfigError for a machine
+    or a slot that is not there, and where nothing is left.
+    """
+    if include and exclude:
+        raise ConfigError("--include and --exclude: give one of them")
+    known = {host.name: host for host in hosts}
+    named = _parse(include or exclude, known, "--include" if include else "--exclude")
+    if include:
+        left = [_with(known[name], slots) for name, slots in named.items()]
+    else:
+        left = [_with(host, _but(host, named[host.name])) if host.name in named else host for host in hosts]
+    if not (some := tuple(host for host in left if host.slots)):
+        raise ConfigError(f"--exclude {exclude}: leaves no machine")
+    return some
+
+
+def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] | None) -> tuple[Host, ...]:
+    """Return the first ``nodes`` of ``hosts`` with ``nproc`` ranks each; raises ConfigError if there are too few."""
+    if nodes is not None:
+        if nodes[1] > len(hosts):
+            names = ", ".join(host.name for host in hosts)
+            raise ConfigError(f"--nodes {nodes[1]}: there are {len(hosts)} machines: {names}")
+        hosts = hosts[: nodes[1]]
+    if nproc is None:
+        return hosts
+    for host in hosts:
+        if host.slots < nproc:
+            raise ConfigError(f"--nproc {nproc}: {host.name} has {host.slots} slot(s)")
+    return tuple(replace(host, slots=nproc, chosen=host.chosen and host.chosen[:nproc]) for host in hosts)
+
+
+def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
+    """Return by machine the slots that ``text`` names, ``None`` for all of them."""
+    named: dict[str, tuple[int, ...] | None] = {}
+    for part in text.split("@") if text else ():
+        name, colon, listed = part.strip().partition(":")
+        if name not in known:
+            machines = ", ".join(known)
+            raise ConfigError(f"{flag} {text}: no machine {name!r}{nearest(name, known)} (machines: {machines})")
+        if name in named:
+            raise ConfigError(f"{flag} {text}: {name} stands there twice")
+        named[name] = _slots(listed, known[name], f"{flag} {text}") if colon else None
+    return named
+
+
+def _slots(listed: str, host: Host, where: str) -> tuple[int, ...]:
+    numbers = [word.strip() for word in listed.split(",")]
+    if not all(number.isdigit() for number in numbers):
+        raise ConfigError(f"{where}: {listed!r}: expected numbers of slots, as in {host.name}:0,2")
+    slots = tuple(map(int, numbers))
+    if wrong := next((slot for slot in slots if slot >= host.slots), None):
+        raise ConfigError(f"{where}: {host.name} has {host.slots} slot(s), 0 to {host.slots - 1}, and no slot {wrong}")
+    if len(set(slots)) < len(slots):
+        raise ConfigError(f"{where}: a slot of {host.name} stands there twice")
+    return slots
+
+
+def _but(host: Host, slots: Iterable[int] | None) -> tuple[int, ...]:
+    return () if slots is None else tuple(slot for slot in range(host.slots) if slot not in set(slots))
+
+
+def _with(host: Host, slots: tuple[int, ...] | None) -> Host:
+    return host if slots is None else replace(host, slots=len(slots), chosen=slots)

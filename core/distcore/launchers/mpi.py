@@ -1,0 +1,77 @@
+"""``--launcher mpi[:openmpi|mpich]``: mpirun starts the ranks, which then talk over gloo or nccl."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+
+from distcore.errors import ConfigError, nearest
+from distcore.launchers.contract import Command, Host, Plan, Spec
+from distcore.launchers.hosts import limited
+from distcore.launchers.planning import (
+    fixed_nodes,
+    need_nproc,
+    port_of,
+    refuse,
+    refuse_slots,
+    train_command,
+    variables_elsewhere,
+)
+from distcore.launchers.running import check_programs, run_command
+from distcore.plugin.strategy.contract import LOOPBACK
+
+KINDS = ("openmpi", "mpich")
+OPEN_MPI, HYDRA = "mpirun", "mpiexec.hydra"
+"""Programs. MPICH and Intel MPI have theirs under this name, too, and no other MPI can stand behind it."""
+
+
+class MpiLauncher:
+    """Starts ranks by mpirun; they meet at an address and a port of the job's own."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the command line of Open MPI or of MPICH, Hydra's; raises ConfigError for machines without names."""
+        kind = spec.value or KINDS[0]
+        if kind not in KINDS:
+            known = " or ".join(KINDS)
+            raise ConfigError(f"--launcher mpi:{kind}: expected {known}{nearest(kind, KINDS)}")
+        refuse("mpi", {"--max-restarts": spec.max_restarts}, "start it again with --resume auto")
+        refuse_slots("mpi", spec)
+        if (fixed_nodes("mpi", spec) or 1) > 1 and spec.hosts is None:
+            raise ConfigError(f"--launcher mpi --nodes {spec.nodes[1]}: name the machines: --hostfile FILE")  # type: ignore[index]
+        hosts = None if spec.hosts is None else limited(spec.hosts, spec.nproc, spec.nodes)
+        address = hosts[0].name if hosts else LOOPBACK
+        given = {**variables_elsewhere(spec), "MASTER_ADDR": address, "MASTER_PORT": str(port_of(spec))}
+        ranks = sum(host.slots for host in hosts) if hosts else need_nproc("mpi", spec)
+        line = _open_mpi if kind == "openmpi" else _hydra
+        words = (*line(hosts or (), ranks, given), *train_command(spec))
+        return Plan(commands=(Command(words=words),), patience=spec.timeout)
+
+    def run(self, plan: Plan) -> int:
+        """Become mpirun; raises ConfigError where that is another MPI's."""
+        check_programs(plan)
+        if plan.commands[0].words[0] == OPEN_MPI and "Open MPI" not in _version():
+            raise ConfigError(
+                f"--launcher mpi: {OPEN_MPI} on PATH is not Open MPI's; for MPICH or Intel MPI: --launcher mpi:mpich"
+            )
+        return run_command(plan)
+
+
+def _version() -> str:
+    return subprocess.run([OPEN_MPI, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _open_mpi(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+    # Open MPI would bind each rank to one core, and torch computes with several threads.
+    yield from (OPEN_MPI, "-np", str(ranks), "--bind-to", "none")
+    if hosts:
+        yield from ("--host", ",".join(f"{host.name}:{host.slots}" for host in hosts))
+    for name, value in given.items():
+        yield from ("-x", f"{name}={value}")
+
+
+def _hydra(hosts: tuple[Host, ...], ranks: int, given: Mapping[str, str]) -> Iterator[str]:
+    yield from (HYDRA, "-n", str(ranks), "-bind-to", "none")
+    if hosts:
+        yield from ("-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts))
+    for name, value in given.items():
+        yield from ("-genv", name, value)

@@ -1,0 +1,118 @@
+"""What the plans of several launchers have in common: the command of a rank, its variables, ports, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from zlib import crc32
+
+from distcore.errors import ConfigError
+from distcore.launchers.contract import Host, Spec
+from distcore.launchers.processes.binding import BIND_VARIABLE
+from distcore.launchers.processes.log_files import LOG_DIR_VARIABLE
+
+CPP_LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+AGENT = "distcore.launchers.agent"
+"""The module that runs torchelastic's agent."""
+LIFELINE = "--lifeline"
+"""The agent's flag, its first: end when stdin ends."""
+
+
+def train_arguments(spec: Spec) -> tuple[str, ...]:
+    """Return the arguments of ``distcore`` for a rank that the launcher's engine starts."""
+    # Not --nproc: torchrun would take it for an abbreviation of two flags of its own.
+    restarts = ("--set", "max_restarts=0") if spec.max_restarts else ()  # they are the engine's business
+    return ("train", *spec.train, "--set", "nproc=auto", *restarts)
+
+
+def train_command(spec: Spec) -> tuple[str, ...]:
+    """Return the command of a rank that the launcher's engine starts."""
+    return (spec.here.python, "-m", "distcore", *train_arguments(spec))
+
+
+def variables(spec: Spec) -> dict[str, str]:
+    """Return the variables that every rank gets, besides those of the caller."""
+    logs = {LOG_DIR_VARIABLE: spec.log_dir} if spec.log_dir else {}
+    cores = {BIND_VARIABLE: "1"} if spec.bind_cores else {}
+    return {**spec.environment, **logs, **cores}
+
+
+def variables_elsewhere(spec: Spec) -> dict[str, str]:
+    """Return the variables that every rank on another machine gets, some of the caller's among them."""
+    return {**spec.here.environment, **variables(spec)}
+
+
+def quiet_agent(spec: Spec) -> dict[str, str]:
+    """Return the variable that keeps warnings of torch's C++, with stack traces, off the screen of an agent.
+
+    Where the caller has set it, that stays.
+    """
+    return {CPP_LOG_VARIABLE: spec.here.environment.get(CPP_LOG_VARIABLE, "ERROR")}
+
+
+def gpus_of(host: Host | None) -> dict[str, str]:
+    """Return the variable that leaves the ranks of ``host`` their chosen GPUs, in that order."""
+    if host is None or host.chosen is None:
+        return {}
+    return {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
+
+
+def port_of(spec: Spec) -> int:
+    """Return a TCP port of the job's own, below the ports that systems give out by themselves."""
+    return 10_000 + crc32(spec.here.job.encode()) % 20_000
+
+
+def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
+    """Raise ConfigError for the first flag in ``given`` that has a value; ``instead`` says what to do."""
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
+
+
+def refuse_slots(name: str, spec: Spec) -> None:
+    """Raise ConfigError where GPUs were chosen, for an engine that cannot be told so."""
+    if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
+        raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
+
+
+def fixed_nodes(name: str, spec: Spec) -> int | None:
+    """Return the number of machines, ``None`` if it was not given; raises ConfigError for a range."""
+    if spec.nodes and spec.nodes[0] != spec.nodes[1]:
+        least, most = spec.nodes
+        raise ConfigError(
+            f"--nodes {least}:{most}: --launcher {name} starts a fixed number; --launcher torchrun can go from "
+            f"{least} to {most}"
+        )
+    return spec.nodes[1] if spec.nodes else None
+
+
+def need_nproc(name: str, spec: Spec) -> int:
+    """Return the ranks per machine; raises ConfigError where they were not given, as they are not counted from here."""
+    if spec.nproc is None:
+        raise ConfigError(f"--launcher {name}: say how many ranks each machine gets: --nproc N")
+    return spec.nproc
+
+
+def need_out(name: str, spec: Spec, why: str) -> None:
+    """Raise ConfigError without ``--out``: each attempt would begin in a folder of its own."""
+    if not spec.out:
+        raise ConfigError(f"--launcher {name}: {why}: add --out DIR")
+
+
+def check_restarts(spec: Spec, nproc: int) -> None:
+    """Raise ConfigError for restarts that could not go on: without a run folder, or with an odd number of ranks.
+
+    ``nproc`` is the number of ranks per machine.
+    """
+    least, most = spec.nodes or (1, 1)
+    if least == most and not spec.max_restarts:
+        return
+    what = f"--nodes {least}:{most}" if least != most else f"--max-restarts {spec.max_restarts}"
+    if not spec.out or spec.resume != "auto":
+        raise ConfigError(f"{what} starts ranks again, which go on in their run folder: add --out DIR --resume auto")
+    for nodes in range(least, most + 1):
+        if spec.global_batch_size % (nodes * nproc):
+            raise ConfigError(
+                f"{what}: global_batch_size = {spec.global_batch_size} cannot be shared by {nodes} * {nproc} ranks; "
+                f"choose a number that {' and '.join(str(n * nproc) for n in range(least, most + 1))} divide"
+            )

@@ -1,0 +1,151 @@
+"""Context managers for the time in which ranks run: traceback folder, signals, logs and environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distcore.distributed.devices import INTERFACES
+from distcore.errors import ConfigError
+from distcore.launchers.processes.cores import threads_per_rank
+from distcore.plugin.strategy.contract import LOOPBACK
+from distcore.rank_environment.environment import LAUNCHER_VARIABLE
+
+
+@contextmanager
+def errors_folder(given: Path | None) -> Iterator[Path]:
+    """Provide the folder for tracebacks, ``given`` or a temporary one, without files of an earlier job.
+
+    A temporary folder is removed if it stays empty. Raises ConfigError if the folder cannot be used.
+    """
+    folder = given.absolute() if given else Path(tempfile.mkdtemp(prefix="distcore-errors-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("rank-*.txt"):
+            old.unlink()
+    except OSError as error:
+        raise ConfigError(f"folder for tracebacks {folder}: {error.strerror}") from None
+    try:
+        yield folder
+    finally:
+        for file in folder.glob("rank-*.txt"):
+            if not file.stat().st_size:  # the rank had no error of its own, it was ended with the others
+                file.unlink()
+        if given is None:
+            with contextlib.suppress(OSError):  # not empty: it has a traceback to read
+                folder.rmdir()
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has handlers of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers; without one, Linux kills the ranks with this process
+        return
+
+    def unwind(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    signals = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
+    """Have SIGTERM and, with ``ctrl_c``, the first Ctrl-C call ``ask`` and do nothing else; restore both afterwards.
+
+    A second Ctrl-C raises KeyboardInterrupt, as a line tells the user if ``says_so``. A program that ignores Ctrl-C, or
+    has a handler of its own, keeps that. Outside the main thread, where no handler can be set, ``ask`` is never called.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def on_signal(number: int, frame: object) -> None:
+        ask()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if says_so and os.getpid() == process:  # processes that load data have inherited this handler
+                os.write(2, b"\nstopping; Ctrl-C again ends at once\n")  # print() must not be called here
+
+    signals = [signal.SIGTERM]
+    if ctrl_c and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signals.append(signal.SIGINT)
+    before = {number: signal.signal(number, on_signal) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def without_torchelastic_logs() -> Iterator[None]:
+    """Silence torchelastic's loggers: distcore reports a failure itself, in one line."""
+    logger, silent = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
+    before = logger.propagate
+    logger.addHandler(silent)
+    logger.propagate = False  # not by its level: some loggers below it have one of their own
+    try:
+        yield
+    finally:
+        logger.propagate = before
+        logger.removeHandler(silent)
+
+
+@contextmanager
+def environment(defaults: dict[str, str]) -> Iterator[None]:
+    """Set those of ``defaults`` that the user has not set, and remove them afterwards.
+
+    Libraries read them while they are loaded, so they must be set before a rank starts.
+    """
+    new = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            os.environ.pop(name, None)
+
+
+def shared_environment(nproc: int) -> dict[str, str]:
+    """Return environment variables for all ranks: an equal share of the cores, and the loopback interface."""
+    shared = {"OMP_NUM_THREADS": str(threads_per_rank(nproc)), "TOKENIZERS_PARALLELISM": "false"}
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
+    if loopback:  # on the rare machine without either name the backends choose an interface
+        shared |= dict.fromkeys(INTERFACES, loopback)
+    return shared
+
+
+def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """Return the environment variables of one rank, under torchrun's names; ``port`` is the store's."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"distcore-{os.getpid()}-{port}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher hosts the store: rank 0 must not open another
+        LAUNCHER_VARIABLE: "local",
+    }

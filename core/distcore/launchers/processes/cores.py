@@ -1,0 +1,66 @@
+"""The cores of this machine: how many threads a rank computes with, and what is said where ranks must share cores.
+
+The number of threads depends on the machine alone, never on how busy it is: sums are rounded by it, and the same run
+twice must end with the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import torch
+
+from distcore.config import RunConfig
+from distcore.launchers.processes.available_cores import available_cores
+
+BUSY = 0.25
+"""Load of a core by other programs from which timings say little."""
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Return the computing threads of each of ``ranks`` on this machine: OMP_NUM_THREADS, or a share of the cores.
+
+    A single rank takes what torch would, mostly one thread per physical core, but never more than it has cores.
+    """
+    if chosen := threads_chosen():
+        return chosen
+    return max(1, available_cores() // ranks) if ranks > 1 else min(torch.get_num_threads(), available_cores())
+
+
+def threads_chosen() -> int:
+    """Return the threads that the user has chosen by OMP_NUM_THREADS, 0 if none."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdigit() else 0
+
+
+def keep_to_cores() -> None:
+    """Take threads back that this process has no cores for, as in a container with a quota, of which torch is unaware.
+
+    Leaves threads alone that the user has chosen by OMP_NUM_THREADS.
+    """
+    threads = threads_per_rank(1)
+    if threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+def crowded(config: RunConfig) -> str | None:
+    """Return a warning, one line, if a resolved config starts more ranks than there are cores; ``None`` if not."""
+    ranks, cores = int(config.nproc), available_cores()
+    if config.device != "cpu" or ranks <= cores:
+        return None
+    fewer = max(size for size in range(1, cores + 1) if config.global_batch_size % size == 0)
+    return (
+        f"nproc = {ranks} on {cores} core(s): ranks take turns on them, and each step waits for the last one; "
+        f"--nproc {fewer} gives each a core of its own"
+    )
+
+
+def foreign_load() -> float | None:
+    """Return the load average of the last minute if the machine is busy, ``None`` if it is not.
+
+    Asked before the program has started anything, it is the load of other programs. It counts the whole machine's
+    cores, also in a container that has a part of them.
+    """
+    load = psutil.getloadavg()[0]
+    return load if load > BUSY * (os.cpu_count() or 1) else None

@@ -1,0 +1,265 @@
+"""Failures of ranks: the traceback goes to a file, one line to the screen, and the exit status says what kind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, TextIO, TypeVar
+
+from distcore.errors import DistcoreError, RankError, StoppedError
+from distcore.launchers.processes.log_files import log_to_file
+from distcore.launchers.processes.parent import die_with_agent
+
+T = TypeVar("T")
+
+LOST_PEER = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|failed to recv|recvvalue failed|"
+    r"connection was likely closed|remote process exited|peer (died|is gone)|timed out (waiting|after)|wait timeout",
+    re.IGNORECASE,
+)
+"""Error messages of backends in a rank that lost its connection to another rank, and so is not the cause."""
+WAIT_FOR_CULPRIT = 2.0
+"""Seconds that a rank which lost a peer waits for the rank that caused this to report first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """How one rank failed."""
+
+    rank: int
+    """Number of the rank."""
+    kind: Literal["signal", "error", "lost"]
+    """``signal``: killed by one. ``error``: an error of its own. ``lost``: it only lost the connection to a peer."""
+    cause: str
+    """One line of text."""
+    when: float
+    """Seconds since the epoch."""
+    exit_code: int = RankError.exit_code
+    """Exit status of the rank's process."""
+    raised: str | None = None
+    """Class name of the DistcoreError that the rank raised; ``None`` for anything else."""
+
+    def line(self, size: int, file: Path, where: str = "") -> str:
+        """Return one line for the screen; an error that the user can correct does not name the rank.
+
+        ``where``: the rank's machine and address, if the ranks are on several.
+        """
+        if self.raised:
+            return self.cause
+        what = "details" if self.kind == "signal" else "traceback"
+        on = f" on {where}" if where else ""
+        likely = "; likely another rank, its machine or the link to it is gone" if where and self.kind == "lost" else ""
+        return f"rank {self.rank} of {size}{on} failed: {self.cause}{likely}; {what} in {file}"
+
+    def error(self, size: int, file: Path) -> DistcoreError:
+        """Return the exception that the launcher raises: the rank's own DistcoreError, else a RankError."""
+        kind = _error_class(self.raised) if self.raised else RankError
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.line(size, file))  # a subclass may build its message from other arguments
+        return error
+
+
+def oom_kills() -> int:
+    """Return how many processes this machine's kernel has ended for want of memory, of any cgroup; 0 if unknown."""
+    with contextlib.suppress(OSError, StopIteration):  # not Linux, or an old one
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
+
+
+def culprit(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that most likely caused the others: signals before errors before lost peers, then by time."""
+    order = ("signal", "error", "lost")
+    return min(failures, key=lambda failure: (order.index(failure.kind), failure.when))
+
+
+def run_recorded(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
+    """Run ``fn`` and return its result or, with the traceback in ``errors/rank-N.txt``, its failure.
+
+    ``sys.exit(0)`` counts as returning ``None``.
+    """
+    with _crash_log(traceback_file(errors, rank)) as log:
+        try:
+            return fn()
+        except BaseException as error:
+            if isinstance(error, SystemExit) and not error.code:
+                return None
+            traceback.print_exc(file=log)
+            return _describe(error, rank)
+
+
+def run_as_rank(
+    fn: Callable[[], T],
+    errors: Path,
+    rank: int,
+    size: int,
+    where: str = "",
+    home: Callable[[], Path | None] = lambda: None,
+    explain: Callable[[Failure], str] = lambda _: "",
+) -> T:
+    """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
+
+    The traceback goes to ``errors/rank-N.txt`` and, once the rank has failed, to the folder that ``home`` returns;
+    ``where`` names machine and address in the message, if there are several; what ``explain`` returns ends it. One rank
+    prints a line to stderr: the first that fails by itself or, if a peer died without a message, one that lost the
+    connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else 3. If an agent of distcore's started
+    it, it dies with that agent.
+    """
+    die_with_agent()
+    errors.mkdir(parents=True, exist_ok=True)
+    screen = log_to_file(rank)
+    outcome = run_recorded(fn, rank, errors)
+    if isinstance(outcome, Failure):
+        file = traceback_file(errors, rank)
+        if not outcome.raised:
+            file = _brought(file, home)
+        if _is_first_to_report(outcome, errors):
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it as soon as another rank has ended
+            line = outcome.line(size, file, where) + explain(outcome)
+            text = {130: "interrupted", StoppedError.exit_code: line}.get(outcome.exit_code, f"error: {line}")
+            for stream in {id(stream): stream for stream in (screen, sys.stderr)}.values():
+                print(text, file=stream)
+        exit_now(outcome.exit_code)
+    return outcome  # type: ignore[return-value]  # None where fn left by sys.exit(0)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the program on an error as the command line does, without a traceback.
+
+    A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted`` and exits with 130.
+    """
+    try:
+        yield
+    except DistcoreError as error:
+        print(error if isinstance(error, StoppedError) else f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process at once.
+
+    An ordinary exit could hang after a failure: threads and destructors of a backend may wait for dead peers.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def traceback_file(errors: Path, rank: int) -> Path:
+    """Return the file in folder ``errors`` to which a rank writes its traceback."""
+    return errors / f"rank-{rank}.txt"
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    """Return ``text`` on one line, cut after ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _brought(file: Path, home: Callable[[], Path | None]) -> Path:
+    """Move a traceback to the folder that ``home`` returns; return where it lies, where it was if that fails."""
+    try:
+        folder = home()
+        if folder is None:
+            return file
+        folder.mkdir(exist_ok=True)
+        shutil.move(file, folder / file.name)
+    except (OSError, DistcoreError):
+        return file
+    return folder / file.name
+
+
+@contextmanager
+def _crash_log(file: Path) -> Iterator[TextIO]:
+    """Open ``file`` for a traceback, also for one of a fatal signal; remove the file if it stays empty."""
+    enabled = faulthandler.is_enabled()
+    with file.open("w", encoding="utf-8") as log:
+        faulthandler.enable(log)
+        try:
+            yield log
+        finally:
+            if enabled:
+                faulthandler.enable()
+            else:
+                faulthandler.disable()
+    if not file.stat().st_size:
+        file.unlink()
+
+
+def _describe(error: BaseException, rank: int) -> Failure:
+    now = time.time()
+    if isinstance(error, DistcoreError):
+        name = type(error).__name__
+        return Failure(rank=rank, kind="error", cause=str(error), when=now, exit_code=error.exit_code, raised=name)
+    if isinstance(error, SystemExit):
+        return Failure(rank=rank, kind="error", cause=one_line(f"exited with {error.code!r}"), when=now)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(rank=rank, kind="error", cause="interrupted", when=now, exit_code=130)
+    cause = one_line(f"{type(error).__name__}: {error}".rstrip(": "))
+    if _is_lost_peer(error):
+        return Failure(rank=rank, kind="lost", cause=f"lost its peers: {cause}", when=now)
+    return Failure(rank=rank, kind="error", cause=cause, when=now)
+
+
+def _is_lost_peer(error: BaseException | None) -> bool:
+    """Return True if ``error``, or one that it was raised from, is about the connection to another rank."""
+    while error is not None:
+        network = isinstance(error, RuntimeError | OSError)  # torch's DistError is a RuntimeError
+        if isinstance(error, ConnectionError) or (network and LOST_PEER.search(str(error))):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _error_class(name: str) -> type[DistcoreError]:
+    """Return the class of that name; DistcoreError if a plugin defines it and only ranks have imported that plugin."""
+    classes = [DistcoreError]
+    for found in classes:
+        if found.__name__ == name:
+            return found
+        classes += found.__subclasses__()
+    return DistcoreError
+
+
+def _is_first_to_report(failure: Failure, errors: Path) -> bool:
+    """Return True in the one rank that prints: the first to create a marker file. Ranks that lost a peer wait first."""
+    marker = errors / "first"
+    deadline = time.monotonic() + (WAIT_FOR_CULPRIT if failure.kind == "lost" else 0)
+    while time.monotonic() < deadline:
+        if _is_fresh(marker):
+            return False
+        time.sleep(0.05)
+    if marker.exists() and not _is_fresh(marker):
+        marker.unlink(missing_ok=True)  # left by an earlier job that used the same folder
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_fresh(marker: Path) -> bool:
+    """Return True if ``marker`` exists and is younger than this process, so that it is of this job."""
+    import psutil
+
+    try:
+        return marker.stat().st_mtime > psutil.Process().create_time()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,88 @@
+"""``--launcher slurm[:PARTITION]``: a job script for sbatch, or srun inside an allocation."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from distcore.errors import ConfigError
+from distcore.launchers.contract import Command, Plan, Spec
+from distcore.launchers.planning import (
+    fixed_nodes,
+    need_nproc,
+    need_out,
+    refuse,
+    refuse_slots,
+    train_command,
+    variables,
+    variables_elsewhere,
+)
+from distcore.launchers.running import run_command
+
+NOTICE = 120
+"""Seconds before its time limit at which a job gets SIGTERM, for a checkpoint."""
+
+PREEMPTED = (
+    "status=$?",
+    "# A job that ends within the time of grace of a preemption is not put back into the queue by SLURM itself.",
+    """if [ $status = 143 ] && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]'; then""",
+    """  exec scontrol requeue "$SLURM_JOB_ID\"""",
+    "fi",
+    "exit $status",
+)
+"""The end of a script, behind the step."""
+
+
+class SlurmLauncher:
+    """Submits a job that goes on where it was stopped, or starts a step in the allocation that is already there."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the script and its sbatch, or an srun; raises ConfigError without ``--out`` and ``--nproc``."""
+        refuse("slurm", {"--hostfile": spec.hosts}, "SLURM has its own machines; --include and --exclude name some")
+        refuse("slurm", {"--max-restarts": spec.max_restarts}, "SLURM puts the job back into its queue (--requeue)")
+        refuse_slots("slurm", spec)
+        nodes, nproc = fixed_nodes("slurm", spec) or 1, need_nproc("slurm", spec)
+        step = ("srun", "--kill-on-bad-exit=1")
+        if spec.here.inside:
+            refuse("slurm", {"partition": spec.value}, f"this is inside allocation {spec.here.inside}")
+            size = (f"--nodes={nodes}", f"--ntasks-per-node={nproc}", *_machines(spec))
+            command = Command(words=(*step, *size, *train_command(spec)), environment=variables(spec))
+            return Plan(commands=(command,), patience=spec.timeout)
+        need_out("slurm", spec, "a job that was requeued goes on in its run folder")
+        if spec.here.out_exists and not spec.resume:
+            raise ConfigError(f"out = {spec.out!r}: holds another run; choose another, or go on with --resume auto")
+        again = () if spec.resume else ("--resume", "auto")
+        script = f"{spec.log_dir or spec.here.folder}/{spec.here.job}.sh"
+        text = "\n".join(_script(spec, nodes, nproc, (*step, *train_command(spec), *again)))
+        return Plan(commands=(Command(words=("sbatch", script)),), files={script: f"{text}\n"}, patience=spec.timeout)
+
+    def run(self, plan: Plan) -> int:
+        """Become sbatch, which returns once the job is in the queue, or srun."""
+        return run_command(plan)
+
+
+def _script(spec: Spec, nodes: int, nproc: int, step: tuple[str, ...]) -> Iterator[str]:
+    yield "#!/bin/bash"
+    yield f"#SBATCH --job-name={spec.here.job}"
+    yield f"#SBATCH --nodes={nodes}"
+    yield f"#SBATCH --ntasks-per-node={nproc}"
+    if spec.device not in ("cpu", "auto"):
+        yield f"#SBATCH --gpus-per-node={nproc}"
+    if spec.value:
+        yield f"#SBATCH --partition={spec.value}"
+    yield from (f"#SBATCH {flag}" for flag in _machines(spec))
+    yield "#SBATCH --requeue"
+    yield "#SBATCH --open-mode=append"
+    yield f"#SBATCH --signal=TERM@{NOTICE}"
+    yield f"#SBATCH --chdir={shlex.quote(spec.here.folder)}"
+    if spec.log_dir:
+        yield f"#SBATCH --output={shlex.quote(spec.log_dir)}/%x-%j.log"
+    yield "trap : TERM  # the step gets it, too, and saves a checkpoint"
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in variables_elsewhere(spec).items())
+    yield shlex.join(step)
+    yield from PREEMPTED
+
+
+def _machines(spec: Spec) -> tuple[str, ...]:
+    chosen = (("--nodelist", spec.include), ("--exclude", spec.exclude))
+    return tuple(f"{flag}={names.replace('@', ',')}" for flag, names in chosen if names)

@@ -1,0 +1,127 @@
+"""``--launcher ssh``: an agent on each machine of the hostfile, in the same folder and with the same interpreter.
+
+Each agent watches its stdin, a lifeline: it ends, and its ranks save a checkpoint first, as soon as the ssh that
+started it is gone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+
+from distcore.errors import ConfigError, RankError, StoppedError
+from distcore.launchers.contract import Command, Host, Plan, Spec
+from distcore.launchers.hosts import limited
+from distcore.launchers.planning import (
+    AGENT,
+    LIFELINE,
+    fixed_nodes,
+    gpus_of,
+    port_of,
+    quiet_agent,
+    refuse,
+    train_arguments,
+    variables_elsewhere,
+)
+from distcore.launchers.running import check_programs, write_files
+
+OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+"""No question for a password, and an end within 45 seconds where the machine or the link is gone."""
+UNREACHABLE = 255
+"""ssh's own exit status; any other is that of the program."""
+POLL = 0.1
+"""Seconds between two looks at the agents."""
+
+
+class SshLauncher:
+    """Starts an agent per machine over ssh; SIGTERM and Ctrl-C stop all of them, after a checkpoint."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return a command of ssh for each machine; raises ConfigError without a hostfile, and for restarts."""
+        refuse("ssh", {"value": spec.value}, "leave out what follows the colon")
+        restarts = f"--max-restarts {spec.max_restarts}" if spec.max_restarts else ""
+        refuse("ssh", {restarts: restarts}, "start it again with --resume auto, or use --launcher torchrun")
+        fixed_nodes("ssh", spec)
+        if spec.hosts is None:
+            raise ConfigError("--launcher ssh: on which machines? --hostfile FILE, with lines such as: host0 slots=4")
+        hosts = limited(spec.hosts, spec.nproc, spec.nodes)
+        commands = (_command(spec, hosts, node) for node in range(len(hosts)))
+        return Plan(commands=tuple(commands), patience=spec.timeout)
+
+    def run(self, plan: Plan) -> int:
+        """Start all agents and wait for them; once one fails, the others end, too."""
+        from distcore.launchers.processes.contexts import stop_signals
+
+        check_programs(plan)
+        write_files(plan.files)
+        stop = threading.Event()
+        with ExitStack() as stack:
+            stack.enter_context(stop_signals(stop.set))
+            # In sessions of their own: a terminal would send Ctrl-C to every ssh, which would then end at once.
+            agents = [
+                subprocess.Popen(command.words, stdin=subprocess.PIPE, start_new_session=True)
+                for command in plan.commands
+            ]
+            stack.callback(_end, agents)
+            return _wait(plan, agents, stop)
+
+
+def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
+    """Return the command that starts the agent of machine number ``node``."""
+    host = hosts[node]
+    agent = (
+        *(LIFELINE, "--nnodes", str(len(hosts)), "--node-rank", str(node), "--nproc-per-node", str(host.slots)),
+        *("--master-addr", hosts[0].name, "--master-port", str(port_of(spec))),
+        *("--shutdown-timeout", str(int(spec.timeout))),
+    )
+    words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
+    there = Command(words=words, environment={**quiet_agent(spec), **variables_elsewhere(spec), **gpus_of(host)})
+    settings = "env " if there.environment else ""
+    line = f"cd {shlex.quote(spec.here.folder)} && exec {settings}{there}"
+    return Command(words=("ssh", *OPTIONS, host.name, line), host=host.name)
+
+
+def _wait(plan: Plan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:
+    """Return 0 once all agents have ended well, else the status of the first one that did not."""
+    first: tuple[str, int] | None = None
+    deadline = float("inf")
+    while [agent for agent in agents if agent.poll() is None] and time.monotonic() < deadline:
+        failed = [(str(command.host), agent.returncode) for command, agent in zip(plan.commands, agents, strict=True)
+                  if agent.returncode]  # fmt: skip
+        first = first or next(iter(failed), None)
+        if (first or stop.is_set()) and deadline == float("inf"):
+            deadline = time.monotonic() + plan.patience
+            _let_go(agents)
+        time.sleep(POLL)
+    failed = [(str(command.host), agent.returncode or RankError.exit_code)
+              for command, agent in zip(plan.commands, agents, strict=True) if agent.returncode != 0]  # fmt: skip
+    first = first or next(iter(failed), None)
+    if stop.is_set() and first:
+        return StoppedError.exit_code
+    if first is None:
+        return 0
+    host, status = first
+    if status == UNREACHABLE:
+        print(f"error: {host}: ssh cannot reach it, or lost the connection; try: ssh {host} true", file=sys.stderr)
+        return RankError.exit_code
+    return status
+
+
+def _let_go(agents: list[subprocess.Popen[bytes]]) -> None:
+    """Close the lifelines: each agent that still runs sends SIGTERM to its ranks."""
+    for agent in agents:
+        if agent.stdin is not None:
+            agent.stdin.close()
+
+
+def _end(agents: list[subprocess.Popen[bytes]]) -> None:
+    """End what is left of ssh, at once."""
+    _let_go(agents)
+    for agent in agents:
+        if agent.poll() is None:
+            agent.terminate()
+        agent.wait()

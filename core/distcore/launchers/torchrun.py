@@ -1,0 +1,57 @@
+"""``--launcher torchrun[:HOST:PORT]``: torchelastic's agent on this machine; the same command on every other one."""
+
+from __future__ import annotations
+
+import re
+
+from distcore.errors import ConfigError
+from distcore.launchers.contract import Command, Plan, Spec
+from distcore.launchers.local import only_host
+from distcore.launchers.planning import (
+    AGENT,
+    check_restarts,
+    gpus_of,
+    need_nproc,
+    quiet_agent,
+    train_arguments,
+    variables,
+)
+from distcore.launchers.running import run_command
+
+LAST_CALL = 10
+"""Seconds that nodes wait for more of them once the least number is there."""
+
+
+class TorchrunLauncher:
+    """Starts torchelastic's agent; agents on several machines meet at HOST:PORT, which one of them hosts."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Return the agent's command; raises ConfigError for what cannot restart or cannot meet."""
+        host = only_host("torchrun", spec)
+        least, most = spec.nodes or (1, 1)
+        nproc = host.slots if host and host.chosen is not None else need_nproc("torchrun", spec)
+        _check_endpoint(spec.value, most)
+        check_restarts(spec, nproc)
+        agent = (
+            *("--nnodes", str(most) if least == most else f"{least}:{most}", "--nproc-per-node", str(nproc)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", spec.value or "127.0.0.1:0"),
+            *("--rdzv-id", "distcore", "--rdzv-conf", f"last_call_timeout={LAST_CALL}"),
+            *("--max-restarts", str(spec.max_restarts), "--shutdown-timeout", str(int(spec.timeout))),
+        )
+        words = (spec.here.python, "-m", AGENT, *agent, "--module", "distcore", *train_arguments(spec))
+        environment = {**quiet_agent(spec), **variables(spec), **gpus_of(host)}
+        return Plan(commands=(Command(words=words, environment=environment),), patience=spec.timeout)
+
+    def run(self, plan: Plan) -> int:
+        """Become the agent."""
+        return run_command(plan)
+
+
+def _check_endpoint(endpoint: str, most: int) -> None:
+    if not endpoint and most > 1:
+        raise ConfigError(
+            "--launcher torchrun: say where the nodes meet, an address of one of them and a free port: "
+            "--launcher torchrun:HOST:PORT"
+        )
+    if endpoint and not re.fullmatch(r"[^:]+:[1-9]\d{0,4}|\[.+\]:[1-9]\d{0,4}", endpoint):
+        raise ConfigError(f"--launcher torchrun:{endpoint}: expected torchrun:HOST:PORT")

@@ -1,0 +1,112 @@
+"""An exponential moving average (EMA) of the weights that are trained, kept where the weights are.
+
+A rank averages what its strategy returns of the weights for a checkpoint: all of them where they are replicated, its
+own shards where they are sharded. To be evaluated the average takes the place of the weights by the strategy's
+``load_checkpoint``, so no strategy has a hook for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from distcore.distributed.local_state import Held, parts_of, values_of
+from distcore.plugin.strategy.contract import Progress, Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.state import Box, Piece, SavedState, State
+
+WEIGHTS, AVERAGE = "model/", "ema/"
+"""What the names of weights, and those of their averages, begin with."""
+
+
+def average_name(name: str) -> str:
+    """Return the name of the average of the weight ``model/NAME``."""
+    return AVERAGE + name.removeprefix(WEIGHTS)
+
+
+@torch.no_grad()
+def begin(run: Run, hooks: Hooks) -> State:
+    """Return the average before the first step: an fp32 copy of what this rank holds of the trained weights."""
+    return {average_name(name): _copied(held) for name, held in _trained(run, hooks).items()}
+
+
+@torch.no_grad()
+def update(run: Run, hooks: Hooks, step: int) -> None:
+    """Take the weights after optimizer step ``step``, counted from 1, into ``run.ema``; without communication."""
+    average, now = run.ema or {}, _trained(run, hooks)
+    kept = [tensor for held in average.values() for tensor in values_of(held)]
+    new = [tensor.float() for name in average for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])]
+    if kept:  # a rank may hold no part of any weight
+        get_ema_multi_avg_fn(decay_at(run, step))(kept, new, None)  # type: ignore[no-untyped-call]
+
+
+def decay_at(run: Run, step: int) -> float:
+    """Return the part of the average that stays at ``step``; less in the first ones, with ``ema.warmup``."""
+    ema = run.config.ema
+    assert ema.decay is not None
+    return min(ema.decay, (1 + step) / (10 + step)) if ema.warmup else ema.decay
+
+
+@torch.no_grad()
+def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
+    """Fill ``run.ema`` from a checkpoint, each rank its own part; from the weights where the checkpoint has none."""
+    if run.ema is None:
+        return
+    weights: SavedState = saved if any(name.startswith(AVERAGE) for name in saved) else _Renamed(run, hooks)
+    for name, held in run.ema.items():
+        for part in parts_of(held):
+            if isinstance(part, Tensor):
+                part.copy_(weights[name])
+            elif isinstance(part, Piece):
+                part.values.copy_(weights.piece(name, part.start, len(part.values)))
+            else:
+                part.values.copy_(weights.box(name, part.offset, tuple(part.values.shape)))
+
+
+@contextmanager
+def averaged(run: Run, hooks: Hooks) -> Iterator[None]:
+    """Have the average take the place of the weights, if there is one; every rank calls, and meanwhile none trains.
+
+    It takes the memory of one more fp32 copy of what this rank holds of the trained weights. After an exception the
+    weights are not put back: other ranks may not come, and the run is over.
+    """
+    if run.ema is None:
+        yield
+        return
+    only_weights = replace(run, optimizer=None)
+    held = hooks.save_checkpoint(only_weights)
+    trained = {name for name in held if average_name(name) in run.ema}
+    with torch.no_grad():
+        own = held | {name: _copied(held[name]) for name in trained}
+    average = held | {name: run.ema[average_name(name)] for name in trained}
+    hooks.load_checkpoint(only_weights, Held(run, hooks, average), Progress())
+    yield
+    hooks.load_checkpoint(only_weights, Held(run, hooks, own), Progress())
+
+
+class _Renamed(Held):
+    """The weights of a run by the names of their averages."""
+
+    def __init__(self, run: Run, hooks: Hooks) -> None:
+        super().__init__(run, hooks, {average_name(name): held for name, held in _trained(run, hooks).items()})
+
+
+def _trained(run: Run, hooks: Hooks) -> State:
+    """What this rank holds of the weights that are trained, as they are now."""
+    names = {WEIGHTS + name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
+    held = hooks.save_checkpoint(replace(run, optimizer=None))
+    return {name: value for name, value in held.items() if name in names}
+
+
+def _copied(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
+    """Return an fp32 copy of the elements, in the same place of the whole."""
+    if isinstance(held, Tensor):
+        return held.detach().to(torch.float32, copy=True)
+    if isinstance(held, Piece | Box):
+        return replace(held, values=held.values.detach().to(torch.float32, copy=True))
+    return [replace(box, values=box.values.detach().to(torch.float32, copy=True)) for box in held]

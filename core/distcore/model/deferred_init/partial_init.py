@@ -1,0 +1,100 @@
+"""Draw random numbers for a part of a tensor only: those of a whole draw, bit for bit, at less time and memory.
+
+A tensor is drawn block by block. What is wanted is drawn in its place. What is not is drawn into one block that stays
+in the processor's cache, or passed over by as many raw numbers. Whether that gives the same numbers, and leaves the
+generator as a whole draw does, is tried on each kind of draw before it is relied upon; else tensors are drawn whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from distcore.model.deferred_init.recording import Operation, View
+
+BLOCK = 1 << 16
+"""Elements drawn at once: so few that they stay in a core's cache; a multiple of the 16 that torch draws together."""
+DRAWS = frozenset({"normal_", "uniform_"})
+"""Operations that torch does one element after another; others, such as ``random_``, are too rare to be worth it."""
+
+Fill = Callable[[Tensor], object]
+"""Draws the values of a tensor, in place."""
+
+
+def drawn_by(operation: Operation) -> View | None:
+    """Return the tensor that an operation draws one element after another, all of its storage; ``None`` if it does not.
+
+    Only of such a one ``draw`` is to be asked.
+    """
+    if not operation.is_random or operation.reads or operation.function.overloadpacket.__name__ not in DRAWS:
+        return None
+    view: View = operation.arguments[0]
+    return view if view.stride == torch.empty(view.size, device="meta").stride() else None
+
+
+def draw(operation: Operation, start: int, count: int) -> Tensor:
+    """Return ``count`` of the elements that an operation draws, from ``start`` on, and pass over the others."""
+    view: View = operation.arguments[0]
+    size, function = torch.Size(view.size).numel(), operation.function
+    fill = partial(_fill, operation)
+    if size < 2 * BLOCK or not _is_the_same(function, view.dtype, passes_over=False):
+        whole = torch.empty(size, dtype=view.dtype)
+        fill(whole)
+        return whole[start : start + count]
+    return _draw(fill, size, view.dtype, start, count, _is_the_same(function, view.dtype, passes_over=True))
+
+
+def _draw(fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, passes_over: bool) -> Tensor:
+    drawn, stop = torch.empty(count, dtype=dtype), start + count
+    aside = torch.empty(2 * BLOCK, dtype=dtype)
+    raw = torch.empty(4 * BLOCK, dtype=torch.uint8)
+    skipped = 0
+    for first, last in _blocks(size):
+        begin, end = max(first, start), min(last, stop)
+        if passes_over and begin >= end and last < size:  # behind the last block torch may draw more than its elements
+            skipped += last - first
+            if skipped == len(raw):
+                raw.random_()
+                skipped = 0
+            continue
+        raw[:skipped].random_()  # takes one raw number for each byte, the fastest that torch has
+        skipped = 0
+        if (begin, end) == (first, last):
+            fill(drawn[first - start : last - start])
+        else:
+            block = aside[: last - first]
+            fill(block)
+            if begin < end:
+                drawn[begin - start : end - start] = block[begin - first : end - first]
+    return drawn
+
+
+def _blocks(size: int) -> Iterator[tuple[int, int]]:
+    """Yield first element and end of each block; the last takes the rest too, so that none has less than 16."""
+    count = size // BLOCK
+    for number in range(count):
+        yield number * BLOCK, size if number == count - 1 else (number + 1) * BLOCK
+
+
+@cache
+def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
+    """Try whether a part of a tensor is drawn as it is when all of it is drawn, and with it the numbers behind."""
+    with torch.random.fork_rng(devices=[]):
+        for size in (4 * BLOCK, 4 * BLOCK + 7):  # torch draws more if it is no multiple of 16
+            torch.default_generator.manual_seed(size)
+            whole = torch.empty(size, dtype=dtype)
+            function(whole)
+            after = torch.get_rng_state()
+            for start, count in ((BLOCK // 2, BLOCK), (3 * BLOCK - 3, size - 3 * BLOCK + 3), (0, 0)):
+                torch.default_generator.manual_seed(size)
+                part = _draw(function, size, dtype, start, count, passes_over)
+                if not (torch.equal(part, whole[start : start + count]) and torch.equal(torch.get_rng_state(), after)):
+                    return False
+    return True
+
+
+def _fill(operation: Operation, tensor: Tensor) -> None:
+    operation.function(tensor, *operation.arguments[1:], **operation.named)

@@ -1,0 +1,181 @@
+"""Note how building a model gives its tensors values, without memory for them.
+
+The model is built on torch's fake tensors, which have shapes and no storage, and each operation that writes is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from distcore.errors import SkeletonError
+from distcore.launchers.processes.failures import one_line
+
+OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "log_normal_"})
+"""Operations after which no element of their first argument depends on what it was."""
+UNKNOWN = frozenset({"resize_", "resize_as_", "set_"})
+"""Operations that give a tensor another storage, or another size, than it was noted with."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor as a part of a storage: it stands for the tensor in what was noted."""
+
+    storage: int
+    """Number of the storage, in the order in which storages were seen."""
+    dtype: torch.dtype
+    """Of its elements."""
+    offset: int
+    """Elements of the storage before it."""
+    size: tuple[int, ...]
+    """Its shape."""
+    stride: tuple[int, ...]
+    """Elements of the storage from one index to the next, by dimension."""
+
+    def of(self, storage: torch.UntypedStorage) -> Tensor:
+        """Return the tensor in a storage with memory."""
+        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that wrote; a tensor in its arguments is a ``View``, a constant is itself."""
+
+    function: Any
+    """The operator of torch, one overload of it."""
+    arguments: tuple[Any, ...]
+    """What it was given by place."""
+    named: dict[str, Any]
+    """What it was given by name."""
+    made: tuple[View | None, ...]
+    """Its results; ``None`` for one in a storage that was there before."""
+    reads: frozenset[int]
+    """Storages whose values it needs; one that it changes in part is among them."""
+    writes: frozenset[int]
+    """Storages that it changes or makes."""
+    is_random: bool
+    """Whether it draws random numbers."""
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """What wrote tensors while this was entered, inside of torch's mode of fake tensors."""
+
+    def __init__(self) -> None:
+        """Begin without operations; takes the state of torch's random numbers as its own."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+        self.sizes: list[int] = []
+        """Bytes of each storage."""
+        self._numbers: dict[int, int] = {}
+        self._alive: list[torch.UntypedStorage] = []  # so that no address means two of them
+        self._draws = 0
+        self._mark_generator()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation on fake tensors, and note it if it writes."""
+        named: dict[str, Any] = kwargs or {}
+        result = func(*args, **named)
+        old = {self.view(tensor).storage for tensor in _fakes((args, named))}
+        made = tuple(None if (view := self.view(tensor)).storage in old else view for tensor in _fakes(result))
+        changed = [self.view(tensor) for tensor in _changed(func, args, named)]
+        new = {view.storage for view in made if view is not None}
+        if new or changed:
+            covered = {view.storage for view in changed if self._is_overwritten(func, view)}
+            others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
+            arguments, kept = tree_map(self._noted, (args, named))
+            self.operations.append(
+                Operation(
+                    function=func,
+                    arguments=arguments,
+                    named=kept,
+                    made=made,
+                    reads=frozenset(old - (covered - others)),
+                    writes=frozenset(new | {view.storage for view in changed}),
+                    is_random=self._is_random(func, named),
+                )
+            )
+        return result
+
+    def view(self, tensor: Tensor) -> View:
+        """Return which part of which storage a fake tensor is."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._numbers:
+            self._numbers[storage._cdata] = len(self.sizes)
+            self.sizes.append(storage.nbytes())
+            self._alive.append(storage)
+        number = self._numbers[storage._cdata]
+        return View(number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+
+    def check_generator(self) -> None:
+        """Raise SkeletonError if the model has changed the state of torch's random numbers other than by drawing."""
+        if not torch.equal(torch.default_generator.get_state(), self._state):
+            raise SkeletonError("build_model() sets the state of torch's random numbers itself")
+
+    def _noted(self, value: Any) -> Any:
+        return self.view(value) if isinstance(value, FakeTensor) else value
+
+    def _is_overwritten(self, function: Any, view: View) -> bool:
+        name = function.overloadpacket.__name__
+        if name in UNKNOWN:
+            raise SkeletonError(f"build_model() changes the storage of a tensor ({name})")
+        bytes_written = torch.Size(view.size).numel() * view.dtype.itemsize
+        return name in OVERWRITES and 0 not in view.stride and bytes_written == self.sizes[view.storage]
+
+    def _is_random(self, function: Any, named: dict[str, Any]) -> bool:
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return False
+        if named.get("generator") is not None:
+            raise SkeletonError("build_model() draws random numbers from a generator of its own")
+        with torch.utils._python_dispatch._disable_current_modes():
+            self.check_generator()
+            self._mark_generator()
+        return True
+
+    def _mark_generator(self) -> None:
+        """Give the generator a state that it never had: fake tensors draw nothing, and what restores one is seen."""
+        self._draws += 1
+        torch.default_generator.manual_seed(self._draws)
+        self._state = torch.default_generator.get_state()
+
+
+def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], dict[str, View]]:
+    """Return how ``build`` writes, and where the parameters and the buffers of its model are, by their first names.
+
+    Raises SkeletonError for a model that has values of other origin, or whose code needs values.
+    """
+    before = torch.default_generator.get_state()
+    try:
+        recording = Recording()
+        with FakeTensorMode(), recording:
+            module = build()
+        recording.check_generator()
+    except SkeletonError:
+        raise
+    except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+        raise SkeletonError(f"build_model() needs the values of tensors: {reason}") from error
+    finally:
+        torch.default_generator.set_state(before)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not isinstance(tensor, FakeTensor):
+            raise SkeletonError(f"build_model() takes the values of {name} from elsewhere")
+    parameters = {name: recording.view(tensor) for name, tensor in module.named_parameters()}
+    return recording, parameters, {name: recording.view(tensor) for name, tensor in module.named_buffers()}
+
+
+def _fakes(tree: Any) -> Iterator[FakeTensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, FakeTensor))
+
+
+def _changed(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[FakeTensor]:
+    """Yield the tensors that an operation changes in place, or is given for its result."""
+    for number, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _fakes(args[number] if number < len(args) else named.get(argument.name))

@@ -1,0 +1,82 @@
+"""The base of an adapter, named by its content: a checkpoint without the base's weights must find the right ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.errors import ModelError
+from distcore.plugin.strategy.contract import Base
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.task import Task
+
+FILES = ("*.safetensors", "pytorch_model*.bin")
+"""Weights of a model folder; the first kind that is there is what transformers reads."""
+NOT_THE_WEIGHTS = ("dropout", "pdrop", "drop_path", "_name_or_path", "version", "dtype", "id2label", "label2id")
+"""Parts of keys of a transformers config that say nothing of random weights."""
+
+
+def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
+    """Return the base of ``module``, an adapted model of which nothing else is frozen yet; ``None`` without LoRA.
+
+    Reads the weights' files whole. Raises ModelError if they cannot be read.
+    """
+    if config.lora.rank is None:
+        return None
+    parameters = frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)
+    folder = task_calls.weights_folder(task, config)
+    if folder is not None:
+        digest, what = digest_of_files(folder), f"the weights in {folder}"
+    elif getattr(task, "from_scratch", False):  # tasks that ship say so of random weights
+        digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
+    else:  # it may have read weights that nobody else knows of
+        digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
+    return Base(digest=digest, what=what, folder=folder, parameters=parameters)
+
+
+def digest_of_files(folder: Path) -> str:
+    """Return a SHA-256 over names and contents of the weights' files in ``folder``; raises ModelError."""
+    files = next((found for kind in FILES if (found := sorted(folder.glob(kind)))), [])
+    try:
+        with ThreadPoolExecutor() as threads:  # hashing leaves other threads their turn
+            digests = list(threads.map(_digest_of_file, files))
+    except OSError as error:
+        raise ModelError(f"model {folder}: {error.filename} cannot be read: {error.strerror}") from None
+    return _digest(f"{file.name} {digest}\n".encode() for file, digest in zip(files, digests, strict=True))
+
+
+def _digest_of_file(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _digest_of_recipe(module: Any, seed: int) -> str:
+    """Random weights follow from the model's class, its config and the seed."""
+    tree = {key: value for key, value in module.config.to_dict().items() if not any(w in key for w in NOT_THE_WEIGHTS)}
+    recipe = {"class": type(module).__name__, "config": tree, "seed": seed}
+    return _digest([json.dumps(recipe, sort_keys=True, default=str).encode()])
+
+
+def _digest_of_values(module: nn.Module, names: frozenset[str]) -> str:
+    parameters = {name: value for name, value in module.named_parameters() if name in names}
+
+    def parts() -> Iterator[bytes | memoryview]:
+        for name, value in sorted(parameters.items()):
+            yield f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
+            yield value.detach().cpu().contiguous().numpy().data
+
+    return _digest(parts())
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

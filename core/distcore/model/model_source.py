@@ -1,0 +1,105 @@
+"""How to build the model of a run: whole, or as a skeleton on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.errors import SkeletonError
+from distcore.launchers.processes.failures import one_line
+from distcore.model.lora import adapt
+from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
+from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.plugin.strategy.contract import ModelSource, Values
+from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.task import Datasets, Task
+
+
+def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Return how to build the task's model with the run's adapter: whole, or as a skeleton on the meta device."""
+    base = base_source(config, task, data)
+    if config.lora.rank is None:
+        return base
+
+    def put_in(module: nn.Module) -> dict[str, str]:
+        return adapt(config, module, base.folder)
+
+    def adapted(build: Callable[[], nn.Module]) -> nn.Module:
+        module = build()
+        put_in(module)
+        return module
+
+    return ModelSource(
+        build=partial(adapted, base.build), skeleton=partial(adapted, base.skeleton), base=base, adapt=put_in
+    )
+
+
+def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:
+    """Raise DistcoreError for what config or strategy want of layers and the model does not have.
+
+    The config does so by ``freeze``, ``lora``, groups of parameters, ``layer_decay`` and an optimizer for some layers
+    only. Only where the task builds a skeleton; of other models a rank says it.
+    """
+    if not (isinstance(strategy, ChecksModel) or _speaks_of_layers(config)):
+        return
+    with suppress(SkeletonError):
+        module = model_source(config, task, data).skeleton()
+        freeze(config, module)
+        check_optimizer(config, module)
+        if isinstance(strategy, ChecksModel):
+            strategy.check_model(config, module)
+
+
+def _speaks_of_layers(config: RunConfig) -> bool:
+    optimizer = config.optimizer
+    if (
+        config.freeze is not None
+        or config.lora.rank is not None
+        or optimizer.groups
+        or optimizer.layer_decay is not None
+    ):
+        return True
+    return is_installed(optimizer.name) and not optimizer_class(optimizer.name).elementwise
+
+
+def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
+    """Return how to build the task's model as the task does, without an adapter."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(config.seed)
+        return task.build_model(config, data)
+
+    def skeleton() -> nn.Module:
+        try:
+            with torch.device("meta"):
+                module = task.build_model(config, data)
+        except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+            reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+            raise SkeletonError(f"build_model() fails on the meta device: {reason}") from error
+        _check_nothing_is_lost(module)
+        return module
+
+    def replay() -> tuple[nn.Module, Values]:
+        from distcore.model.deferred_init.replay import replayed  # fake tensors are slow to import
+
+        return replayed(partial(task.build_model, config, data), skeleton(), config.seed)
+
+    folder = task_calls.weights_folder(task, config)
+    return ModelSource(build=build, skeleton=skeleton, folder=folder, replayed=None if folder else replay)
+
+
+def _check_nothing_is_lost(skeleton: nn.Module) -> None:
+    """Raise SkeletonError if the skeleton has values, or tensors that nobody would give values later."""
+    for name, parameter in skeleton.named_parameters():
+        if not parameter.is_meta:
+            raise SkeletonError(f"build_model() gives {name} values, on the meta device too")
+    for path, module in skeleton.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                where = f"{path}.{name}" if path else name
+                raise SkeletonError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")

@@ -1,0 +1,152 @@
+"""The optimizer and the learning-rate schedule of a config."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from distcore import registry
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, nearest
+from distcore.model.optimizers.adam import AdamW
+from distcore.model.optimizers.own import as_plugin
+from distcore.model.parameter_groups import parameter_groups
+from distcore.plugin.optimizer import BuildsOptimizer
+from distcore.plugin.options import build, options_of, values_of
+from distcore.plugin.strategy.contract import OptimizerFactory
+
+WARMUP_STABLE_DECAY = "warmup_stable_decay"
+"""The schedule that holds its peak until the last part of the run, ``schedule.decay_ratio``."""
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which transformers' polynomial schedule ends."""
+
+
+def optimizer_factory(config: RunConfig) -> OptimizerFactory:
+    """Return a function that builds the configured optimizer for a module; ``wrap_model`` gets it."""
+    return partial(_built, config)
+
+
+def _built(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = load_optimizer(config)
+    return optimizer.build(module, parameter_groups(config, module, getattr(optimizer, "weight_decay", None)))
+
+
+def check_optimizer(config: RunConfig, skeleton: nn.Module) -> None:
+    """Raise ConfigError if the groups, the layer decay or the optimizer itself do not fit the model.
+
+    An optimizer of one's own may compute with the parameters, which have no values here: a rank builds it.
+    """
+    optimizer = load_optimizer(config)
+    groups = parameter_groups(config, skeleton, getattr(optimizer, "weight_decay", None))
+    if type(optimizer).__module__.startswith("distcore."):
+        optimizer.build(skeleton, groups)
+
+
+def load_optimizer(config: RunConfig) -> BuildsOptimizer:
+    """Build what makes the optimizer that the config names, from its options; raises DistcoreError, one line.
+
+    One of the strategy's own, which is no entry point, has the options of adamw.
+    """
+    name, given = config.optimizer.name, config.optimizer.options
+    cls = optimizer_class(name) if is_installed(name) else AdamW
+    options = [option.name for option in options_of(cls)]
+    if unknown := next((key for key in given if key not in options), None):
+        keys = type(config.optimizer).model_fields
+        hint = "" if unknown in keys else nearest(unknown, [*options, *keys])
+        listed = ", ".join(options) or "no options"
+        raise ConfigError(f"unknown key 'optimizer.{unknown}'{hint}: {name} has {listed}")
+    return build("optimizer", name, cls, given)
+
+
+def with_options(config: RunConfig) -> RunConfig:
+    """Return ``config`` with all options of its optimizer filled in; raises DistcoreError for a wrong one."""
+    options = values_of(load_optimizer(config))
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=options)})
+
+
+def optimizer_class(name: str) -> type[BuildsOptimizer]:
+    """Import an optimizer, by the name of its entry point or as ``file.py:Class``; raises DistcoreError."""
+    return as_plugin(name, registry.load("optimizers", name))
+
+
+def is_installed(name: str) -> bool:
+    """Return True if there is an entry point of this name, or it is ``file.py:Class``."""
+    return ".py:" in name or name in registry.offers("optimizers")
+
+
+def check_freeze(config: RunConfig) -> None:
+    """Raise ConfigError if ``freeze`` is no regular expression."""
+    try:
+        re.compile(config.freeze or "")
+    except re.error as error:
+        raise ConfigError(f"freeze = {config.freeze!r}: not a regular expression: {error}") from None
+
+
+def freeze(config: RunConfig, module: nn.Module) -> None:
+    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all.
+
+    With LoRA they are those of the adapter: all others are frozen already.
+    """
+    if config.freeze is None:
+        return
+    adapter = "" if config.lora.rank is None else " that LoRA trains"
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
+    frozen = {name for name in names if re.search(config.freeze, name)}
+    if len(frozen) in (0, len(names)):
+        found = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
+        some = ", ".join(names[:: max(1, len(names) // 5)][:5])
+        raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
+    for name, parameter in module.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+
+
+def warmup_steps(config: RunConfig, total_steps: int) -> int:
+    """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
+    given = config.schedule.warmup_steps
+    return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
+
+
+def with_warmup(config: RunConfig, total_steps: int) -> RunConfig:
+    """Return ``config`` with the warm-up steps filled in, the only 'auto' that needs the size of the data."""
+    schedule = config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})
+    return config.model_copy(update={"schedule": schedule})
+
+
+def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:
+    """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate."""
+    if config.schedule.name == "constant":
+        return None
+    from transformers.optimization import get_scheduler  # slow to import
+
+    warmup, more = warmup_steps(config, total_steps), {}
+    if config.schedule.name == WARMUP_STABLE_DECAY:
+        more = {"num_decay_steps": min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)}
+    scheduler: LRScheduler = get_scheduler(
+        config.schedule.name, optimizer, warmup, total_steps, scheduler_specific_kwargs=more
+    )
+    return scheduler
+
+
+def known_schedules() -> list[str]:
+    """Return the names of the schedules of transformers that need no arguments of their own."""
+    from transformers.trainer_utils import SchedulerType
+
+    takes_more = ("plateau", "min_lr", "greedy")
+    return sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
+
+
+def check_schedule(config: RunConfig) -> None:
+    """Raise ConfigError unless there is a schedule of this name that takes what is set beside it."""
+    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, known_schedules()
+    if name not in known:
+        hint, names = nearest(name, known), ", ".join(known)
+        raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")
+    if name == "constant" and (config.schedule.warmup_ratio if warmup == "auto" else warmup):
+        raise ConfigError("schedule.name = 'constant': has no warm-up; use constant_with_warmup")
+    if name == "polynomial" and isinstance(config.lr, float) and config.lr <= POLYNOMIAL_END:
+        raise ConfigError(f"lr = {config.lr}: the schedule 'polynomial' ends at {POLYNOMIAL_END}; use a larger one")

@@ -1,0 +1,125 @@
+"""``muon``: torch's Muon for the matrices of hidden layers, AdamW for all other parameters, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from distcore.errors import ConfigError
+from distcore.model.optimizers.adam import AdamW
+from distcore.model.optimizers.numbered_blocks import hidden_matrices
+from distcore.plugin.optimizer import ParameterGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """torch's Muon, which orthogonalises the step, for the matrices of the model's repeated blocks; AdamW for the rest.
+
+    The rest is embeddings, heads, and what is no matrix.
+    """
+
+    elementwise: ClassVar = False
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Part of a weight, per unit of learning rate, that each step takes away; of all parameters."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Muon: part of the running mean of gradients that a step keeps."""
+    nesterov: bool = True
+    """Muon: look ahead along the momentum."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Muon: Newton-Schulz iterations of the orthogonalisation, in bf16."""
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Muon: how the rate depends on a matrix's shape; match_rms_adamw: so that one rate suits Muon and AdamW."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """AdamW: decay rates of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW: added to the denominator of the step, against division by zero."""
+
+    def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+        """Return the optimizer; raises ConfigError for a model without repeated blocks, or none of them trained."""
+        matrices = hidden_matrices(module)
+        ours, others = _divided(groups, matrices)
+        if not ours:
+            raise ConfigError(
+                "optimizer.name = 'muon': no matrix to train in repeated blocks, for which it is; use --optimizer adamw"
+            )
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("momentum", "nesterov", "ns_steps")}
+        muon = WholeMuon(ours, adjust_lr_fn=self.adjust_lr_fn, **settings)
+        adamw = AdamW(betas=self.betas, eps=self.eps).build(module, others) if others else None
+        return Both(muon, adamw)
+
+
+class WholeMuon(torch.optim.Muon):
+    """torch's Muon, also for matrices that are sharded: each is gathered whole for its orthogonalisation.
+
+    torch's own, given DTensors, multiplies their shards and rounds the partial sums to bf16.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take a step on the gradients that are there."""
+        if not any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]):
+            return super().step(closure)  # type: ignore[no-untyped-call]
+        loss = closure and torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _step_sharded(parameter, self.state[parameter], group)
+        return loss
+
+
+class Both(torch.optim.Optimizer):
+    """Muon and AdamW as one optimizer: one list of groups, and one state."""
+
+    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer | None) -> None:
+        """Take over the groups of two new optimizers; ``None``: there is nothing for AdamW."""
+        self._inner = [muon] if adamw is None else [muon, adamw]
+        self._cut = len(muon.param_groups)
+        super().__init__([group for inner in self._inner for group in inner.param_groups], {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take a step on the gradients that are there."""
+        loss = closure and torch.enable_grad()(closure)()
+        for inner, groups in zip(
+            self._inner, (self.param_groups[: self._cut], self.param_groups[self._cut :]), strict=False
+        ):
+            inner.param_groups, inner.state = groups, self.state  # each time: loading a state replaces both here
+            inner.step()
+        return loss
+
+
+def _divided(
+    groups: list[ParameterGroup], matrices: set[nn.Parameter]
+) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
+    """Divide each group in two: the matrices, and the others; a half with nothing in it is left out."""
+    halves: tuple[list[ParameterGroup], list[ParameterGroup]] = ([], [])
+    for group in groups:
+        for half, wanted in zip(halves, (True, False), strict=True):
+            if chosen := [p for p in group["params"] if (p in matrices) == wanted]:
+                half.append(group | {"params": chosen})
+    return halves
+
+
+def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGroup) -> None:
+    """Do what torch's Muon does: momentum and weights shard by shard, the orthogonalisation on the whole matrix."""
+    gradient = parameter.grad
+    assert isinstance(gradient, DTensor)
+    if not state:
+        state["momentum_buffer"] = torch.zeros_like(gradient)
+    mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+    direction = gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
+    whole = nn.Parameter(torch.zeros(parameter.shape, dtype=gradient.dtype, device=gradient.device))
+    whole.grad = cast(DTensor, direction).full_tensor()
+    more = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    inner = torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **more)
+    inner.step()  # type: ignore[no-untyped-call]  # from 0 on: the weights are the step itself
+    mesh = parameter.device_mesh
+    step = DTensor.from_local(whole.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    parameter.add_(step.redistribute(placements=parameter.placements))

@@ -1,0 +1,77 @@
+"""Which parameters are stepped alike: without weight decay, by the config's patterns, by their depth in the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from distcore.config import Group, RunConfig
+from distcore.errors import ConfigError
+from distcore.model.optimizers.numbered_blocks import depths_from_top
+from distcore.plugin.optimizer import ParameterGroup
+
+
+def parameter_groups(config: RunConfig, module: nn.Module, weight_decay: float | None) -> list[ParameterGroup]:
+    """Return the trainable parameters in groups of one learning rate and weight decay; those of the peak rate first.
+
+    Biases and normalization weights have no weight decay: it goes by names and module classes, not by shapes, which a
+    sharding strategy may have changed. ``weight_decay=None``: the optimizer has none. Raises ConfigError for a pattern
+    that is found in no trained parameter's name, or ``layer_decay`` without repeated blocks.
+    """
+    assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    rules = _rules(config, list(trained), weight_decay)
+    depths, factor = _depths(config, module), config.optimizer.layer_decay or 1.0
+    exempt = set(_exempt(module))
+    alike: dict[tuple[bool, bool, float, float], ParameterGroup] = {}
+    for name, parameter in trained.items():
+        rule = rules.get(name)
+        scale = (rule.lr_scale if rule and rule.lr_scale else 1.0) * factor ** depths.get(name, 0)
+        rate = rule.lr if rule and rule.lr else config.lr * scale
+        group: ParameterGroup = {"params": [], "lr": rate}
+        if weight_decay is not None:
+            own = weight_decay if rule is None or rule.weight_decay is None else rule.weight_decay
+            group["weight_decay"] = 0.0 if name in exempt else own
+        key = (rate != config.lr, name in exempt, rate, group.get("weight_decay", 0.0))
+        alike.setdefault(key, group)["params"].append(parameter)
+    # The rate of the first group is the one that is logged.
+    return [group for _, group in sorted(alike.items(), key=lambda item: item[0][:2])]
+
+
+def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, Group]:
+    """The first of ``optimizer.groups`` whose pattern is found, by parameter name."""
+    found: dict[str, Group] = {}
+    for index, group in enumerate(config.optimizer.groups):
+        where = f"optimizer.groups.{index}"
+        if group.weight_decay is not None and weight_decay is None:
+            raise ConfigError(f"{where}.weight_decay: {config.optimizer.name} has no weight decay; leave it out")
+        matched = [name for name in names if re.search(group.match, name)]
+        if not matched:
+            some = ", ".join(names[:: max(1, len(names) // 5)][:5])
+            raise ConfigError(
+                f"{where}.match = {group.match!r}: is found in no trained parameter's name; names are such as {some}"
+            )
+        found = dict.fromkeys(matched, group) | found
+    return found
+
+
+def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:
+    if config.optimizer.layer_decay is None:
+        return {}
+    depths = depths_from_top(module)
+    if not depths:
+        raise ConfigError(
+            f"optimizer.layer_decay = {config.optimizer.layer_decay}: {type(module).__name__} has no repeated blocks "
+            "(numbered modules of one class) to go by; use optimizer.groups with lr_scale"
+        )
+    return depths
+
+
+def _exempt(module: nn.Module) -> Iterator[str]:
+    for path, child in module.named_modules():
+        is_norm = "norm" in type(child).__name__.lower()
+        for name, _ in child.named_parameters(recurse=False):
+            if is_norm or name.endswith("bias"):
+                yield f"{path}.{name}" if path else name

@@ -1,0 +1,1 @@
+"""Which rows make a step, and how a step is cut into micro-batches. Begin with `sampling`."""

@@ -1,0 +1,75 @@
+"""The columns of a data set, lengths and items: arrays, or anything that is read a few rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from distcore.errors import TaskError
+from distcore.plugin.batching.permutation import order_kind
+
+
+class Column(Protocol):
+    """One integer per row. ``np.ndarray`` and ``np.memmap`` are columns.
+
+    Of any other class the core reads only the rows that a step needs, or a window: it need not fit into memory.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
+        """Return the values of ``rows``, int64, shape ``(n,)``, in this order: integers of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantColumn:
+    """A column in which every row has the same value, and which takes no memory; implements ``Column``."""
+
+    rows: int
+    """Number of rows."""
+    value: int
+    """What every row has."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows
+
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
+        """Return the value once for each of ``rows``, int64, shape ``(n,)``."""
+        return np.full(rows.shape, self.value, dtype=np.int64)
+
+
+def is_windowed(column: Column) -> bool:
+    """True for a column that the core must not read as a whole: one of very many rows, or one that is no array."""
+    return order_kind(len(column)) == "feistel" or not isinstance(column, np.ndarray | ConstantColumn)
+
+
+def read(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Return the values of ``rows``; raises TaskError if the column returns another number of them."""
+    values: np.ndarray[Any, Any] = np.asarray(column[rows])
+    if values.shape != rows.shape:
+        raise TaskError(
+            f"data set: its column {type(column).__name__} returned values of shape {values.shape} for rows of shape "
+            f"{rows.shape}; return one integer per row, in the order asked for"
+        )
+    return values
+
+
+def whole(column: Column) -> np.ndarray:
+    """Return every value of a column that is not windowed, shape ``(rows,)``."""
+    return column if isinstance(column, np.ndarray) else column[np.arange(len(column))]
+
+
+def common_value(column: Column) -> int | None:
+    """Return the value that every row has; ``None`` if values differ, or if finding out would read too much."""
+    if isinstance(column, ConstantColumn):
+        return column.value
+    if is_windowed(column) or not len(column):
+        return None
+    values = whole(column)
+    return int(values[0]) if bool((values == values[0]).all()) else None

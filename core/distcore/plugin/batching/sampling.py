@@ -1,0 +1,254 @@
+"""Which rows form a global batch, and how they are split among ranks (laws 1, 2 and 4).
+
+The rows of a global batch depend on seed, epoch and step only. The gradient is a sum over these rows, so the split may
+depend on their lengths and on the number of ranks without changing the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from distcore.config import RunConfig
+from distcore.plugin.batching.columns import Column, common_value, is_windowed, read, whole
+from distcore.plugin.batching.permutation import computed_rows, order_kind
+from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
+from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
+from distcore.plugin.task.task import Dataset, Packs
+
+GROUP = 64
+"""Most data shards whose rows are sorted by length together, so that a rank need not sort those of all others."""
+EVALUATED = 128
+"""Rows of a data shard that an evaluation sorts and cuts together, where it cuts by tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchPlan:
+    """The global batches of every epoch over a dataset."""
+
+    lengths: Column
+    """Length of each row of the dataset in tokens."""
+    global_batch: int
+    """Rows per optimizer step, over all ranks."""
+    micro_batch: int
+    """Most rows per forward pass on one rank; with ``by_tokens``, that decides."""
+    seed: int
+    """Seed of the row order; the same rows come in another order in each epoch."""
+    order: Literal["shuffled", "window", "longest-first", "sequential"] = "shuffled"
+    """``shuffled``: random. ``window``: random, then grouped by length inside windows. ``longest-first``: by length.
+
+    ``sequential``: as in the dataset.
+    """
+    window: int = 50
+    """Size of a window in global batches; only for ``order="window"``."""
+    by_tokens: TokenCut | None = None
+    """How to cut a global batch by tokens; ``None``: into slices of equally many rows."""
+
+    @property
+    def steps(self) -> int:
+        """Global batches per epoch; the last one may have fewer rows."""
+        return -(-len(self.lengths) // self.global_batch)
+
+    def size(self, step: int) -> int:
+        """Return how many rows a step has; asks for none of them."""
+        return min(self.global_batch, len(self.lengths) - step * self.global_batch)
+
+    def rows(self, epoch: int, step: int) -> np.ndarray:
+        """Return the rows of one global batch, int64, shape ``(global_batch,)`` or, at the end of an epoch, shorter."""
+        start = step * self.global_batch
+        return _rows_at(self, epoch, start, start + self.size(step))
+
+    def split(self, epoch: int, step: int, shard: int, shards: int) -> list[MicroBatch]:
+        """Return the micro-batches of data shard ``shard`` out of ``shards``, for one step.
+
+        A data shard is a rank, or a group of model-parallel ranks that see the same rows. Every shard gets the same
+        number of micro-batches, and every row is in exactly one.
+
+        Rows are sorted by length and cut into slices: of equally many rows, or ``by_tokens``. A micro-batch is one
+        slice, so it needs little padding; in each turn the shards take slices of like cost, so they finish at nearly
+        the same time. More than ``GROUP`` shards form groups, and each group does so with its own part of the global
+        batch.
+        """
+        start, group = step * self.global_batch, _group_of(shard, shards)
+        turns = self._turns(epoch, step, shards)
+        rows = self._part(epoch, step, group, shards)
+        if turns and turns * len(group) == 1:
+            return [MicroBatch(rows)]
+        lengths = read(self.lengths, rows)
+        order = np.argsort(lengths, kind="stable")  # stable: ties have the same order everywhere
+        rows, micros = rows[order], list[MicroBatch]()
+        slices = self._slices(lengths[order], turns, shard - group.start, len(group))
+        for first, stop in slices:
+            mine = rows[first:stop]
+            is_padding = not len(mine)  # where a step has fewer rows than slices: one row pads it
+            if is_padding:
+                mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
+            micros.append(MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1))
+        return micros
+
+    def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
+        """Return the rows of a step that a group of ``shards`` shares, int64, shape ``(n,)``."""
+        start, size = step * self.global_batch, self.size(step)
+        return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
+
+    def _turns(self, epoch: int, step: int, shards: int) -> int | None:
+        """Return how many micro-batches each shard has in a step; ``None`` if the lengths of its own rows say that."""
+        size, cut = self.size(step), self.by_tokens
+        if cut is None:
+            return -(-size // (self.micro_batch * shards))
+        if self._common_length is not None:
+            return -(-size // (cut.fit(self._common_length) * shards))
+        if shards <= GROUP:
+            return None
+        # All groups must have as many, and none knows the others' rows: so all go by those of the first.
+        first = _group_of(0, shards)
+        lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
+        return max(cut.turns(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
+
+    def _slices(self, lengths: np.ndarray, turns: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
+        """Return where the micro-batches of a shard begin and end in the rows of its group, sorted by length."""
+        if self.by_tokens is not None and self._common_length is None:
+            slices = [(int(first), int(stop)) for first, stop in self.by_tokens.deal(lengths, shards, turns)[:, shard]]
+            evaluates = self.order in ("longest-first", "sequential")  # what may not fit into memory comes first
+            return slices[::-1] if evaluates else slices
+        assert turns is not None  # lengths that are known in advance
+        bounds = equal_bounds(len(lengths), turns * shards)
+        positions = [turn * shards + _turn_position(turn, shard, shards) for turn in range(turns)]
+        return [(bounds[position], bounds[position + 1]) for position in positions]
+
+    @cached_property
+    def _common_length(self) -> int | None:
+        return common_value(self.lengths)
+
+    @cached_property
+    def _longest_first(self) -> np.ndarray:
+        return np.argsort(-whole(self.lengths), kind="stable")
+
+
+def rank_sampler(plan: BatchPlan, shard: int, shards: int) -> Sampler:
+    """Return the sampler of data shard ``shard`` out of ``shards``: rank and world size if each rank is a shard."""
+    return lambda epoch, step: plan.split(epoch, step, shard, shards)
+
+
+def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
+    """Return the plan of a training run, as a resolved config asks for it."""
+    assert config.loader.length_grouping != "auto"  # resolved
+    return BatchPlan(
+        lengths=dataset.lengths,
+        global_batch=config.global_batch_size,
+        micro_batch=_rows(config, config.global_batch_size),
+        seed=config.seed,
+        order="window" if config.loader.length_grouping == "window" else "shuffled",
+        window=config.loader.window,
+        by_tokens=_token_cut(config, dataset),
+    )
+
+
+def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
+    """Return the plan of an evaluation: every row once, the longest first.
+
+    So a micro-batch that does not fit into memory fails at the start. Where the lengths cannot be read as a whole, rows
+    come in the order of the dataset.
+    """
+    by_tokens = _token_cut(run.config, dataset)
+    together = (EVALUATED if by_tokens else _rows(run.config, EVALUATED)) * run.world.shards
+    return BatchPlan(
+        lengths=dataset.lengths,
+        global_batch=together,
+        micro_batch=_rows(run.config, together),
+        seed=0,
+        order="sequential" if is_windowed(dataset.lengths) else "longest-first",
+        by_tokens=by_tokens,
+    )
+
+
+def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
+    """Return how a resolved config cuts the steps of a data set by tokens; ``None`` if it cuts them by rows."""
+    if config.micro_batch_tokens is None:
+        return None
+    forward = config.loader.forward_tokens
+    assert isinstance(forward, int)  # 'auto' was resolved before any rank started
+    rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
+    packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
+    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, packed=packed)
+
+
+def _rows(config: RunConfig, unbounded: int) -> int:
+    """Return the most rows of a micro-batch; ``unbounded`` where tokens alone bound it."""
+    return unbounded if config.micro_batch_size == "auto" else config.micro_batch_size
+
+
+def _group_of(shard: int, shards: int) -> range:
+    """Return the shards of the group to which ``shard`` belongs: of at most ``GROUP``, and as even as can be."""
+    if shards <= GROUP:
+        return range(shards)
+    groups = -(-shards // GROUP)
+    group = shard * groups // shards
+    return range(-(-group * shards // groups), -(-(group + 1) * shards // groups))
+
+
+def _turn_position(turn: int, shard: int, shards: int) -> int:
+    """Return which slice of a turn ``shard`` takes; every other turn is reversed, so that work is even."""
+    return shard if turn % 2 == 0 else shards - 1 - shard
+
+
+def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
+    """Return the rows at these positions of the epoch's order, all of one global batch; int64."""
+    match plan.order:
+        case "sequential":
+            return np.arange(start, stop)
+        case "longest-first":
+            return plan._longest_first[start:stop]
+        case "window":  # a window is a whole number of global batches
+            number, offset = divmod(start, plan.window * plan.global_batch)
+            return _window(plan, epoch, number)[offset : offset + stop - start]
+        case "shuffled":
+            return _shuffled(plan, epoch, start, stop)
+
+
+def _shuffled(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:
+    if order_kind(len(plan.lengths)) == "permutation":
+        return _stored(plan, epoch)[0][start:stop]
+    return computed_rows(len(plan.lengths), plan.seed, epoch, start, stop)
+
+
+@lru_cache(maxsize=1)  # asked for in every step; training goes through one epoch after another
+def _stored(plan: BatchPlan, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return all rows in random order, int64, shape ``(rows,)``, and a random order of each window's batches."""
+    rows = len(plan.lengths)
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([plan.seed, epoch])))
+    order = random.permutation(rows)
+    batches = range(rows // plan.global_batch if plan.order == "window" else 0)
+    return order, [random.permutation(len(batches[at : at + plan.window])) for at in batches[:: plan.window]]
+
+
+@lru_cache(maxsize=2)  # a loader that works ahead may be in the next window already
+def _window(plan: BatchPlan, epoch: int, number: int) -> np.ndarray:
+    """Return a window: sorted by length, cut into global batches, and these ordered in random pairs.
+
+    A pair is the k-th shortest batch and the k-th longest, one after the other. Were the batches in a random order, a
+    few steps in a row would often see only short rows or only long ones, and the optimizer's momentum would follow
+    them. Rows at the end that do not fill a global batch keep their random order.
+    """
+    size = plan.window * plan.global_batch
+    window = _shuffled(plan, epoch, number * size, min((number + 1) * size, len(plan.lengths)))
+    count = len(window) // plan.global_batch
+    if not count:
+        return window
+    whole_batches, ragged = np.split(window, [count * plan.global_batch])
+    batches = whole_batches[np.argsort(read(plan.lengths, whole_batches), kind="stable")].reshape(count, -1)
+    drawn = _drawn(plan, epoch, number, count)
+    # A dict keeps the order and drops repeats: each pair comes up twice, and the middle batch is its own partner.
+    pairs = dict.fromkeys(np.stack([drawn, count - 1 - drawn], axis=1).reshape(-1).tolist())
+    return np.concatenate([batches[list(pairs)].reshape(-1), ragged])
+
+
+def _drawn(plan: BatchPlan, epoch: int, number: int, count: int) -> np.ndarray:
+    """Return the random order of the ``count`` batches of a window, int64, shape ``(count,)``."""
+    if order_kind(len(plan.lengths)) == "permutation":
+        return _stored(plan, epoch)[1][number]
+    seed = np.random.SeedSequence([plan.seed, epoch], spawn_key=(number,))
+    return np.random.Generator(np.random.PCG64(seed)).permutation(count)

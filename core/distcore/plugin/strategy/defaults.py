@@ -1,0 +1,216 @@
+"""What each operation does in one process: the reference, and what a strategy gets for a hook it leaves out.
+
+A strategy may also call these from its own hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from distcore.config import Clip
+from distcore.errors import CheckpointError
+from distcore.plugin.batching.sampling import BatchPlan, rank_sampler
+from distcore.plugin.strategy.contract import (
+    ModelSource,
+    OptimizerFactory,
+    PreparedModel,
+    Run,
+    Sampler,
+    StepResult,
+    World,
+)
+from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore.plugin.strategy.state import SavedState, State
+
+Reader = Callable[[Tensor, str, SavedState], Tensor]
+"""``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""
+_NOTHING = nullcontext()
+
+
+@hookimpl
+def build_model(source: ModelSource) -> nn.Module:
+    """Build the whole model on the CPU, in fp32."""
+    return source.build()
+
+
+@hookimpl
+def wrap_model(run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+    """Move the model to the rank's device and build the optimizer over it; no optimizer for a run that evaluates."""
+    model = model.to(run.world.device)
+    return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+
+
+@hookimpl
+def build_sampler(run: Run, plan: BatchPlan) -> Sampler:
+    """Return the sampler that gives every data shard its own part of each global batch."""
+    return rank_sampler(plan, run.world.shard, run.world.shards)
+
+
+@hookimpl
+def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
+    """Return a context that does nothing: in one process there is no synchronisation to put off."""
+    return _NOTHING
+
+
+@hookimpl
+def backward(run: Run, loss: Tensor) -> Tensor:
+    """Add the gradients of the scalar ``loss``, scaled by ``run.scaler`` under fp16; return it detached, unscaled."""
+    (run.scaler.scale(loss) if run.scaler else loss).backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+@hookimpl
+def step(run: Run, clip: Clip) -> StepResult:
+    """Clip by norm, then by value; step the optimizer; set the gradients to ``None``.
+
+    Under fp16 the gradients are unscaled first, and the scaler skips a step whose gradients overflowed.
+    """
+    assert run.optimizer is not None  # the loop only steps runs that train
+    if run.scaler:
+        run.scaler.unscale_(run.optimizer)
+    norm = clip_gradients(run.optimizer, clip)
+    if run.scaler:
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+    else:
+        run.optimizer.step()
+    run.optimizer.zero_grad()
+    return StepResult(grad_norm=norm)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
+    """Clip in place the gradients of everything that ``optimizer`` steps; return the norm before, if clipped by it.
+
+    Works on plain tensors and on DTensors, whose norm is that of the whole gradient.
+    """
+    if clip.norm is None and clip.value is None:
+        return None
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = None
+    if clip.norm is not None:
+        norm = nn.utils.clip_grad_norm_(parameters, clip.norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if clip.value is not None:
+        nn.utils.clip_grad_value_(parameters, clip.value)
+    return norm
+
+
+def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
+    """Have ``optimizer`` clip gradients to ``[-limit, limit]`` at the start of each of its steps.
+
+    For a backend that averages and unscales gradients inside its step, so that nobody else sees the final ones.
+    """
+
+    def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        nn.utils.clip_grad_value_([p for group in stepped.param_groups for p in group["params"]], limit)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def results_in_fp32(model: nn.Module) -> None:
+    """Have a model with 16-bit parameters return its floating-point outputs in fp32, as it would under autocast.
+
+    Loss and metrics need the precision.
+    """
+    model.register_forward_hook(lambda _module, _inputs, outputs: tree_map(_widened, outputs))
+
+
+def _widened(value: object) -> object:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@hookimpl
+def reduce_loss(run: Run, values: Tensor) -> Tensor:
+    """Return ``values`` as they are: the sum over one rank."""
+    return values
+
+
+@hookimpl
+def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``outputs`` as they are: the rows of one rank."""
+    return outputs
+
+
+@hookimpl
+def save_checkpoint(run: Run) -> State:
+    """Return whole tensors: right wherever every rank holds the whole model."""
+    return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
+
+
+def model_state(run: Run) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers of ``run.module`` as ``model/NAME``; a tied weight by its first name.
+
+    Without the parameters of ``run.base``, which checkpoints leave out. The tensors are the model's own, not copies.
+    """
+    left_out = run.base.parameters if run.base else frozenset()
+    parameters = {name: value for name, value in run.module.named_parameters() if name not in left_out}
+    every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
+    buffers = {name: value for name, value in run.module.state_dict().items() if name not in every}
+    return {f"model/{name}": value for name, value in (parameters | buffers).items()}
+
+
+def optimizer_state(run: Run) -> dict[str, Tensor]:
+    """Return the tensors that the optimizer keeps for each parameter as ``optimizer/NAME/KEY``.
+
+    Empty before the first step, and where the run has no optimizer. The tensors are the optimizer's own, not copies.
+    """
+    if run.optimizer is None:
+        return {}
+    return {
+        f"optimizer/{name}/{key}": value
+        for name, parameter in run.module.named_parameters()
+        for key, value in run.optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+@hookimpl
+def load_checkpoint(run: Run, state: SavedState) -> bool:
+    """Load whole tensors into the model and, where the run trains, into the optimizer.
+
+    Raises CheckpointError for a tensor of another shape than the model's.
+    """
+    with torch.no_grad():
+        for name, tensor in model_state(run).items():
+            saved = state[name]
+            if saved.shape != tensor.shape:  # copy_ would stretch it
+                raise CheckpointError(f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here")
+            tensor.copy_(saved)
+    if run.optimizer is not None:
+        load_optimizer(run, state)
+    return True
+
+
+def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
+    """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
+
+    ``reader`` reads one of them, whose whole shape need not be that of what this rank keeps; default: the whole.
+    Learning rates and other settings of the optimizer stay as they are.
+    """
+    assert run.optimizer is not None
+    kept: dict[str, list[str]] = {}
+    for entry in state:
+        kind, _, rest = entry.partition("/")
+        if kind == "optimizer":
+            name, _, key = rest.rpartition("/")
+            kept.setdefault(name, []).append(key)
+    names = {parameter: name for name, parameter in run.module.named_parameters()}
+    order = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    read = reader or (lambda _parameter, name, state: state[name])
+    tensors = {
+        index: {key: read(parameter, f"optimizer/{name}/{key}", state) for key in kept[name]}
+        for index, parameter in enumerate(order)
+        if (name := names[parameter]) in kept
+    }
+    run.optimizer.load_state_dict(run.optimizer.state_dict() | {"state": tensors})
+
+
+@hookimpl
+def teardown(world: World) -> bool:
+    """Do nothing: one process has no other to leave."""
+    return True

@@ -1,0 +1,73 @@
+"""Bytes of what ranks hold, from a model on the meta device: for strategies that say so before a run.
+
+Nothing here has values: parameters are resized as a strategy shards them, and the optimizer takes a step on them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distcore.plugin.strategy.contract import OptimizerFactory
+from distcore.plugin.strategy.memory import Memory
+
+Shape = Sequence[int]
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors of any device; each object counts once, however often it comes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that get gradients."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def resized(skeleton: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
+    """Return a copy of ``skeleton`` whose parameters have the shapes that a rank holds, by name and parameter."""
+    module = copy.deepcopy(skeleton).to("meta")  # an adapter has its values in a skeleton, too
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.empty(tuple(shape_of(name, parameter)), dtype=parameter.dtype, device="meta")
+    return module
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes that ``optimizer``, of parameters on the meta device, keeps after its first step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    with _Valueless():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        optimizer.step()
+    return nbytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+
+
+def whole(skeleton: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
+    """Return what a rank holds of a model that is not sharded: all of it."""
+    return Memory(
+        parameters=nbytes(skeleton.parameters()),
+        gradients=nbytes(trained(skeleton)),
+        optimizer=optimizer_bytes(make_optimizer(copy.deepcopy(skeleton))),
+    )
+
+
+def shared(size: int, ranks: int, times: int = 1) -> int:
+    """Return what each rank of a ring sends ``times`` times over for a tensor of ``size`` bytes in all.
+
+    Once for an all-gather or a reduce-scatter, twice for an all-reduce.
+    """
+    return times * size * (ranks - 1) // ranks
+
+
+class _Valueless(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Answers 1 where an optimizer asks for the value of a tensor that has none, such as the norm of a weight."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,283 @@
+"""Typed wrappers of the hooks: one method per hook, with checked answers. Only this module calls pluggy."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeVar
+
+import pluggy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from distcore.config import Clip, RunConfig
+from distcore.errors import StrategyError, nearest
+from distcore.plugin.batching.sampling import BatchPlan
+from distcore.plugin.report import Report
+from distcore.plugin.strategy import defaults
+from distcore.plugin.strategy.capabilities import SPEC_VERSION, Capabilities
+from distcore.plugin.strategy.contract import (
+    Evaluation,
+    MicroBatch,
+    ModelSource,
+    OptimizerFactory,
+    PreparedModel,
+    Progress,
+    RankInfo,
+    Run,
+    Sampler,
+    StepLoss,
+    StepResult,
+    World,
+)
+from distcore.plugin.strategy.hookspecs import Events, Operations, hookimpl
+from distcore.plugin.strategy.state import SavedState, State
+from distcore.plugin.task.task import Batch
+
+log = logging.getLogger("distcore")
+
+T = TypeVar("T")
+Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
+"""What runs the forward and backward passes of a step: the arguments and the answer of ``train_step``."""
+OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
+EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
+
+
+class Hooks:
+    """The hooks of one run, answered by one strategy and heard by its extensions.
+
+    Methods have the names and arguments of the hooks; ``distcore.plugin.strategy.hookspecs`` says what each does. An
+    answer of the wrong type raises StrategyError with the names of strategy and hook.
+    """
+
+    def __init__(self, name: str, strategy: object, extensions: Mapping[str, object] | None = None) -> None:
+        """Register ``strategy`` under ``name``, and ``extensions`` by their names.
+
+        Raises StrategyError for a hook method without ``@hookimpl``, an unknown argument or another spec version.
+        """
+        self.name = name
+        self.capabilities = capabilities_of(name, strategy)
+        self._manager = pluggy.PluginManager("distcore")
+        self._manager.add_hookspecs(Operations)
+        self._manager.add_hookspecs(Events)
+        self._manager.register(_defaults_for_missing(strategy), "defaults")
+        plugins = {f"extension {extension!r}": instance for extension, instance in (extensions or {}).items()}
+        for label, instance in {f"strategy {name!r}": strategy, **plugins}.items():
+            _check_marks(label, instance, may_answer=instance is strategy)
+            try:
+                self._manager.register(instance, label)
+                self._manager.check_pending()
+            except pluggy.PluginValidationError as error:
+                raise StrategyError(f"{label}: {' '.join(str(error).split())}") from error
+        self._wrappers = [label for label, instance in plugins.items() if hasattr(instance, "wrap_model")]
+        self._prepared = _Prepared()
+        self._manager.register(self._prepared, "what the strategy prepared")  # last, so that it stands next to it
+        self._call = self._manager.hook
+        # Asked once, for hooks of every step: each call through pluggy costs microseconds.
+        self._has_step_listener = bool(self._call.on_step_end.get_hookimpls())
+        self._accumulate, self._backward, self._step = map(self._shortest, ("accumulate", "backward", "step"))
+        if _is_marked(getattr(strategy, "train_step", None)):
+            _warn_of_unused_wrappers(name, plugins)
+
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Call the hook; raises StrategyError unless it returns a World."""
+        return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
+
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Call the hook; raises StrategyError unless it returns a torch module."""
+        return self._checked(
+            "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
+        )
+
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Call the hook; raises StrategyError unless it returns a PreparedModel whose optimizer will be stepped."""
+        answer = self._call.wrap_model(run=run, model=model, make_optimizer=make_optimizer)
+        prepared = self._checked("wrap_model", PreparedModel, answer)
+        if "optimizer" in self.capabilities.owns and prepared.optimizer is not self._prepared.optimizer:
+            raise StrategyError(
+                f"{' or '.join(self._wrappers)}: replaced the optimizer in wrap_model(), but strategy {self.name!r} "
+                "steps its own; leave it, or take a strategy that does not own the optimizer (distcore strategies)"
+            )
+        return prepared
+
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        """Call the hook; raises StrategyError unless it returns a callable."""
+        answer = self._call.build_sampler(run=run, plan=plan)
+        if not callable(answer):
+            self._refuse("build_sampler", "a callable (epoch, step) -> micro-batches", answer)
+        return answer  # type: ignore[no-any-return]
+
+    def passes_or(self, own: Passes) -> Passes:
+        """Return what runs the passes of a step: the strategy's ``train_step``, else ``own``; wrapped by extensions.
+
+        ``own`` is returned as it is where nobody wraps it, so that it costs no hook call.
+        """
+        implementations = self._call.train_step.get_hookimpls()
+        if not implementations:
+            return own
+        if all(one.wrapper or one.hookwrapper for one in implementations):
+            # A function of its own, because pluggy reads the names of the arguments.
+            def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+                return own(run, micros, loss)
+
+            self._manager.register(SimpleNamespace(train_step=hookimpl(train_step)), "the loop's own train_step")
+        return self.train_step
+
+    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor."""
+        answer = self._call.train_step(run=run, micros=micros, loss=loss)
+        return answer if isinstance(answer, Tensor) else self._refuse("train_step", "Tensor", answer)
+
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Call the hook; raises StrategyError if it returns ``None``."""
+        answer = self._accumulate(run=run, last=last)
+        if answer is None:
+            self._refuse("accumulate", "a context manager", answer)
+        return answer  # type: ignore[no-any-return]
+
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor."""
+        answer = self._backward(run=run, loss=loss)
+        # Not by _checked, here and in step(): these run in every step, and a call less is time saved.
+        return answer if isinstance(answer, Tensor) else self._refuse("backward", "Tensor", answer)
+
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Call the hook; raises StrategyError unless it returns a StepResult."""
+        answer = self._step(run=run, clip=clip)
+        return answer if isinstance(answer, StepResult) else self._refuse("step", "StepResult", answer)
+
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Call the hook; raises StrategyError unless it returns a tensor of the shape of ``values``."""
+        answer = self._checked("reduce_loss", Tensor, self._call.reduce_loss(run=run, values=values))
+        if answer.shape != values.shape:
+            self._refuse("reduce_loss", f"a tensor of shape {tuple(values.shape)}", tuple(answer.shape))
+        return answer
+
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Call the hook; raises StrategyError unless it returns a dict with the keys of ``outputs``."""
+        answer = self._checked("gather_outputs", dict, self._call.gather_outputs(run=run, outputs=outputs))
+        if answer.keys() != outputs.keys():
+            self._refuse("gather_outputs", f"tensors {sorted(outputs)}", sorted(answer))
+        return answer
+
+    def save_checkpoint(self, run: Run) -> State:
+        """Call the hook; raises StrategyError unless it returns a dict."""
+        return self._checked("save_checkpoint", dict, self._call.save_checkpoint(run=run))
+
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> None:
+        """Call the hook; raises StrategyError unless it returns a bool."""
+        self._checked("load_checkpoint", bool, self._call.load_checkpoint(run=run, state=state, progress=progress))
+
+    def teardown(self, world: World) -> None:
+        """Call the hook; raises StrategyError unless it returns a bool."""
+        self._checked("teardown", bool, self._call.teardown(world=world))
+
+    def on_run_start(self, run: Run, progress: Progress) -> None:
+        """Tell all listeners that training is about to start."""
+        self._call.on_run_start(run=run, progress=progress)
+
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """Tell all listeners that an optimizer step is done."""
+        if self._has_step_listener:
+            self._call.on_step_end(run=run, progress=progress, result=result)
+
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Give all listeners the logged values."""
+        self._call.on_log(run=run, record=record)
+
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """Tell all listeners that an evaluation is done."""
+        self._call.on_evaluation_end(run=run, progress=progress, evaluation=evaluation)
+
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        """Tell all listeners that a checkpoint is committed."""
+        self._call.on_checkpoint(run=run, progress=progress, path=path)
+
+    def on_run_end(self, run: Run, report: Report) -> None:
+        """Tell all listeners that the run is over."""
+        self._call.on_run_end(run=run, report=report)
+
+    def _shortest(self, hook: str) -> Callable[..., Any]:
+        """Return what calls a hook: its implementation itself where it is the only one and takes every argument."""
+        caller = getattr(self._call, hook)
+        match caller.get_hookimpls():
+            case [alone] if not (alone.wrapper or alone.hookwrapper) and alone.argnames == caller.spec.argnames:
+                return alone.function  # type: ignore[no-any-return]
+        return caller  # type: ignore[no-any-return]
+
+    def _checked(self, hook: str, kind: type[T], answer: Any) -> T:
+        return answer if isinstance(answer, kind) else self._refuse(hook, kind.__name__, answer)
+
+    def _refuse(self, hook: str, expected: str, answer: object) -> NoReturn:
+        got = repr(answer) if isinstance(answer, (tuple, list)) else type(answer).__name__
+        raise StrategyError(f"strategy {self.name!r}, hook {hook}(): returned {got}, not {expected}")
+
+
+class _Prepared:
+    """Notes the optimizer that the strategy itself returned; as the innermost wrapper, before an extension sees it."""
+
+    optimizer: Optimizer | None = None
+
+    @hookimpl(wrapper=True, trylast=True)
+    def wrap_model(self) -> Generator[None, Any, Any]:
+        answer = yield
+        self.optimizer = getattr(answer, "optimizer", None)
+        return answer
+
+
+def capabilities_of(name: str, strategy: object) -> Capabilities:
+    """Return what ``strategy`` declares; raises StrategyError if that is nothing, or for another spec version."""
+    declared = getattr(strategy, "capabilities", None)
+    if not isinstance(declared, Capabilities):
+        raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
+    if declared.spec_version != SPEC_VERSION:
+        older = declared.spec_version < SPEC_VERSION
+        what_to_do = "upgrade the plugin, or see docs/hook-spec-2.md" if older else "upgrade distcore"
+        raise StrategyError(
+            f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
+            f"{SPEC_VERSION}; {what_to_do}"
+        )
+    return declared
+
+
+def _warn_of_unused_wrappers(name: str, extensions: Mapping[str, object]) -> None:
+    for label, instance in extensions.items():
+        unused = [hook for hook in ("accumulate", "backward") if _is_marked(getattr(instance, hook, None))]
+        if unused and not _is_marked(getattr(instance, "train_step", None)):
+            hooks = " and ".join(f"{hook}()" for hook in unused)
+            log.warning("%s wraps %s, which strategy %r does not call: it answers train_step()", label, hooks, name)
+
+
+def _defaults_for_missing(strategy: object) -> SimpleNamespace:
+    """Return an object with the default of each operation that ``strategy`` lacks, and only of those.
+
+    Were all defaults registered, pluggy would call one whenever the strategy answers ``None`` by mistake.
+    """
+    missing = [name for name in OPERATIONS if not _is_marked(getattr(strategy, name, None))]
+    left = {name: getattr(defaults, name) for name in missing if hasattr(defaults, name)}
+    return SimpleNamespace(**{name: hookimpl(function) for name, function in left.items()})
+
+
+def _is_marked(method: Callable[..., object] | None) -> bool:
+    return getattr(method, "distcore_impl", None) is not None
+
+
+def _check_marks(label: str, instance: object, may_answer: bool) -> None:
+    """Raise StrategyError for mistakes that pluggy ignores.
+
+    These are: a hook method without the mark, a mark on a method that is no hook, and an extension that would answer an
+    operation instead of the strategy (``may_answer`` is False).
+    """
+    known = (*OPERATIONS, *EVENTS)
+    for name, method in inspect.getmembers(type(instance), callable):
+        mark = getattr(method, "distcore_impl", None)
+        if name in known and mark is None:
+            raise StrategyError(f"{label}: {name}() has no @hookimpl mark and would never be called")
+        if mark is not None and name not in known:
+            raise StrategyError(f"{label}: {name}() is marked @hookimpl but is no hook{nearest(name, known)}")
+        if name in OPERATIONS and not may_answer and mark is not None and not mark["wrapper"]:
+            raise StrategyError(f"{label}: {name}() would replace the strategy's; mark it @hookimpl(wrapper=True)")

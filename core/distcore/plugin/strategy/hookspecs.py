@@ -1,0 +1,353 @@
+"""The hooks, in the order in which a run calls them. A strategy answers operations; anybody may hear events.
+
+Operations have exactly one answer, never ``None``: pluggy reads ``None`` as "not mine", so the core turns it
+into an error that names strategy and hook. An operation that a strategy leaves out is done as in one process
+(``distcore.plugin.strategy.defaults``). An implementation names only the arguments it wants. An extension may wrap any
+operation with ``@hookimpl(wrapper=True)``.
+
+Each example is a method of a strategy's class (operations) or of an extension's (events). The operations' examples
+together are a strategy that replicates the model; a test runs all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from distcore.config import Clip, RunConfig
+    from distcore.plugin.batching.sampling import BatchPlan
+    from distcore.plugin.report import Report
+    from distcore.plugin.strategy.contract import (
+        Evaluation,
+        MicroBatch,
+        ModelSource,
+        OptimizerFactory,
+        PreparedModel,
+        Progress,
+        RankInfo,
+        Run,
+        Sampler,
+        StepLoss,
+        StepResult,
+        World,
+    )
+    from distcore.plugin.strategy.state import SavedState, State
+    from distcore.plugin.task.task import Batch
+
+hookspec = pluggy.HookspecMarker("distcore")
+hookimpl = pluggy.HookimplMarker("distcore")
+
+
+class Operations:
+    """Called on every rank, in the same order, the same number of times."""
+
+    @hookspec(firstresult=True)
+    def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+        """Join the other ranks; once, first of all. Return the world *as the backend sees it*.
+
+        The launcher has put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the
+        environment. A backend that cannot give ``rank_info.size`` ranks must say so by its answer: the core compares
+        and ends the run. Touch no device but your own. Serves law 8.
+
+        Example::
+
+            @hookimpl
+            def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
+                world = join_process_group(config, rank_info)  # torch.distributed, by torch's backend for the device
+                logging.info("rank %d of %d computes on %s", world.rank, world.size, world.device)
+                return world
+        """
+
+    @hookspec(firstresult=True)
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+        """Return the model before it is wrapped; once, after ``setup``.
+
+        The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
+        strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
+        its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replayed()``; where that
+        raises SkeletonError, it builds the whole model after all. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+                model = source.build()
+                if world.is_main:
+                    logging.info("%d parameters", sum(parameter.numel() for parameter in model.parameters()))
+                return model
+        """
+
+    @hookspec(firstresult=True)
+    def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+        """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once.
+
+        ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
+        and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
+                model = model.to(run.world.device)
+                for tensor in model.state_dict().values():
+                    dist.broadcast(tensor, src=0)  # rank 0's weights, should another's differ
+                optimizer = make_optimizer(model) if make_optimizer else None
+                return PreparedModel(model=model, optimizer=optimizer)
+        """
+
+    @hookspec(firstresult=True)
+    def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+        """Say which rows of each global batch this rank takes; once for training, once per evaluation.
+
+        ``plan.split(epoch, step, shard, shards)`` splits a global batch; most strategies need not implement this.
+        Over all ranks each row of ``plan.rows(epoch, step)`` is taken exactly once. Serves laws 1 and 4.
+
+        Example::
+
+            @hookimpl
+            def build_sampler(self, run: Run, plan: BatchPlan) -> Sampler:
+                def sampler(epoch: int, step: int) -> list[MicroBatch]:
+                    return plan.split(epoch, step, run.world.rank, run.world.size)
+
+                return sampler
+        """
+
+    @hookspec(firstresult=True)
+    def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+        """Run the forward and backward passes of one optimizer step; once per step.
+
+        ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors on the CPU or
+        already on the device. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the
+        device. The default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro,
+        batch))`` inside ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a
+        warning names extensions that wrap them. Serves laws 2 and 9.
+
+        Example::
+
+            @hookimpl
+            def train_step(self, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
+                losses = []
+                for micro, batch in micros:
+                    part = loss(run.model, micro, batch)  # on the device, scaled, under autocast
+                    (run.scaler.scale(part) if run.scaler else part).backward()
+                    losses.append(part.detach())
+                return torch.stack(losses).sum()
+        """
+
+    @hookspec(firstresult=True)
+    def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+        """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
+
+        Called once per micro-batch: ``run.accumulation`` times in a step at most. Serves laws 2 and 9.
+
+        Example::
+
+            @hookimpl
+            def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
+                no_sync = getattr(run.model, "no_sync", nullcontext)  # of a wrapper that averages gradients in backward
+                return nullcontext() if last else no_sync()
+        """
+
+    @hookspec(firstresult=True)
+    def backward(self, run: Run, loss: Tensor) -> Tensor:
+        """Add the gradients of one micro-batch and return ``loss`` detached, a scalar on the device.
+
+        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch the
+        gradients of every rank are the mean (or the sum, if so declared) over ranks of what each computed; a strategy
+        may also average at the start of ``step``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
+
+        Example::
+
+            @hookimpl
+            def backward(self, run: Run, loss: Tensor) -> Tensor:
+                scaled = run.scaler.scale(loss) if run.scaler else loss
+                scaled.backward()
+                return loss.detach()
+        """
+
+    @hookspec(firstresult=True)
+    def step(self, run: Run, clip: Clip) -> StepResult:
+        """Clip, step the optimizer and clear the gradients; once per step, after the last micro-batch.
+
+        ``grad_norm`` is the norm of the whole gradient, over all shards, before clipping. No host
+        synchronisation that the backend does not need. Serves laws 3 and 9.
+
+        Example::
+
+            @hookimpl
+            def step(self, run: Run, clip: Clip) -> StepResult:
+                for parameter in run.module.parameters():
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= run.world.size
+                return defaults.step(run, clip)
+        """
+
+    @hookspec(firstresult=True)
+    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+        """Return the sum over ranks of ``values``, float64, shape ``(n,)``, on every rank; at log time only.
+
+        Example::
+
+            @hookimpl
+            def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
+                total = values.clone()
+                dist.all_reduce(total)
+                return total
+        """
+
+    @hookspec(firstresult=True)
+    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Join the rows of all ranks in rank order, on every rank.
+
+        Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0 and differ from name to name; the
+        answer is ``(sum of n_r, …)`` with dtypes kept. Called at the end of an evaluation and for agreement checks,
+        never in a step. Serves laws 4 and 8.
+
+        Example::
+
+            @hookimpl
+            def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+                return gather_rows(outputs)  # over torch.distributed; pads to the longest rank on the way
+        """
+
+    @hookspec(firstresult=True)
+    def save_checkpoint(self, run: Run) -> State:
+        """Return what this rank holds of the state, by neutral names; the core writes the files, ranks in parallel.
+
+        ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32 master weights where they
+        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
+        by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
+        gathered. With ``ema`` it is also called after each step, for the weights alone: ``run.optimizer`` is ``None``.
+        Serves laws 5 and 6.
+
+        Example::
+
+            @hookimpl
+            def save_checkpoint(self, run: Run) -> State:
+                state: State = {}
+                for name, tensor in (defaults.model_state(run) | defaults.optimizer_state(run)).items():
+                    mine = tensor.detach().flatten().tensor_split(run.world.size)  # as if each rank held its part only
+                    start = sum(len(part) for part in mine[: run.world.rank])
+                    state[name] = Piece(mine[run.world.rank], start, tuple(tensor.shape))
+                return state
+        """
+
+    @hookspec(firstresult=True)
+    def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
+        """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
+
+        A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
+        the model is meant, and ``run.optimizer`` is ``None``: an evaluation, or the moving average of the weights while
+        it is evaluated. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
+        ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
+
+        Example::
+
+            @hookimpl
+            def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
+                for name, tensor in defaults.model_state(run).items():
+                    tensor.detach().copy_(state[name])  # a rank that holds a part: state.piece(name, start, count)
+                if run.optimizer is not None:
+                    defaults.load_optimizer(run, state)
+                return True
+        """
+
+    @hookspec(firstresult=True)
+    def teardown(self, world: World) -> bool:
+        """Leave the other ranks; once, last of all, not after a failure. Return True.
+
+        Example::
+
+            @hookimpl
+            def teardown(self, world: World) -> bool:
+                dist.barrier()  # no rank takes the group away while another one talks
+                dist.destroy_process_group()
+                return True
+        """
+
+
+class Events:
+    """Told to every plugin on every rank; answers are ignored. A listener must not change the run."""
+
+    @hookspec
+    def on_run_start(self, run: Run, progress: Progress) -> None:
+        """The model is wrapped, a checkpoint is loaded if there is one to resume; training is about to start.
+
+        ``progress`` is where it starts: at step 0, or at that of the checkpoint.
+
+        Example::
+
+            @hookimpl
+            def on_run_start(self, run: Run, progress: Progress) -> None:
+                if run.world.is_main:
+                    print(f"from step {progress.step} to {run.total_steps} on {run.world.size} rank(s)")
+        """
+
+    @hookspec
+    def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+        """An optimizer step is done. Called every step: be quick, and do not wait for the device.
+
+        Example::
+
+            @hookimpl
+            def on_step_end(self, run: Run, progress: Progress, result: StepResult) -> None:
+                if run.world.is_main and progress.step_in_epoch == 0:
+                    print(f"epoch {progress.epoch} ends at step {progress.step}: {progress.samples} rows so far")
+        """
+
+    @hookspec
+    def on_log(self, run: Run, record: dict[str, float]) -> None:
+        """Values reduced over ranks, every ``log_every`` steps and at the end: a line of metrics.jsonl.
+
+        Example::
+
+            @hookimpl
+            def on_log(self, run: Run, record: dict[str, float]) -> None:
+                if run.world.is_main:
+                    print(f"step {record['step']}: loss {record['loss']:.3f}, learning rate {record['lr']:g}")
+        """
+
+    @hookspec
+    def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+        """An evaluation is done; its outputs are gathered, on every rank.
+
+        Example::
+
+            @hookimpl
+            def on_evaluation_end(self, run: Run, progress: Progress, evaluation: Evaluation) -> None:
+                if run.world.is_main:
+                    print(f"step {progress.step}: {evaluation.evaluated} of {evaluation.dataset_size} rows evaluated")
+        """
+
+    @hookspec
+    def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+        """A checkpoint is committed at ``path``, a folder that no rank writes into any more.
+
+        Example::
+
+            @hookimpl
+            def on_checkpoint(self, run: Run, progress: Progress, path: Path) -> None:
+                if run.world.is_main:
+                    newest = Path(run.config.out) / "newest.txt"
+                    newest.write_text(f"{path.name} {progress.samples}")
+        """
+
+    @hookspec
+    def on_run_end(self, run: Run, report: Report) -> None:
+        """The run is over and ``report`` (report.json) is complete. Not called after a failure.
+
+        Example::
+
+            @hookimpl
+            def on_run_end(self, run: Run, report: Report) -> None:
+                if run.world.is_main:
+                    print(f"{report['steps']} steps, accuracy {report['evaluation']['accuracy']:.2f}")
+        """

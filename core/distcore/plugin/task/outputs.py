@@ -1,0 +1,157 @@
+"""What an evaluation collects: checked per micro-batch, joined on each rank, gathered over ranks, put into order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distcore.errors import TaskError
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.ragged import Ragged
+
+INDEX = "index"
+"""Name under which the row numbers travel with the outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """Row numbers, outputs and sums: of one rank, or of all."""
+
+    index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    """The number of each row, int64, shape ``(n,)``."""
+    outputs: dict[str, Tensor | Ragged] = field(default_factory=dict)
+    """Outputs of n rows by name."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over these rows by name, float64."""
+
+    def take(self, rows: Tensor) -> Collected:
+        """Return row numbers and outputs at the positions ``rows``, int64, shape ``(m,)``, and the same sums."""
+        outputs = {name: _take(value, rows) for name, value in self.outputs.items()}
+        return Collected(index=self.index[rows], outputs=outputs, sums=self.sums)
+
+
+class Collector:
+    """Collects what the micro-batches of one rank give; on the CPU, so that the device need not hold it all."""
+
+    def __init__(self) -> None:
+        self._index: list[Tensor] = []
+        self._outputs: dict[str, list[Tensor | Ragged]] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, indices: np.ndarray, outputs: Mapping[str, object], sums: Mapping[str, object], counts: bool) -> None:
+        """Take the results of one micro-batch; unless it ``counts``, only what they look like.
+
+        Raises TaskError for a sum that is no tensor or has another shape than before.
+        """
+        rows = len(indices) if counts else 0
+        self._index.append(torch.from_numpy(indices)[:rows])
+        for name, value in outputs.items():
+            assert isinstance(value, Tensor | Ragged)  # checked_outputs has seen to it
+            self._outputs.setdefault(name, []).append(_first(value, rows))
+        for name, total in sums.items():
+            if not isinstance(total, Tensor):
+                raise TaskError(f"task: sums() returned {type(total).__name__} as {name!r}; expected a tensor")
+            part = total.detach().double().cpu()
+            before = self._sums.setdefault(name, torch.zeros_like(part))
+            if before.shape != part.shape:
+                shapes = f"{tuple(before.shape)} and {tuple(part.shape)}"
+                raise TaskError(f"task: sums() returned {name!r} of shapes {shapes}; expected the same for every batch")
+            if counts:
+                before += part
+
+    def joined(self) -> Collected:
+        """Return what was taken; raises TaskError for outputs whose rows have several shapes."""
+        outputs = {name: _joined(name, parts) for name, parts in self._outputs.items()}
+        index = torch.cat([torch.empty(0, dtype=torch.long), *self._index])
+        return Collected(index=index, outputs=outputs, sums=self._sums)
+
+
+def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor | Ragged]:
+    """Return the outputs of one micro-batch; raises TaskError, naming ``method``, unless each has ``rows`` rows."""
+    if not isinstance(outputs, Mapping):
+        kind = type(outputs).__name__
+        raise TaskError(f"task: {method}() returned {kind}; expected a dict of tensors ({rows}, …)")
+    for name, value in outputs.items():
+        if name == INDEX:
+            raise TaskError(f"task: {method}() returned {name!r}, which is the name of the row numbers; choose another")
+        _check_rows(method, name, value, rows)
+    return dict(outputs)
+
+
+def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
+    """Return what all ranks collected, on the CPU and the same on every rank; every rank calls."""
+    rows = {name: value.lengths if isinstance(value, Ragged) else value for name, value in mine.outputs.items()}
+    every = _gather(run, hooks, rows | {INDEX: mine.index})
+    index = every.pop(INDEX)
+    outputs: dict[str, Tensor | Ragged] = dict(every)
+    # In a call of their own: ranks have as many rows under each name, but not as many entries.
+    if ragged := {name: value.values for name, value in mine.outputs.items() if isinstance(value, Ragged)}:
+        found = _gather(run, hooks, ragged)
+        outputs |= {name: Ragged(values, every[name]) for name, values in found.items()}
+    sums = {}
+    if mine.sums:
+        parts = {name: total[None] if run.world.speaks else total[None][:0] for name, total in mine.sums.items()}
+        sums = {name: part.sum(0) for name, part in _gather(run, hooks, parts).items()}
+    return Collected(index=index, outputs=outputs, sums=sums)
+
+
+def _gather(run: Run, hooks: Hooks, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    on_device = {name: tensor.to(run.world.device) for name, tensor in tensors.items()}
+    return {name: tensor.cpu() for name, tensor in hooks.gather_outputs(run, on_device).items()}
+
+
+def _check_rows(method: str, name: str, value: object, rows: int) -> None:
+    said = f"task: {method}() returned {name!r}"
+    if isinstance(value, Ragged):
+        lengths = value.lengths
+        if lengths.shape != (rows,) or lengths.dtype != torch.int64:
+            found = f"{tuple(lengths.shape)} and {lengths.dtype}"
+            raise TaskError(f"{said} with lengths of shape {found} for {rows} rows; expected ({rows},) and torch.int64")
+        entries = len(value.values) if value.values.dim() else 0
+        if int(lengths.sum()) != entries or bool((lengths < 0).any()):
+            total = int(lengths.sum())
+            raise TaskError(f"{said} with {entries} values for lengths that sum up to {total}; expected as many")
+        return
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        raise TaskError(f"task: {method}() returned {kind} as {name!r}; expected a tensor ({rows}, …) or a Ragged")
+    if value.dim() == 0 or len(value) != rows:
+        shape = tuple(value.shape)
+        raise TaskError(f"{said} of shape {shape} for {rows} rows; expected ({rows}, …), or a Ragged of {rows} rows")
+
+
+def _first(value: Tensor | Ragged, rows: int) -> Tensor | Ragged:
+    """Return the first ``rows`` rows, all or none of them, on the CPU."""
+    if isinstance(value, Ragged):
+        values = value.values if rows else value.values[:0]
+        return Ragged(values.detach().cpu(), value.lengths[:rows].cpu())
+    return value[:rows].detach().cpu()
+
+
+def _joined(name: str, parts: list[Tensor | Ragged]) -> Tensor | Ragged:
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if not ragged:
+        return _cat(name, [part for part in parts if isinstance(part, Tensor)], "rows")
+    if len(ragged) < len(parts):
+        raise TaskError(f"task: outputs {name!r} are a Ragged for some batches and a tensor for others; expected one")
+    return Ragged(_cat(name, [part.values for part in ragged], "values"), torch.cat([part.lengths for part in ragged]))
+
+
+def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        found = " and ".join(map(str, sorted(shapes)))
+        raise TaskError(
+            f"task: outputs() returned {name!r} with {what} of shapes {found}; {what} of a data set have one shape: "
+            "return a distcore.Ragged, pad them to a fixed length, or return a number per row"
+        )
+    return torch.cat(tensors)
+
+
+def _take(value: Tensor | Ragged, rows: Tensor) -> Tensor | Ragged:
+    return value.take(rows) if isinstance(value, Ragged) else value[rows]

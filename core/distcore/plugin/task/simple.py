@@ -1,0 +1,152 @@
+"""The short path to a task of one's own: two data sets of torch, a model, and a loss per row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from distcore.errors import TaskError
+from distcore.plugin.batching.columns import ConstantColumn
+from distcore.plugin.task.task import Batch, Datasets, Direction
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from distcore.config import RunConfig
+
+SAMPLED = 64
+"""Most rows that are read to tell a data set from others."""
+
+
+class Simple:
+    """A task as ``data``, ``model`` and ``row_loss``; implements ``distcore.Task``.
+
+    Make the subclass a frozen dataclass, and its fields are options. Every row counts one in the mean loss.
+    """
+
+    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min"}
+    """What an evaluation reports, with what is better. All but ``loss`` come from ``row_metrics``."""
+    lr: ClassVar[float] = 1e-3
+    """Peak learning rate of a run that does not set one."""
+
+    def data(self) -> Sequence[Dataset[Any]]:
+        """Return the rows to train on and to evaluate on and, as a third, those of the final test if they are others.
+
+        Each is a ``torch.utils.data.Dataset`` with a length, whose row ``i`` is the same in every process and each
+        time; one whose rows differ between epochs has a method ``at(epoch)``, which returns that epoch's.
+        """
+        raise NotImplementedError
+
+    def model(self) -> nn.Module:
+        """Return the model in fp32. The random state is seeded before each call."""
+        raise NotImplementedError
+
+    def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
+
+        ``batch`` is what ``collate`` returned, on the device of ``model``; parameters are reached through
+        ``model(...)`` alone.
+        """
+        raise NotImplementedError
+
+    def row_metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the other metrics of each row, each of shape ``(n,)``; their mean over all rows is reported.
+
+        If ``loss`` is among them, ``row_loss`` is not called in evaluations, which spares a forward pass.
+        """
+        return {}
+
+    def collate(self, rows: list[Any]) -> Batch:
+        """Return rows of a data set as a batch, as ``torch.utils.data.default_collate`` does."""
+        from torch.utils.data import default_collate
+
+        return default_collate(rows)
+
+    def suggest(self, config: RunConfig) -> dict[str, object]:
+        """Return the learning rate of a run that does not set one."""
+        return {"lr": self.lr}
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the data sets in the form that the core asks for; raises TaskError for one without a length."""
+        sets = [_rows(dataset, self) for dataset in self.data()]
+        if not 2 <= len(sets) <= 3:
+            raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} data sets; expected 2 or 3")
+        train, evaluation, test = (*sets, sets[1])[:3]
+        return Datasets(train=train, evaluation=evaluation, test=test)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets:
+        """Return data sets without rows: the model is built from the options alone."""
+        none = Rows([], self)
+        return Datasets(train=none, evaluation=none, test=none)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model."""
+        return self.model()
+
+    def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the metrics of each row, the loss among them; shape ``(n,)`` each."""
+        found = self.row_metrics(model, batch)
+        return found if "loss" in found else {"loss": self.row_loss(model, batch), **found}
+
+    def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return the mean of each metric over the rows; ``None`` without rows."""
+        return {name: outputs[name].double().mean().item() if name in outputs else None for name in self.metrics}
+
+
+class Rows:
+    """The rows of a torch data set, collated by a ``Simple`` task; implements ``distcore.Dataset``."""
+
+    def __init__(self, rows: Any, task: Simple) -> None:
+        """``rows`` has a length and can be indexed."""
+        self.rows, self._task = rows, task
+        self.lengths = self.items = ConstantColumn(len(rows), 1)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Collate the rows ``indices``, int64, shape ``(n,)``."""
+        return self._task.collate([self.rows[index] for index in indices.tolist()])
+
+    @property
+    def content(self) -> str:
+        """A digest of rows that lie evenly over the data set, at most ``SAMPLED`` of them."""
+        from torch import Tensor
+        from torch.utils._pytree import tree_leaves
+
+        digest = hashlib.sha256(str(len(self)).encode())
+        for index in np.unique(np.linspace(0, len(self) - 1, min(SAMPLED, len(self))).astype(int)).tolist():
+            for leaf in tree_leaves(self.rows[index]):
+                digest.update(leaf.numpy().tobytes() if isinstance(leaf, Tensor) else repr(leaf).encode())
+        return digest.hexdigest()
+
+
+class VaryingRows(Rows):
+    """The same for a data set whose rows differ between epochs; implements ``distcore.Varying`` too."""
+
+    def __init__(self, rows: Any, task: Simple) -> None:
+        """``rows.at(epoch)`` has a length and can be indexed."""
+        super().__init__(rows.at(0), task)
+        self._all = rows
+
+    def at(self, epoch: int) -> Rows:
+        """Return the rows of ``epoch``, counted from 0."""
+        return Rows(self._all.at(epoch), self._task)
+
+
+def _rows(dataset: Any, task: Simple) -> Rows:
+    if hasattr(dataset, "at"):
+        return VaryingRows(dataset, task)
+    if not hasattr(type(dataset), "__len__") or not hasattr(type(dataset), "__getitem__"):
+        raise TaskError(
+            f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot be indexed: a "
+            "resume could not go on inside it (law 7); expected data sets with len() and rows by number"
+        )
+    return Rows(dataset, task)

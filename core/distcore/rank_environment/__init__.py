@@ -1,0 +1,5 @@
+"""How a process learns its rank: from the variables of torchrun, SLURM and MPI. Begin with `environment`."""
+
+from distcore.rank_environment.environment import export, join
+
+__all__ = ["export", "join"]

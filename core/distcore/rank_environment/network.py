@@ -1,0 +1,123 @@
+"""Which of its addresses and interfaces a machine uses to reach another one, and names that do not resolve."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+
+from distcore.errors import ConfigError
+from distcore.plugin.strategy.contract import RankInfo
+
+PATIENCE = 20.0
+"""Seconds for a name to resolve: that of a pod appears some seconds after the pod."""
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has, as it is kept for documents."""
+
+
+def address_towards(host: str) -> str | None:
+    """Return the address by which this machine reaches ``host``; ``None`` if it knows no way. Sends nothing.
+
+    Where ``host`` is this machine, by a name that it gives a loopback address as a fresh Debian does, return the
+    address that leads to other machines.
+    """
+    address = _route_to(host)
+    if address and is_loopback(address) and host != "localhost" and not is_loopback(host):
+        return _address_abroad() or address
+    return address
+
+
+def is_here(host: str) -> bool:
+    """Return True if ``host``, a name or an address, is this machine."""
+    return any(is_loopback(address) or interface_of(address) for address in _addresses_of(host))
+
+
+def is_loopback(address: str) -> bool:
+    """Return True for an address that no other machine can reach; a name is none."""
+    try:
+        return ip_address(address.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of this machine's interface that has ``address``."""
+    return next((name for name, found in _interfaces().items() if address in {a.address for a in found}), None)
+
+
+def spans_machines(rank_info: RankInfo) -> bool:
+    """Return True if the ranks are on several machines."""
+    return rank_info.local_size < rank_info.size
+
+
+def where(rank_info: RankInfo) -> str:
+    """Return host and address of this rank and of rank 0, for messages; empty if all ranks are on one machine."""
+    if not spans_machines(rank_info):
+        return ""
+    master = rank_info.master_addr or "its address"
+    mine = address_towards(master) or "no address towards rank 0"
+    return f"{socket.gethostname()} ({mine}; rank 0 at {master}:{rank_info.master_port})"
+
+
+def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
+    """Wait until the name of rank 0's machine resolves, and have gloo use an interface that reaches that machine.
+
+    gloo takes the address of this machine's own name. Where that is a loopback address, as on a fresh Debian, or none,
+    other machines could not reach this one: GLOO_SOCKET_IFNAME is set then, unless the user has set it.
+
+    Raises ConfigError, one line, for a name that does not resolve within ``patience`` seconds.
+    """
+    if not spans_machines(rank_info) or not rank_info.master_addr:
+        return
+    deadline = time.monotonic() + patience
+    while not _addresses_of(rank_info.master_addr):
+        if time.monotonic() >= deadline:
+            name, here = rank_info.master_addr, socket.gethostname()
+            raise ConfigError(
+                f"{rank_info.launcher}: rank 0's machine is {name!r}, a name for which {here} finds no address; export "
+                "MASTER_ADDR, the address of that machine, to all ranks"
+            )
+        time.sleep(0.2)
+    own = _addresses_of(socket.gethostname())
+    if "GLOO_SOCKET_IFNAME" in os.environ or (own and not all(map(is_loopback, own))):
+        return
+    address = address_towards(rank_info.master_addr)
+    if interface := interface_of(address) if address else None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def _route_to(host: str) -> str | None:
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _address_abroad() -> str | None:
+    """Return the address of the interface for gloo, or else that of the default route, or else the first one."""
+    interfaces = _interfaces()
+    if (chosen := os.environ.get("GLOO_SOCKET_IFNAME", "")) in interfaces:
+        interfaces = {chosen: interfaces[chosen]}
+    elif address := _route_to(ELSEWHERE):
+        return address
+    found = (a.address for addresses in interfaces.values() for a in addresses if a.family == socket.AF_INET)
+    return next((address for address in found if not is_loopback(address)), None)
+
+
+def _addresses_of(name: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(name.strip("[]"), None)}
+    except OSError:
+        return set()
+
+
+def _interfaces() -> Mapping[str, list[Any]]:
+    import psutil
+
+    return psutil.net_if_addrs()

@@ -1,0 +1,185 @@
+"""Find plugins by their metadata alone, and import only those that a run uses.
+
+Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
+``.launchers``, ``.rank_environments`` and ``.commands``; the name of an entry point is what the user types.
+``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions beside those of the core (empty: no others).
+``-p no:NAME`` blocks a name or a distribution. Both act before anything is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Collection
+from functools import cache, lru_cache
+from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from distcore.errors import StrategyError, nearest
+
+KINDS = {
+    "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
+    "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
+}  # fmt: skip
+CORE = "distcore-core"
+"""The distribution of this package: what it brings is never left out by DISTCORE_LOAD_PLUGINS."""
+BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
+"""Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
+
+
+def distribution(entry: EntryPoint) -> str:
+    """Return name and version of the distribution that provides ``entry``."""
+    return " ".join(_identity(entry.dist)) if entry.dist else "an unknown distribution"
+
+
+def entries(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name, sorted. Imports none of them.
+
+    ``group`` is the part after ``distcore.``. Raises StrategyError if two distributions provide the same name.
+    """
+    return {name: only(group, offered) for name, offered in offers(group).items()}
+
+
+def offers(group: str) -> dict[str, list[EntryPoint]]:
+    """Return, by name and sorted, all entry points of that name, one per distribution, without blocked ones."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(all_offers(group), key=lambda entry: (entry.name, distribution(entry))):
+        if not _blocked(entry):
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
+    """Return the only entry point in ``offered``; raises StrategyError if several distributions provide the name."""
+    first, *others = offered
+    if others:
+        raise StrategyError(
+            f"{KINDS[group]} {first.name!r} is provided twice: by {distribution(first)} and by "
+            f"{distribution(others[0])}; uninstall one, or block it with -p no:{_owner(others[0])}"
+        )
+    return first
+
+
+def load(group: str, name: str) -> Any:
+    """Import and return what the entry point ``name`` refers to, or ``Class`` if name is ``path/to/file.py:Class``.
+
+    Raises StrategyError, one line, if it is not installed (with the pip command), is blocked or does not import.
+    """
+    if ".py:" in name:
+        return load_file(KINDS[group], name)
+    installed = offers(group)
+    if name not in installed:
+        raise StrategyError(_missing(group, name, installed))
+    entry = only(group, installed[name])  # only the name in use must be unique
+    try:
+        return entry.load()
+    except Exception as error:  # a broken plugin may raise anything at import
+        reason = " ".join(str(error).split())
+        raise StrategyError(
+            f"{KINDS[group]} {name!r} is installed ({distribution(entry)}) but does not import: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def load_file(kind: str, reference: str) -> Any:
+    """Return ``Class`` of ``path/to/file.py:Class``, a plugin that is not packaged.
+
+    Modules beside the file can be imported in it. ``kind`` is for messages. Raises StrategyError, one line, if there
+    is no such file or class, or it does not import.
+    """
+    path, _, name = reference.rpartition(":")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise StrategyError(f"{kind} {reference!r}: no file {path}")
+    try:
+        module = _module_of(file.resolve(), file.stat().st_mtime_ns)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise StrategyError(f"{kind} {reference!r} does not import: {type(error).__name__}: {reason}") from error
+    if not hasattr(module, name):
+        known = [other for other, value in vars(module).items() if isinstance(value, type)]
+        raise StrategyError(f"{kind} {reference!r}: no class {name} in {path}{nearest(name, known)}")
+    return getattr(module, name)
+
+
+@cache  # a class must be the same object whenever it is asked for
+def _module_of(file: Path, changed: int) -> ModuleType:
+    """Import a file; ``changed``, its time of modification, tells an edited file from the one that was imported."""
+    name = f"distcore_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None  # a .py file always has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module by name
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that it hides nothing
+    spec.loader.exec_module(module)
+    return module
+
+
+def all_offers(group: str) -> list[EntryPoint]:
+    """Return all entry points of a group, with blocked ones and those of a distribution that is there twice."""
+    return [entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"]
+
+
+@lru_cache(maxsize=4)  # it reads a file of every distribution, and a command asks a dozen times
+def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """All entry points for distcore; ``places`` tells what was installed or removed since, as pip does."""
+    ours: dict[str, Distribution] = {}
+    for found in distributions():
+        if "[distcore." in (found.read_text("entry_points.txt") or ""):
+            ours.setdefault(_identity(found)[0], found)  # of two versions, Python imports the first on the path
+    entries = (entry for found in ours.values() for entry in found.entry_points)
+    return tuple(entry for entry in entries if entry.group.startswith("distcore."))
+
+
+def _state(place: str) -> tuple[str, int]:
+    """A folder of ``sys.path`` and when something in it was added or removed."""
+    folder = os.path.abspath(place)
+    try:
+        return folder, os.stat(folder).st_mtime_ns
+    except OSError:  # Python allows folders that do not exist
+        return folder, 0
+
+
+@cache  # the metadata is a long file
+def _identity(found: Distribution) -> tuple[str, str]:
+    return found.name, found.version
+
+
+def _owner(entry: EntryPoint) -> str:
+    return _identity(entry.dist)[0] if entry.dist else ""
+
+
+def _blocked(entry: EntryPoint) -> bool:
+    owner = _owner(entry)
+    refused = set(filter(None, os.environ.get(BLOCK_VARIABLE, "").split(",")))
+    if refused & {entry.name, owner}:
+        return True
+    allowed = os.environ.get("DISTCORE_LOAD_PLUGINS")
+    return allowed is not None and owner != CORE and not set(allowed.split(",")) & {entry.name, owner}
+
+
+def _missing(group: str, name: str, installed: Collection[str]) -> str:
+    kind = KINDS[group]
+    names = ", ".join(installed) or "none"
+    if any(entry.name == name for entry in all_offers(group)):
+        return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
+    extra = _extra_that_brings(name) if group == "strategies" else None
+    how = f". Install it with: pip install 'distcore[{extra}]'" if extra else nearest(name, installed)
+    return f"no {kind} named {name!r} (installed: {names}){how}"
+
+
+def _extra_that_brings(name: str) -> str | None:
+    """Return ``name`` if distcore's metadata has an extra of that name. So the core need not list strategies."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        extras = metadata("distcore").get_all("Provides-Extra") or []
+    except PackageNotFoundError:  # the core was installed without it
+        return None
+    return name if name in extras else None

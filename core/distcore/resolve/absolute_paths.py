@@ -1,0 +1,47 @@
+"""Paths in the config that a run records: absolute, so that they are found again from any folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig
+from distcore.files import absolute
+from distcore.plugin.task.task import Task
+from distcore.resolve.resolve import build_strategy
+
+
+def with_absolute_paths(config: RunConfig, task: Task) -> RunConfig:
+    """Return a resolved ``config`` with the paths of its task, strategy, optimizer and extensions absolute.
+
+    A path to what is not there stays as it is.
+    """
+    strategy = build_strategy(config)
+    return config.model_copy(
+        update={
+            "task": absolute(config.task),
+            "task_options": _absolute_options(config.task_options, task),
+            "strategy_options": _absolute_options(config.strategy_options, strategy),
+            "optimizer": config.optimizer.model_copy(update={"name": absolute(config.optimizer.name)}),
+            "extensions": {absolute(name): given for name, given in config.extensions.items()},
+        }
+    )
+
+
+def path_options_of(plugin: object) -> Collection[str]:
+    """Return the options of a task or a strategy that name a file or a folder.
+
+    These are the fields that hold a ``Path``, and those that its attribute ``path_options`` names.
+    """
+    named = set(getattr(plugin, "path_options", ()))
+    fields = dataclasses.fields(plugin) if dataclasses.is_dataclass(plugin) else ()
+    return named | {field.name for field in fields if isinstance(getattr(plugin, field.name), Path)}
+
+
+def _absolute_options(options: Mapping[str, Any], plugin: object) -> dict[str, Any]:
+    paths = path_options_of(plugin)
+    return {
+        name: absolute(value) if name in paths and isinstance(value, str) else value for name, value in options.items()
+    }

@@ -1,0 +1,118 @@
+"""What a config asks for, against what its strategy declares: each refusal names the strategies that could."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+from distcore import registry
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, DistcoreError, nearest
+from distcore.model.compiling import with_compile
+from distcore.model.optim import is_installed, load_optimizer, optimizer_class, with_options
+from distcore.model.optimizers.own import check as check_own
+from distcore.plugin.options import build
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.hooks import capabilities_of
+
+log = logging.getLogger("distcore")
+
+
+def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
+    """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
+    wanted: list[tuple[str, Any, frozenset[str], Any]] = [
+        (
+            "device",
+            config.device,
+            declared.devices or frozenset({config.device}),
+            lambda o: config.device in (o.devices or {config.device}),
+        ),
+        ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
+        (
+            "launcher",
+            launcher,
+            declared.launchers or frozenset({launcher}),
+            lambda o: launcher in (o.launchers or {launcher}),
+        ),
+    ]
+    for key, value, possible, can in wanted:
+        if value not in possible:
+            raise ConfigError(
+                f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
+                f"{nearest(str(value), possible)}; {strategies_that(can)} could"
+            )
+
+    if config.deterministic and not declared.deterministic:
+        others = strategies_that(lambda other: other.deterministic)
+        raise ConfigError(
+            f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
+            f"{others} could, with their default options"
+        )
+
+
+def check_average(config: RunConfig, declared: Capabilities) -> None:
+    """Raise ConfigError if the config asks for an average of the weights, and the strategy declares none."""
+    if config.ema.decay is not None and not declared.ema:
+        lacks = f"strategy {config.strategy!r} keeps no average of weights"
+        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
+
+
+def with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with all options of its optimizer.
+
+    Raises DistcoreError for an optimizer that there is not or that the strategy does not take, or a wrong option.
+    """
+    name = config.optimizer.name
+    installed = is_installed(name)
+    elementwise = installed and optimizer_class(name).elementwise
+
+    def takes(other: Capabilities) -> bool:
+        return name in other.optimizers or (installed and other.takes_optimizer(name, elementwise))
+
+    if not takes(declared):
+        possible = optimizers_of(declared)
+        parts = installed and declared.other_optimizers == "elementwise"
+        why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
+        raise ConfigError(
+            f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
+            f"{nearest(name, possible)}{why}; {strategies_that(takes)} could"
+        )
+    optimizer = load_optimizer(config)
+    if not type(optimizer).__module__.startswith("distcore."):
+        check_own(name, optimizer)
+    return with_options(config)
+
+
+def compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
+    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
+    possible = with_compile(config, declared)
+    if possible.compile != config.compile:
+        said = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
+    return possible
+
+
+def optimizers_of(declared: Capabilities) -> list[str]:
+    """Return the names of the optimizers that a strategy takes, of all that are installed; imports those."""
+    found = set(declared.optimizers)
+    for name in registry.offers("optimizers"):
+        with contextlib.suppress(DistcoreError):
+            found |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
+    return sorted(found)
+
+
+def strategies_that(can: Any) -> str:
+    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message.
+
+    Imports all strategies, which is too slow for anything else.
+    """
+    names = []
+    for name in registry.offers("strategies"):
+        try:
+            declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
+        except DistcoreError:
+            continue
+        if can(declared):
+            names.append(name)
+    return ", ".join(names) or "no installed strategy"

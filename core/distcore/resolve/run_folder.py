@@ -1,0 +1,57 @@
+"""The folder of a run: a name for a new one, whether it can be had, and what the main rank writes into it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from distcore.config import GIVEN, RunConfig
+from distcore.distributed.agreement import on_all_ranks
+from distcore.errors import ConfigError
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
+
+
+def new_run_folder(config: RunConfig) -> str:
+    """Return a new folder name: the time, and a number if another run started in the same second."""
+    task = re.sub(r"[^\w-]+", "-", Path(config.task).name.removeprefix(GIVEN).replace(".py:", "-"))
+    base = Path("runs") / f"{task}-{config.strategy}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = base, 1
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return str(folder)
+
+
+def check_out(config: RunConfig) -> None:
+    """Raise ConfigError if the run folder cannot be created, or has a run that this one does not resume.
+
+    Creates nothing: a run that is refused for another reason must not leave a folder behind.
+    """
+    folder = Path(str(config.out))
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"out = {str(folder)!r}: is a file, not a folder")
+    resumed = config.resume == "auto" or (config.resume and folder.resolve() in Path(config.resume).resolve().parents)
+    if (folder / "config.yaml").exists() and not resumed:
+        raise ConfigError(f"out = {str(folder)!r}: holds another run; choose another, or go on with --resume auto")
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ConfigError(f"out = {str(folder)!r}: cannot be created: {above} is not a folder that you may write to")
+
+
+def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
+    """Have the main rank write to the run folder; if that fails, raise on every rank.
+
+    CheckpointError for what cannot be written, TaskError for what the task does wrong.
+    """
+    out = Path(str(run.config.out))
+    action = partial(write, out) if run.world.is_main else _nothing
+    on_all_ranks(run, hooks, f"run folder {out} cannot be written", action)
+
+
+def _nothing() -> None:
+    """Do what the other ranks do while the main one writes: nothing."""

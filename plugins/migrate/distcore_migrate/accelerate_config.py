@@ -1,0 +1,203 @@
+"""A file of ``accelerate config``, and the flags of ``accelerate launch``, which say the same: one row per key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore.errors import ConfigError, nearest
+from distcore_migrate import fsdp_config
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, idle, none, to, whole, written
+
+KINDS = {"NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+"""``distributed_type`` to a strategy."""
+PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+"""``mixed_precision`` to ``precision``; YAML reads a bare no as false."""
+
+
+def _kind(draft: Draft, name: str, value: Any) -> None:
+    word = "NO" if value is False else str(value)
+    if word not in KINDS:
+        raise ConfigError(f"{name} = {value}: no strategy for it{nearest(word, KINDS)} ({', '.join(KINDS)})")
+    draft.keep("kind", KINDS[word], name)
+    if word == "MULTI_CPU":
+        draft.set("device", "cpu", name)
+
+
+def _flag_of(kind: str) -> Rule:
+    """A flag that stands for a ``distributed_type``."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if flag(value):
+            draft.keep("kind", KINDS[kind], name)
+        else:
+            draft.note("off", name)
+
+    return rule
+
+
+def _precision(draft: Draft, name: str, value: Any) -> None:
+    if (word := str(value).lower()) in PRECISIONS:
+        draft.keep("launched_precision", PRECISIONS[word], name)
+    else:
+        draft.note("none", written(name, value), "precisions here: fp32, bf16, fp16")
+
+
+def _cpu(draft: Draft, name: str, value: Any) -> None:
+    if flag(value):
+        draft.set("device", "cpu", name)
+    else:
+        draft.note("off", name)
+
+
+def _processes(draft: Draft, name: str, value: Any) -> None:
+    if value in (None, -1):
+        draft.note("off", name)
+    else:
+        draft.keep("processes", whole(value), name)
+
+
+def _gpus(draft: Draft, name: str, value: Any) -> None:
+    if value in (None, "all"):
+        draft.note("off", name)
+    else:
+        draft.note("none", written(name, value), f"start it with CUDA_VISIBLE_DEVICES={value}")
+
+
+def _environment(draft: Draft, name: str, value: Any) -> None:
+    if value == "LOCAL_MACHINE":
+        draft.note("off", name)
+    else:
+        draft.note("none", written(name, value), "there is no cloud here")
+
+
+def _nested(key: str) -> Rule:
+    """A section that changes the run if anything in it is on."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        inner = value if isinstance(value, dict) else {"": value}
+        on = {part: word for part, word in inner.items() if str(word).lower() not in ("no", "none", "false", "", "1")}
+        for part, word in on.items():
+            draft.note("none", written(f"{name}.{part}".rstrip("."), word), key)
+        if not on:
+            draft.note("off", name)
+
+    return rule
+
+
+LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
+TPU = idle("only matters on a TPU")
+COMPILED = _nested("use --compile on or --compile regions")
+ROWS: dict[str, Rule] = {
+    "compute_environment": _environment,
+    "distributed_type": _kind,
+    "multi_gpu": _flag_of("MULTI_GPU"),
+    "use_deepspeed": _flag_of("DEEPSPEED"),
+    "use_fsdp": _flag_of("FSDP"),
+    "mixed_precision": _precision,
+    "fp16": _precision,
+    "num_processes": _processes,
+    "num_machines": fact("machines", whole),
+    "use_cpu": _cpu,
+    "cpu": _cpu,
+    "gpu_ids": _gpus,
+    "machine_rank": LAUNCHER,
+    "main_process_ip": LAUNCHER,
+    "main_process_port": LAUNCHER,
+    "rdzv_backend": LAUNCHER,
+    "rdzv_conf": LAUNCHER,
+    "same_network": LAUNCHER,
+    "main_training_function": LAUNCHER,
+    "enable_cpu_affinity": LAUNCHER,
+    "num_cpu_threads_per_process": idle("each rank takes its share of the cores"),
+    "mpirun_config": LAUNCHER,
+    "mpirun_hostfile": LAUNCHER,
+    "mpirun_ccl": LAUNCHER,
+    "aws_access_key_id": none("there is no cloud here"),
+    "aws_secret_access_key": none("there is no cloud here"),
+    "command_file": LAUNCHER,
+    "commands": LAUNCHER,
+    "role": LAUNCHER,
+    "tee": LAUNCHER,
+    "log_dir": LAUNCHER,
+    "module": LAUNCHER,
+    "no_python": LAUNCHER,
+    "quiet": LAUNCHER,
+    "monitor_interval": LAUNCHER,
+    "max_restarts": to("max_restarts", whole),
+    "debug": idle("ranks compare rows and weights in their first steps, and say what differs"),
+    "downcast_bf16": TPU,
+    "tpu_name": TPU,
+    "tpu_zone": TPU,
+    "tpu_env": TPU,
+    "tpu_vm": TPU,
+    "tpu_use_cluster": TPU,
+    "tpu_use_sudo": TPU,
+    "tpu_cluster": TPU,
+    "no_tpu_cluster": TPU,
+    "vm": TPU,
+    "env": TPU,
+    "tpu": none("there is no XLA here; --device takes what torch.accelerator sees"),
+    "dynamo_config": COMPILED,
+    "dynamo_backend": COMPILED,
+    "dynamo_mode": COMPILED,
+    "dynamo_use_dynamic": COMPILED,
+    "dynamo_use_fullgraph": COMPILED,
+    "dynamo_use_regional_compilation": COMPILED,
+    "fp8_config": _nested("use precision bf16"),
+    "megatron_lm_config": _nested("there is no Megatron-LM here"),
+    "use_megatron_lm": none("there is no Megatron-LM here"),
+    "parallelism_config": _nested("ranks are data parallel here"),
+    "use_parallelism_config": none("ranks are data parallel here"),
+}
+SECTION_ROWS: dict[str, Rule] = {
+    "zero_stage": fact("zero_stage", whole),
+    "offload_optimizer_device": fact("zero_offload_optimizer"),
+    "offload_param_device": fact("zero_offload_param"),
+    "offload_optimizer_nvme_path": fact("zero_nvme_path"),
+    "offload_param_nvme_path": fact("zero_nvme_path"),
+    "gradient_accumulation_steps": fact("accumulation", whole),
+    "gradient_clipping": to("clip.norm", lambda norm: float(norm) or None),
+    "zero3_init_flag": idle("the strategy builds the model as its stage needs it"),
+    "zero3_save_16bit_model": idle("checkpoint export writes the whole model at any stage"),
+    "deepspeed_config_file": fact("deepspeed"),
+    "deepspeed_hostfile": LAUNCHER,
+    "deepspeed_exclusion_filter": LAUNCHER,
+    "deepspeed_inclusion_filter": LAUNCHER,
+    "deepspeed_multinode_launcher": LAUNCHER,
+    "deepspeed_moe_layer_cls_names": none("there are no mixtures of experts here"),
+}
+"""The keys of ``deepspeed_config``."""
+
+
+def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
+    """Put the keys of the file into ``draft``; raises ConfigError for a kind of training that has no strategy."""
+    rest = {key: value for key, value in tree.items() if key not in ("deepspeed_config", "fsdp_config")}
+    apply(draft, ROWS, rest, "accelerate config", prefix)
+    kind = draft.facts["kind"].value if "kind" in draft.facts else None
+    for section, wanted in (("deepspeed_config", "deepspeed"), ("fsdp_config", "fsdp")):
+        inner = tree.get(section)
+        if inner is None or inner in OFF:
+            draft.note("off", section) if section in tree else None
+        elif kind != wanted:
+            draft.note("idle", section, f"for distributed_type {wanted.upper()}, which this is not")
+        elif wanted == "fsdp":
+            fsdp_config.read(draft, inner, f"{prefix}fsdp_")
+        else:
+            asked = {key: value for key, value in inner.items() if value not in (None, "none", "auto")}
+            for key in inner.keys() - asked.keys():
+                draft.note("off", f"{prefix}{key}")
+            apply(draft, SECTION_ROWS, asked, "deepspeed_config", prefix)
+
+
+def tree_of(flags: Tree) -> Tree:
+    """Return the flags of ``accelerate launch`` in the terms of the file."""
+    tree: Tree = {}
+    sections: dict[str, Tree] = {"deepspeed_config": {}, "fsdp_config": {}}
+    for name, value in flags.items():
+        if name in SECTION_ROWS:
+            sections["deepspeed_config"][name] = value
+        elif name.startswith("fsdp_"):
+            sections["fsdp_config"][name] = value
+        else:
+            tree[name] = value
+    return tree | {name: section for name, section in sections.items() if section}

@@ -1,0 +1,94 @@
+"""Rules for arguments of TrainingArguments that several words or values share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore_migrate.draft import OFF, Draft, Rule, flag, written
+
+OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw_torch_xla": "adamw",
+    "adamw_torch_npu_fused": "adamw",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion_32bit": "lion",
+    "paged_lion_32bit": "lion",
+}
+"""``optim`` to ``optimizer.name``."""
+TRACKERS = {name: name for name in ("tensorboard", "wandb", "mlflow")}
+"""``report_to`` to the extension that does it."""
+LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error"}
+
+
+def optimizer(draft: Draft, name: str, value: Any) -> None:
+    """Set the optimizer of the same mathematics, or say which there are."""
+    if value in OPTIMIZERS:
+        draft.set("optimizer.name", OPTIMIZERS[value], name)
+    else:
+        known = ", ".join(sorted(set(OPTIMIZERS.values())))
+        draft.note("none", written(name, value), f"left at the default, adamw; of the Trainer's, here are {known}")
+    if value == "adafactor":
+        draft.note("differs", written(name, value), "torch's, whose steps are relative to the size of the weights; "
+                   "those of the Trainer's are not: try a larger lr")  # fmt: skip
+
+
+def trackers(draft: Draft, name: str, value: Any) -> None:
+    """Switch on the extension of each tracker that is asked for, or say which there are."""
+    asked = [word for word in (value if isinstance(value, list) else [value]) if word not in OFF]
+    if not asked:
+        draft.note("off", name)
+    for word in asked:
+        if word in TRACKERS:
+            draft.set(f"extensions.{TRACKERS[word]}", True, name)
+        else:
+            draft.note("none", written(name, word), f"trackers here: {', '.join(TRACKERS)}, and extensions of your own")
+
+
+def level(key: str) -> Rule:
+    """Return the rule that sets ``key`` to the log level of the same name."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if value in LEVELS:
+            draft.set(key, LEVELS[value], name)
+        else:
+            draft.note("off", name)
+
+    return rule
+
+
+def on(key: str, wanted: Any) -> Rule:
+    """Return the rule that sets ``key`` to ``wanted`` where the argument is on."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if value in OFF or not flag(value):
+            draft.note("off", name)
+        else:
+            draft.set(key, wanted, name)
+
+    return rule
+
+
+def sampling(draft: Draft, name: str, value: Any) -> None:
+    """Set the length window for sampling by length; say of any other that rows are shuffled."""
+    if value == "group_by_length":
+        draft.set("loader.length_grouping", "window", name)
+    elif value == "random":
+        draft.note("off", name)
+    else:
+        draft.note("none", written(name, value), "rows are shuffled anew in each epoch")
+
+
+def precision(word: str) -> Rule:
+    """Return the rule that proposes precision ``word`` where the argument is on."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if value in OFF or not flag(value):
+            draft.note("off", name)
+        else:
+            draft.keep("precision", word, name)
+
+    return rule

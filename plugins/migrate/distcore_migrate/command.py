@@ -1,0 +1,51 @@
+"""``distcore migrate``: the config that does what files or a command line of another trainer say."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from distcore.errors import ConfigError
+
+SUMMARY = "print the config that does what another trainer's files or command line say"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.usage = "distcore migrate [FLAGS] [FILE…] [-- COMMAND LINE]"
+    parser.takes_command = True  # type: ignore[attr-defined]
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE",
+        help="TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON; several of one job go together",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nproc", type=int, metavar="N", help="processes of the job, where neither a file nor the command says them"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the config there (default: to stdout)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the config, and on stderr what to look at; raises ConfigError, one line."""
+    from distcore_migrate import migrate
+
+    if arguments.nproc is not None and arguments.nproc < 1:
+        raise ConfigError(f"--nproc {arguments.nproc}: expected a number of processes, 1 or more")
+    found = migrate(arguments.files, arguments.command_line, arguments.nproc)
+    if arguments.out:
+        _write(Path(arguments.out), found.text)
+    else:
+        print(found.text, end="")
+    if found.no_equal:
+        print(f"no equal here: {'; '.join(found.no_equal)}", file=sys.stderr)
+    print(f"{len(found.differs)} things mean something else; the comments of the file say what", file=sys.stderr)
+    return 0
+
+
+def _write(file: Path, text: str) -> None:
+    if file.exists():
+        raise ConfigError(f"--out {file}: is there already; remove it, or name another file")
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {file}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,71 @@
+"""The config as YAML, each key with its origin, below comments that say what became of all the others."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from distcore.config import RunConfig
+from distcore_migrate.draft import Draft, Kind, Note, Tree
+
+WIDTH = 110
+HEADINGS: dict[Kind, str] = {
+    "open": "Said by no source:",
+    "none": "Has no equal here:",
+    "differs": "Means something else here:",
+    "idle": "Without effect here:",
+}
+"""What stands above the notes of a kind, in this order."""
+
+
+def page(draft: Draft, sources: list[str]) -> str:
+    """Return the text of the config file."""
+    lines = [*_comment(f"Written by distcore migrate, from: {', '.join(sources)}")]
+    for kind, heading in HEADINGS.items():
+        if notes := [note for note in draft.notes if note.kind == kind]:
+            lines += ["#", *_comment(heading)]
+            lines += [line for note in notes for line in _note(note)]
+    if off := list(dict.fromkeys(note.about for note in draft.notes if note.kind == "off")):
+        lines += ["#", *_comment(f"Asks for nothing: {', '.join(off)}")]
+    return "\n".join([*lines, *_tree(nested(draft), draft)]) + "\n"
+
+
+def _note(note: Note) -> list[str]:
+    return _comment(f"- {note.about}: {note.text}", "#   ")
+
+
+def _comment(text: str, later: str = "# ") -> list[str]:
+    clean = " ".join(text.split())
+    return textwrap.wrap(clean, WIDTH, initial_indent="# ", subsequent_indent=later, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip
+
+
+def nested(draft: Draft) -> Tree:
+    """Return the config as a tree, its keys in the order of a reader: the task, then as RunConfig has them."""
+    order = ["task", "task_options", *RunConfig.model_fields]
+    tree: Tree = {}
+    for dotted, value in sorted(draft.values.items(), key=lambda item: order.index(item[0].partition(".")[0])):
+        *parents, leaf = dotted.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = value
+    return tree
+
+
+def _tree(tree: Tree, draft: Draft, prefix: str = "", indent: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value and dotted not in draft.opaque:
+            yield f"{indent}{key}:"
+            yield from _tree(value, draft, f"{dotted}.", f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {_scalar(value)}  # {' '.join(draft.origins[dotted].split())}"
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("\n").removesuffix("\n...")

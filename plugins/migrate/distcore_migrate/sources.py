@@ -1,0 +1,62 @@
+"""Files that are given: read as JSON or YAML, and known by their keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distcore.errors import ConfigError
+from distcore_migrate import accelerate_config, deepspeed_config, training_arguments
+from distcore_migrate.draft import Tree
+from distcore_migrate.scripts import rows_of
+
+SECTIONS = {"deepspeed_config", "fsdp_config"}
+KEYS: dict[str, set[str]] = {
+    "accelerate config": {*accelerate_config.ROWS, *SECTIONS} - {"debug"},
+    "DeepSpeed JSON": set(deepspeed_config.ROWS),
+    "TrainingArguments": {*training_arguments.ROWS, *rows_of(None)},
+}
+"""Formats, with the keys at the top of their files."""
+
+
+def read_tree(file: str) -> Tree:
+    """Return the keys and values of a JSON or YAML file; raises ConfigError, one line."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        hint = "; print TrainingArguments.to_json_string() into a file" if Path(file).suffix == ".bin" else ""
+        raise ConfigError(f"file {file}: cannot be read: {reason}{hint}") from None
+    tree = _parsed(text, file)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"file {file}: expected keys and values, found {type(tree).__name__}")
+    return tree
+
+
+def _parsed(text: str, file: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        problem = f"file {file}: not valid JSON: {error}"
+    try:
+        return yaml.safe_load(text)  # JSON with comments, too
+    except yaml.YAMLError as error:
+        if Path(file).suffix == ".json":
+            raise ConfigError(problem) from None
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise ConfigError(f"file {file}{where}: neither JSON nor YAML: {problem}") from None
+
+
+def format_of(tree: Tree, file: str) -> str:
+    """Return the format whose keys the file has; raises ConfigError if less than half of them are of one format."""
+    known = {name: len(keys & tree.keys()) for name, keys in KEYS.items()}
+    best = max(known, key=lambda name: known[name])
+    if not known[best] or 2 * known[best] < len(tree):
+        formats = "TrainingArguments as JSON, an accelerate config, a DeepSpeed JSON"
+        raise ConfigError(f"file {file}: unknown format; known are {formats}, and behind -- a command line")
+    return best

@@ -1,0 +1,233 @@
+"""What several keys say together about a run: batches, steps, schedule, evaluations, checkpoints, precision."""
+
+from __future__ import annotations
+
+from distcore.errors import ConfigError
+from distcore_migrate.draft import OFF, Draft, Tree
+
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_restarts": "cosine_with_restarts",
+    "polynomial": "polynomial",
+    "constant": "constant",
+    "constant_with_warmup": "constant_with_warmup",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "warmup_stable_decay",
+}
+"""``lr_scheduler_type`` to ``schedule.name``."""
+NEAREST = {
+    "cosine_with_min_lr": "cosine",
+    "cosine_warmup_with_min_lr": "cosine",
+    "reduce_lr_on_plateau": "constant",
+    "greedy": "constant",
+}
+"""What is written for those that have no equal."""
+LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",)}
+"""By optimizer: settings of Adam, which the Trainer has for all, that mean nothing to it, or something else."""
+
+
+def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
+    """Set both batch sizes, and return the number of processes on all machines; raises ConfigError.
+
+    ``nproc`` is what ``--nproc`` says; ``reads_batch``: some source has batch sizes, or defaults of them.
+    """
+    said = draft.use("processes")
+    if nproc is not None and said not in (None, nproc):
+        raise ConfigError(f"--nproc {nproc}, but {draft.origin('processes')} = {said}: leave --nproc out, or change it")
+    per_device, accumulation = draft.use("per_device"), draft.use("accumulation")
+    whole = draft.use("global_batch")
+    ranks = nproc or said or _implied(whole, per_device, accumulation)
+    if per_device is not None:
+        draft.set("micro_batch_size", per_device, draft.origin("per_device"))
+    if ranks is None and reads_batch:
+        draft.note("open", "number of processes", "nothing says it, so 1 is assumed; --nproc N says another, also "
+                   "where plain python would take several GPUs as DataParallel")  # fmt: skip
+    ranks = ranks or 1
+    if per_device is None and whole is None:
+        draft.note_fact("open", "accumulation", "goes into global_batch_size with the rows of a device, which are open")
+        if reads_batch:
+            draft.note("open", "global_batch_size", "the sources leave the batch open; distcore's default is 32 rows")
+        return ranks
+    rows = per_device * ranks * (accumulation or 1) if per_device is not None else whole
+    if whole is not None and whole != rows:
+        origins = draft.origin("per_device", "accumulation", "processes")
+        raise ConfigError(
+            f"{draft.origin('global_batch')} = {whole}, but {origins}: {per_device} rows * {ranks} processes * "
+            f"{accumulation or 1} accumulation steps = {rows}; make them equal, or give --nproc"
+        )
+    origin = draft.origin("per_device", "accumulation", "global_batch")
+    draft.set("global_batch_size", rows, origin)
+    if per_device is not None:
+        many = f"{per_device} rows of a device * {ranks} process(es) * {accumulation or 1} accumulation step(s)"
+        draft.note("differs", origin, f"global_batch_size is the rows of a step over all ranks: {rows} = {many}; it "
+                   "stays so at any number of ranks")  # fmt: skip
+    return ranks
+
+
+def _implied(whole: int | None, per_device: int | None, accumulation: int | None) -> int | None:
+    """Return the number of processes that three batch sizes come to."""
+    if whole is None or per_device is None or accumulation is None or whole % (per_device * accumulation):
+        return None
+    return whole // (per_device * accumulation)
+
+
+def length(draft: Draft) -> int | None:
+    """Set epochs or steps; return the steps of the run, where that is known."""
+    steps, epochs = draft.use("max_steps", -1), draft.use("epochs")
+    if steps > 0:
+        draft.set("max_steps", steps, draft.origin("max_steps"))
+        draft.note_fact("idle", "epochs", "max_steps overrides it")
+        return int(steps)
+    draft.note_fact("off", "max_steps")
+    if epochs is not None:
+        whole = max(1, round(epochs))
+        draft.set("epochs", whole, draft.origin("epochs"))
+        if whole != epochs:
+            draft.note_fact("none", "epochs", f"epochs are whole: written as {whole}; max_steps can end a run earlier")
+    return None
+
+
+def schedule(draft: Draft, total: int | None) -> None:
+    """Set the schedule and its warm-up; ``total``: the steps of the run, or ``None``."""
+    name = draft.use("schedule")
+    if name in NEAREST:
+        draft.note_fact("none", "schedule", f"written as {NEAREST[name]}")
+    elif name is not None and name not in SCHEDULES:
+        known = ", ".join(SCHEDULES)
+        raise ConfigError(f"{draft.origin('schedule')} = {name!r}: no schedule of transformers ({known})")
+    if name is not None:
+        draft.set("schedule.name", NEAREST.get(name) or SCHEDULES[name], draft.origin("schedule"))
+    _warmup(draft)
+    given = draft.use("schedule_arguments")
+    if given in OFF:
+        draft.note_fact("off", "schedule_arguments")
+    elif name == "warmup_stable_decay" and total and "num_decay_steps" in given:
+        ratio = round(given["num_decay_steps"] / total, 6)
+        draft.set("schedule.decay_ratio", ratio, draft.origin("schedule_arguments"))
+        if set(given) - {"num_decay_steps", "num_stable_steps"}:
+            draft.note_fact("none", "schedule_arguments", "only the length of the decay is a key here")
+    else:
+        hint = "; schedule.decay_ratio is the decay as a part of the run" if name == "warmup_stable_decay" else ""
+        draft.note_fact("none", "schedule_arguments", f"schedules have their own arguments' defaults{hint}")
+
+
+def _warmup(draft: Draft) -> None:
+    steps, ratio = draft.use("warmup_steps", 0), draft.use("warmup_ratio", 0)
+    if 0 < steps < 1:
+        steps, ratio = 0, steps
+    if steps:
+        draft.set("schedule.warmup_steps", int(steps), draft.origin("warmup_steps"))
+        draft.note_fact("off", "warmup_ratio")
+    elif ratio:
+        draft.set("schedule.warmup_ratio", ratio, draft.origin("warmup_ratio", "warmup_steps"))
+        draft.note("differs", draft.origin("warmup_ratio", "warmup_steps"),
+                   "the steps that come out are rounded, the Trainer rounds them up")  # fmt: skip
+    else:
+        draft.note_fact("off", "warmup_ratio")
+        draft.note_fact("off", "warmup_steps")
+
+
+def betas(draft: Draft) -> None:
+    """Set both running means of Adam where a source has one of them."""
+    if draft.facts.keys() & {"beta1", "beta2"}:
+        found = [draft.use("beta1", 0.9), draft.use("beta2", 0.999)]
+        draft.set("optimizer.betas", found, draft.origin("beta1", "beta2"))
+        draft.opaque.add("optimizer.betas")
+
+
+def optimizer_options(draft: Draft) -> None:
+    """Leave out the settings of Adam that the optimizer does not have."""
+    name = draft.values.get("optimizer.name")
+    for key in LACKS.get(str(name), ()):
+        if f"optimizer.{key}" in draft.values:
+            del draft.values[f"optimizer.{key}"]
+            draft.note("idle", draft.origins.pop(f"optimizer.{key}"), f"{name} has no {key}")
+
+
+def evaluation(draft: Draft, total: int | None) -> None:
+    """Set how often the run evaluates, logs and saves."""
+    kind = str(draft.use("eval_strategy", "no"))
+    if kind == "steps":
+        every = "eval_steps" if draft.use("eval_steps") else "logging_steps"
+        _every(draft, "eval_every", every, total, "eval_strategy")
+    else:
+        draft.note_fact("off", "eval_steps")
+        if kind == "epoch":
+            draft.set("eval_every", 0, draft.origin("eval_strategy"))
+        else:
+            draft.note_fact("differs", "eval_strategy", "a run evaluates at the ends of its epochs all the same")
+    _saving(draft, total)
+    kind = str(draft.use("logging_strategy", "steps"))
+    if kind == "steps":
+        draft.note_fact("off", "logging_strategy")
+        _every(draft, "log_every", "logging_steps", total)
+    else:
+        draft.note_fact("none", "logging_strategy", "log_every counts optimizer steps")
+        draft.note_fact("off", "logging_steps")
+
+
+def _saving(draft: Draft, total: int | None) -> None:
+    kind = str(draft.use("save_strategy", "steps"))
+    if kind == "steps":
+        _every(draft, "save_every", "save_steps", total, "save_strategy")
+    else:
+        draft.note_fact("off", "save_steps")
+        draft.set("save_every", 0, draft.origin("save_strategy"))
+        texts = {
+            "epoch": "save_every counts optimizer steps: give those of an epoch, rows / global_batch_size; the last "
+            "weights and the best evaluation's are kept in any case",
+            "best": "the best evaluation's weights are kept, and the last ones too",
+        }
+        kept = "the last weights and the best evaluation's are kept all the same"
+        draft.note_fact("none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept))
+    if (limit := draft.use("save_total_limit")) and limit > 0:
+        draft.set("checkpoints.keep_last", limit, draft.origin("save_total_limit"))
+    elif kind == "steps" and "save_steps" in draft.facts:
+        about = "save_total_limit, not given"
+        draft.note("differs", about, "the Trainer keeps all checkpoints, distcore the newest two and the best")
+    if "save_total_limit" in draft.facts and not limit:
+        draft.note_fact("off", "save_total_limit")
+
+
+def _every(draft: Draft, key: str, name: str, total: int | None, *more: str) -> None:
+    """Set ``key`` to a number of steps; below 1 it is a part of the run's ``total``."""
+    value = draft.use(name)
+    if value is None:
+        return
+    if value >= 1:
+        draft.set(key, int(value), draft.origin(*more, name))
+    elif total and value > 0:
+        draft.set(key, max(1, round(value * total)), draft.origin(*more, name))
+    else:
+        draft.note_fact("none", name, f"{key} counts optimizer steps, and those of the run are not known here")
+
+
+def precision(draft: Draft) -> None:
+    """Set the precision of the run."""
+    word = draft.use("precision")
+    if word is not None:
+        draft.set("precision", word, draft.origin("precision"))
+    launched = draft.use("launched_precision")
+    if word is None and launched not in (None, "fp32"):
+        draft.set("precision", launched, draft.origin("launched_precision"))
+    elif launched is not None and launched != (word or "fp32"):
+        raise ConfigError(
+            f"{draft.origin('launched_precision')} says {launched}, but {draft.origin('precision')} says {word}: make "
+            "them equal or leave one out"
+        )
+    else:
+        draft.note_fact("off", "launched_precision")
+
+
+def ddp(draft: Draft) -> None:
+    """Set the options of ``ddp``, where that is the strategy."""
+    options: Tree = {"ddp_find_unused": "find_unused", "ddp_bucket_mb": "bucket_mb", "ddp_static_graph": "static_graph"}
+    for name, option in options.items():
+        value = draft.use(name)
+        if value in OFF:
+            draft.note_fact("off", name)
+        elif draft.values.get("strategy") == "ddp":
+            draft.set(f"strategy_options.{option}", value, draft.origin(name))
+        else:
+            draft.note_fact("idle", name, "for the strategy ddp, which this is not")

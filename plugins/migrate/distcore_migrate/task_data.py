@@ -1,0 +1,242 @@
+"""Model and data of a script, in the words of the task that it trains."""
+
+from __future__ import annotations
+
+from distcore_migrate.columns import columns_of, unreadable
+from distcore_migrate.draft import Draft
+from distcore_migrate.names import DATA_SETS, FROM_SCRATCH, full_name
+from distcore_migrate.scripts import OPTIONS, TRANSLATION
+
+GLUE = {
+    "cola": ("sentence", None),
+    "mnli": ("premise", "hypothesis"),
+    "mrpc": ("sentence1", "sentence2"),
+    "qnli": ("question", "sentence"),
+    "qqp": ("question1", "question2"),
+    "rte": ("sentence1", "sentence2"),
+    "sst2": ("sentence", None),
+    "stsb": ("sentence1", "sentence2"),
+    "wnli": ("sentence1", "sentence2"),
+}
+"""Tasks of GLUE, with their columns of one text or of a pair."""
+METRICS = {
+    "text-classification": ("loss", "accuracy", "macro_f1"),
+    "image-classification": ("loss", "accuracy", "macro_f1"),
+    "token-classification": ("loss", "accuracy", "precision", "recall", "f1"),
+    "causal-lm": ("loss", "perplexity", "token_accuracy"),
+    "masked-lm": ("loss", "perplexity", "token_accuracy"),
+    "seq2seq": ("loss", "perplexity", "token_accuracy"),
+}
+"""What ``checkpoints.best`` may name."""
+SUMMARIES = {
+    "abisee/cnn_dailymail": ("article", "highlights"),
+    "EdinburghNLP/xsum": ("document", "summary"),
+    "Samsung/samsum": ("dialogue", "summary"),
+}
+"""Columns that the summarization script knows by the data set."""
+
+
+def model(draft: Draft, task: str | None) -> None:
+    """Set the model; a name that the hub knows without an owner gets it."""
+    name, scratch = draft.use("model"), draft.use("model_type")
+    if name is not None:
+        full = full_name(str(name))
+        draft.set(f"{OPTIONS}model", full, draft.origin("model"))
+        if full != name:
+            draft.note("differs", f"{draft.origin('model')} = {name}", f"with its owner: {full}; without one, it would "
+                       "be a built-in model with random weights, or none")  # fmt: skip
+        draft.note_fact("idle", "model_type", "the model says it")
+    elif scratch is not None:
+        built_in = FROM_SCRATCH.get(scratch)
+        if built_in:
+            draft.set(f"{OPTIONS}model", built_in, draft.origin("model_type"))
+            draft.note_fact("differs", "model_type", "random weights, with a tokenizer trained on the training rows")
+        else:
+            draft.note_fact("none", "model_type", f"built-in models are {', '.join(FROM_SCRATCH)}; or give a folder")
+    for other in ("config_name", "tokenizer_name"):
+        if draft.use(other) in (None, name):
+            draft.note_fact("off", other)
+        else:
+            draft.note_fact("none", other, "config, tokenizer and weights are one folder")
+
+
+def data(draft: Draft, task: str | None) -> None:
+    """Set the data and its columns; says which rows are kept for evaluation where the script keeps none."""
+    glue, hub = draft.use("glue"), draft.use("dataset")
+    if glue is not None and not draft.facts.keys() & {"dataset", "train_file"}:
+        _glue(draft, str(glue))
+    elif hub is not None:
+        _hub(draft, str(hub), task)
+    else:
+        draft.note_fact("idle", "glue", "train_file says the data")
+        _files(draft)
+    percentage = draft.use("validation_percentage")
+    if f"{OPTIONS}eval_data" not in draft.values:
+        if percentage:
+            draft.set(f"{OPTIONS}eval_fraction", percentage / 100, draft.origin("validation_percentage"))
+        if f"{OPTIONS}data" in draft.values and task is not None:
+            draft.note("differs", "no validation data", "a part of data is kept for evaluation (eval_fraction) and not "
+                       "trained on; eval_data takes other rows")  # fmt: skip
+    else:
+        draft.note_fact("off", "validation_percentage")
+
+
+def _glue(draft: Draft, name: str) -> None:
+    draft.note_fact("idle", "dataset_config", "task_name says it")
+    origin, name = draft.origin("glue"), name.lower()
+    if name not in GLUE:
+        draft.note_fact("none", "glue", f"tasks of GLUE are {', '.join(GLUE)}")
+        return
+    held_out = "validation_matched" if name == "mnli" else "validation"
+    draft.set(f"{OPTIONS}data", f"nyu-mll/glue:{name}@train", origin)
+    draft.set(f"{OPTIONS}eval_data", f"nyu-mll/glue:{name}@{held_out}", origin)
+    for column, of_data in zip(("text", "text_pair"), GLUE[name], strict=True):
+        if of_data:
+            draft.set(f"{OPTIONS}columns.{column}", of_data, origin)
+    if name == "stsb":
+        draft.set(f"{OPTIONS}problem_type", "regression", origin)
+
+
+def _hub(draft: Draft, name: str, task: str | None) -> None:
+    for file in ("train_file", "validation_file", "test_file"):
+        draft.note_fact("idle", file, "the script takes the data set")
+    full = DATA_SETS.get(name, name)
+    if "/" not in full:
+        draft.note_fact("none", "dataset", "a name of the hub is OWNER/NAME")
+    config = draft.use("dataset_config")
+    base = f"{full}:{config}" if config else full
+    origin = draft.origin("dataset", "dataset_config")
+    draft.set(f"{OPTIONS}data", f"{base}@{draft.use('train_split', 'train')}", origin)
+    draft.set(f"{OPTIONS}eval_data", f"{base}@{draft.use('validation_split', 'validation')}", origin)
+    if full in SUMMARIES and task == "seq2seq" and not draft.facts.keys() & {"source_column", "target_column"}:
+        _pair(draft, SUMMARIES[full], origin)
+
+
+def _files(draft: Draft) -> None:
+    draft.note_fact("idle", "dataset_config", "there is no dataset_name")
+    for name, option in (("train_file", "data"), ("validation_file", "eval_data")):
+        if file := draft.use(name):
+            draft.set(f"{OPTIONS}{option}", str(file), draft.origin(name))
+    test = draft.use("test_file")
+    if test and draft.use("do_predict", True):
+        draft.set(f"{OPTIONS}test_data", str(test), draft.origin("test_file"))
+        draft.note_fact("differs", "test_file", "its rows need labels; for rows without, distcore predict RUN")
+    elif test:
+        draft.note_fact("idle", "test_file", "do_predict is off")
+    for name in ("train_file", "validation_file", "test_file"):
+        if name in draft.facts and (problem := unreadable(str(draft.facts[name].value))):
+            draft.note("none", f"{draft.facts[name].origin} = {draft.facts[name].value}", problem)
+
+
+def columns(draft: Draft, task: str | None) -> None:
+    """Set the columns that the script looks up in its file, or takes by their place."""
+    file = draft.facts.get("train_file")
+    found = columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
+    if task == "text-classification":
+        _text_columns(draft, found)
+    elif task in ("causal-lm", "masked-lm"):
+        column = draft.use("text_column") or (None if not found or "text" in found else found[0])
+        if column:
+            draft.set(f"{OPTIONS}columns.text", str(column), draft.origin("text_column") or "the first column")
+    elif task == "seq2seq":
+        _seq2seq_columns(draft, found)
+    elif task == "token-classification":
+        _tagged_columns(draft, found)
+
+
+def _text_columns(draft: Draft, found: list[str] | None) -> None:
+    if draft.use("regression"):
+        draft.set(f"{OPTIONS}problem_type", "regression", draft.origin("regression"))
+    else:
+        draft.note_fact("off", "regression")
+    if (named := draft.use("text_columns")) is not None:
+        words = [word.strip() for word in str(named).split(",")]
+        for column, word in zip(("text", "text_pair"), words, strict=False):
+            draft.set(f"{OPTIONS}columns.{column}", word, draft.origin("text_columns"))
+        if len(words) > 2:
+            draft.note_fact("none", "text_columns", "a row has one text or two: join the others in the file")
+    elif found is not None:
+        texts = [name for name in found if name not in ("label", "idx", "id")]
+        pair = ["sentence1", "sentence2"] if {"sentence1", "sentence2"} <= set(texts) else texts[:2]
+        for column, word in zip(("text", "text_pair"), pair, strict=False):
+            draft.set(f"{OPTIONS}columns.{column}", word, "the columns of train_file, as the script takes them")
+    elif "train_file" in draft.facts or ("dataset" in draft.facts):
+        draft.note("open", "columns.text", "the script takes the columns beside label, which cannot be read here: say "
+                   "columns.text, and columns.text_pair for pairs")  # fmt: skip
+
+
+def _seq2seq_columns(draft: Draft, found: list[str] | None) -> None:
+    if draft.facts.keys() & {"source_lang", "target_lang"}:
+        languages = tuple(str(draft.use(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
+        _pair(draft, languages, draft.origin("source_lang", "target_lang"))
+        draft.note("none", draft.origin("source_lang", "target_lang"), TRANSLATION)
+    elif draft.facts.keys() & {"source_column", "target_column"} or found:
+        by_place = [*(found or []), "source", "target"] if found else ["source", "target"]
+        pair = (draft.use("source_column") or by_place[0], draft.use("target_column") or by_place[1])
+        _pair(draft, pair, draft.origin("source_column", "target_column") or "the first two columns")
+    elif f"{OPTIONS}columns.source" not in draft.values:
+        draft.note("open", "columns.source, columns.target", "the script takes the first two columns; say which")
+
+
+def _pair(draft: Draft, pair: tuple[str, ...], origin: str) -> None:
+    for column, word in zip(("source", "target"), pair, strict=True):
+        draft.set(f"{OPTIONS}columns.{column}", word, origin)
+
+
+def _tagged_columns(draft: Draft, found: list[str] | None) -> None:
+    names = found or ["tokens", "ner_tags"]
+    tokens = "tokens" if "tokens" in names else names[0]
+    tags = "ner_tags" if "ner_tags" in names else names[1] if len(names) > 1 else "tags"
+    for column, word in (("tokens", tokens), ("tags", tags)):
+        if f"{OPTIONS}columns.{column}" not in draft.values:
+            draft.set(f"{OPTIONS}columns.{column}", word, "the column that the script takes")
+
+
+def options(draft: Draft, task: str | None) -> None:
+    """Set what else the task has: lengths, generation, label smoothing, the best metric."""
+    if task == "causal-lm":
+        block = draft.use("block_size")
+        draft.set(f"{OPTIONS}max_seq_len", block or 1024, draft.origin("block_size") or "block_size (default)")
+    if task == "masked-lm":
+        _lines(draft)
+    smoothing = draft.use("label_smoothing")
+    if smoothing and task == "seq2seq":
+        draft.set(f"{OPTIONS}label_smoothing", smoothing, draft.origin("label_smoothing"))
+    else:
+        draft.note_fact("none" if smoothing else "off", "label_smoothing", "the loss of a task of your own may do it")
+    _generation(draft, task)
+    _best(draft, task)
+
+
+def _lines(draft: Draft) -> None:
+    by_line = bool(draft.use("line_by_line"))
+    if by_line:
+        draft.set(f"{OPTIONS}split_texts", False, draft.origin("line_by_line"))
+        return
+    draft.note_fact("off", "line_by_line")
+    draft.note("differs", "line_by_line, not given", "the script joins all texts and cuts blocks; here a long text "
+               "becomes several rows, and none is joined to another")  # fmt: skip
+    if f"{OPTIONS}max_seq_len" not in draft.values:
+        draft.set(f"{OPTIONS}max_seq_len", 512, "max_seq_length (default)")
+
+
+def _generation(draft: Draft, task: str | None) -> None:
+    generate, tokens = draft.use("generate"), draft.use("generation_length")
+    target = draft.values.get(f"{OPTIONS}max_target_len", 128)
+    if generate and task in (None, "seq2seq"):
+        draft.set(f"{OPTIONS}max_new_tokens", tokens or target, draft.origin("generate", "generation_length"))
+        draft.note_fact("differs", "generate", "scored by exact match and chrF, where the scripts have ROUGE or BLEU")
+    else:
+        draft.note_fact("none" if generate else "off", "generate", "an option of the task seq2seq")
+        draft.note_fact("idle", "generation_length", "evaluation generates nothing without predict_with_generate")
+
+
+def _best(draft: Draft, task: str | None) -> None:
+    name = draft.use("best_metric")
+    if name is None:
+        return
+    word, known = str(name).removeprefix("eval_"), METRICS[task or "text-classification"]
+    if word in known:
+        draft.set("checkpoints.best", word, draft.origin("best_metric"))
+    else:
+        draft.note_fact("none", "best_metric", f"metrics of this task: {', '.join(known)}; the loss is taken")

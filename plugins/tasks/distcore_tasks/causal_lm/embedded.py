@@ -1,0 +1,51 @@
+"""Embedded data sets, which need no file: both are read from the installed Python, under its license.
+
+=================  ===================================================================================
+``stdlib-source``  documents: the source files of some packages of the standard library, one per row
+``stdlib-help``    prompts and completions: the first line of a documented function or class, and the
+                   first sentence of what its docstring says
+=================  ===================================================================================
+
+The same Python gives the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from distcore_tasks import stdlib
+from distcore_tasks.causal_lm.rows import Rows, check_rows
+
+FORMAT = 1
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+_LENGTHS = range(12, 200)
+"""Characters of a prompt and of a completion that are kept."""
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
+
+
+def stdlib_source() -> Rows:
+    """Return the source files as documents."""
+    return check_rows("data set stdlib-source", "documents", ((text,) for text in stdlib.documents()))
+
+
+def stdlib_help() -> Rows:
+    """Return the first line of each documented function and class with the first sentence of its docstring."""
+    found = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
+    kept = ((prompt, text) for prompt, text in found.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
+    return check_rows("data set stdlib-help", "prompts", kept)
+
+
+EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
+
+
+def _first_line(node: stdlib.Definition) -> str:
+    if isinstance(node, ast.FunctionDef):
+        return f"def {node.name}({ast.unparse(node.args)}):"
+    bases = ", ".join(map(ast.unparse, node.bases))
+    return f"class {node.name}({bases}):" if bases else f"class {node.name}:"

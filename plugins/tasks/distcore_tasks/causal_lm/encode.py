@@ -1,0 +1,147 @@
+"""From checked rows to tokens: documents joined and cut into blocks; of a conversation the answers count."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore.errors import DataError, ModelError
+from distcore_tasks.causal_lm.options import CausalOptions
+from distcore_tasks.causal_lm.rows import Rows
+from distcore_tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
+from distcore_tasks.parts import Part
+from distcore_tasks.tokenizing import chunks, token_lists
+
+Encoded = tuple[np.ndarray, np.ndarray]
+"""Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
+
+
+def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
+    """Write the tokens of all rows into the new folder ``folder``, a data set's.
+
+    Returns them, mapped into memory, and how many rows were cut to ``max_seq_len``. Raises DataError or ModelError.
+    """
+    if part.rows.form == "documents":
+        return _blocks(_documents(part, tokenizer), options, folder), 0
+    rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
+    return _cut(part, rows, options.max_seq_len, folder)
+
+
+def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
+    """Yield the tokens of each document, with the one that ends it."""
+    end = _end(tokenizer)
+    for tokens in token_lists(tokenizer, part.values(), special=True):
+        yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
+
+
+def _blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
+    """Cut the stream of all documents into blocks: each token but the first is predicted once."""
+    with SequenceFiles(folder) as files:
+        for tokens in documents:
+            flags = np.full(len(tokens), COUNTED, np.uint8)
+            if options.split_documents:
+                flags[:1] = FIRST  # nothing before it says what it is, so it is no target
+            files.add(tokens, flags)
+    starts = np.arange(0, files.count - 1, options.max_seq_len, dtype=np.int64)
+    lengths = np.minimum(options.max_seq_len, files.count - 1 - starts)
+    return finish_sequences(folder, starts, lengths)
+
+
+def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
+    """Yield prompt, completion and the token that ends it; the latter two count."""
+    end = _end(tokenizer)
+    for pairs in chunks(part.values()):
+        prompts, completions = zip(*pairs, strict=True)
+        both = prompt_tokens(tokenizer, prompts), token_lists(tokenizer, completions, special=False)
+        for prompt, completion in zip(*both, strict=True):
+            tokens = np.asarray([*prompt, *completion, *end], np.int32)
+            yield tokens, np.arange(len(tokens)) >= len(prompt)
+
+
+def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
+    """Yield the tokens of each prompt, which does not end; ``special``: with those that the tokenizer puts around."""
+    end = _end(tokenizer)
+    for tokens in token_lists(tokenizer, prompts, special=special):
+        yield tokens[:-1] if special and tokens[-1:] == end else tokens
+
+
+def check_template(name: str, tokenizer: Any) -> None:
+    """Raise ModelError, which ``name`` opens, for a tokenizer without a chat template."""
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{name}: the model's tokenizer has no chat template, so messages cannot be written; "
+            "take a model that was trained on conversations, or give prompt and completion columns"
+        )
+
+
+def written(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
+    """Return messages as the chat template writes them; ``prompt``: with what opens the next answer.
+
+    Raises DataError for those that the template refuses.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateError as error:
+        raise DataError(f"the chat template refuses it: {error}") from None
+    return text
+
+
+def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
+    """Yield each conversation as the chat template writes it; the assistant's answers count."""
+    check_template(part.rows.name, tokenizer)
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{part.rows.name}: messages need a fast tokenizer, which knows where in a text a token stands"
+        )
+    for place, messages in enumerate(part.values()):
+        text, answers = _written(part, place, messages, tokenizer)
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+        counted = np.zeros(len(begins), bool)
+        for begin, end in answers:
+            counted |= (begins >= begin) & (begins < end)
+        yield np.asarray(found["input_ids"], np.int32), counted
+
+
+def _written(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+    """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
+    try:
+        whole = written(tokenizer, messages, prompt=False)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = written(tokenizer, messages[:number], prompt=True) if number else ""
+                until = written(tokenizer, messages[: number + 1], prompt=False)
+                if not (until.startswith(before) and whole.startswith(until)):
+                    raise DataError(f"the chat template writes message {number + 1} anew when others follow")
+                spans.append((len(before), len(until.rstrip())))
+    except DataError as error:
+        raise part.problem(place, str(error)) from None
+    return whole, spans
+
+
+def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
+    """Join the rows, each cut so that the model reads ``length`` tokens at most; raises DataError without an answer."""
+    sizes, cut = array("q"), 0
+    with SequenceFiles(folder) as files:
+        for place, (row, counted) in enumerate(rows):
+            if not counted[1 : length + 1].any():
+                before = f"{int(np.argmax(counted))} tokens come before it"
+                problem = f"the answer is cut off entirely: {before}; raise --max-seq-len ({length})"
+                raise part.problem(place, problem)
+            cut += len(row) > length + 1
+            files.add(row[: length + 1], counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
+            sizes.append(min(len(row), length + 1))
+    found = np.asarray(sizes, np.int64)
+    return finish_sequences(folder, np.cumsum(found) - found, found - 1), cut
+
+
+def _end(tokenizer: Any) -> list[int]:
+    """Return the token that ends a text; none if the tokenizer has none."""
+    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]

@@ -1,0 +1,139 @@
+"""Rows of the three forms, checked one by one: documents, prompts with completions, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from distcore.data.files import Source, check_source, describe_value, name_of, read_records, row_error
+from distcore.errors import DataError
+from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
+from distcore_tasks.causal_lm.vocabulary import ROLES
+from distcore_tasks.rereading import Values, kept
+from distcore_tasks.sources import text_problem
+
+COLUMNS: dict[Form, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "prompts": ("prompt", "completion"),
+    "documents": ("text",),
+}
+"""The columns of each form, in the order in which ``auto`` looks for them."""
+
+GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
+"""The columns of each form that the model goes on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in file order."""
+
+    name: str
+    """What error messages call these rows, such as ``data file chats.jsonl``."""
+    form: Form
+    """What a row is."""
+    values: Values[Any]
+    """A text per document, (prompt, completion), or a list of messages."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def texts_of(values: Iterable[Any]) -> Iterator[str]:
+    """Yield all that the values of rows say, for a vocabulary to be learned from."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from (part if isinstance(part, str) else part["content"] for part in value)
+
+
+def read_rows(source: Source, options: CausalOptions) -> Rows:
+    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    check_source(source)
+    name = name_of(source)
+    form = _detected(source, options.columns) if options.form == "auto" else options.form
+    asked = _asked(COLUMNS[form], options.columns)
+    return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
+
+
+def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
+    """Return the column of a source that the model goes on from, by the option that names it; raises DataError."""
+    check_source(source)
+    form = _detected(source, options.columns, GIVEN) if options.form == "auto" else options.form
+    return _asked(GIVEN[form], options.columns)
+
+
+def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Rows:
+    """Check the records one by one; ``name`` opens every message. Raises DataError."""
+    return _some(Rows(name, form, list(_checked(name, form, records))))
+
+
+def _some(rows: Rows) -> Rows:
+    if not len(rows):
+        raise DataError(f"{rows.name}: holds no rows")
+    return rows
+
+
+def _checked(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Iterator[Any]:
+    for number, record in enumerate(records, 1):
+        if problem := _problem(form, record):
+            raise row_error(name, number, problem)
+        yield record if form == "prompts" else _without_nulls(record[0]) if form == "messages" else record[0]
+
+
+def _without_nulls(messages: Any) -> list[dict[str, object]]:
+    """Return the messages without the keys that are null: in a table each has the keys of all."""
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
+    names = asdict(columns)
+    return {f"columns.{column}": names[column] for column in wanted}
+
+
+def _detected(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
+    """Return the first form whose columns the source's first row has; raises DataError if it has none."""
+    for form, wanted in forms.items():
+        try:
+            first = next(iter(read_records(source, _asked(wanted, columns))), None)
+        except DataError as error:
+            if "no column" not in str(error) and "expected [" not in str(error):
+                raise  # it cannot be read at all
+        else:
+            if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
+                continue  # a row that is a list of one text has no column's name
+            return form
+    known = ", ".join(f"{' and '.join(_asked(wanted, columns).values())} ({form})" for form, wanted in forms.items())
+    raise DataError(f"{name_of(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
+
+
+def _problem(form: Form, record: tuple[object, ...]) -> str | None:
+    if form == "messages":
+        return _conversation_problem(record[0])
+    names = COLUMNS[form]
+    return next(filter(None, map(text_problem, record, names)), None)
+
+
+def _conversation_problem(messages: object) -> str | None:
+    if problem := messages_problem(messages):
+        return problem
+    if isinstance(messages, list) and not any(message["role"] == "assistant" for message in messages):
+        return "no message is the assistant's, so there is nothing to learn: add its answer or remove the row"
+    return None
+
+
+def messages_problem(messages: object) -> str | None:
+    """Return what is wrong with a conversation, whether or not anybody answers; ``None`` if it can be written."""
+    if not isinstance(messages, list):
+        return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
+    if not messages:
+        return "messages is empty: fill it in or remove the row"
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            return f"message {number} is {describe_value(message)}, expected an object with role and content"
+        if message["role"] not in ROLES:
+            return f"message {number} has the role {message['role']!r}, expected one of {', '.join(ROLES)}"
+        if problem := text_problem(message["content"], f"the content of message {number}"):
+            return problem
+    return None

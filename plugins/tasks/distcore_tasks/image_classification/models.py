@@ -1,0 +1,73 @@
+"""Image models: a convolutional net and vision transformers with random weights, local folders, models of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distcore.errors import ModelError
+from distcore_tasks.image_classification.options import ImageOptions
+from distcore_tasks.image_classification.shapes import SHAPES, ViTShape
+from distcore_tasks.pretrained import class_fields, load_model, set_dropout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+PATCHES = 7
+"""Least patches along a side of an image that is not very small."""
+PATCH_SIZES = (2, 16)
+"""Pixels along a side of a patch: those of very small images, and the most, as published vision transformers have."""
+
+
+def patch_size(image_size: int) -> int:
+    """Return the side of a built-in transformer's patches: the largest that fits into an image, and often enough."""
+    most = min(max(image_size // PATCHES, PATCH_SIZES[0]), PATCH_SIZES[1])
+    return max(side for side in range(1, most + 1) if image_size % side == 0)
+
+
+def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) -> nn.Module:
+    """Return the configured model in fp32, with a head for ``classes``, for images of this height and width.
+
+    It maps ``pixel_values`` to an object with ``logits``. Under torch's meta device it has no weights, and none are
+    read. Raises ModelError.
+    """
+    shape, fields = SHAPES.get(options.model), class_fields(classes)
+    if shape is None:
+        folder = options.model_folder()
+        model = load_model("AutoModelForImageClassification", options.model, folder, options.dropout, **fields)
+        _check_layers(options.model, model)
+        return model
+    if isinstance(shape, ViTShape):
+        return _transformer(shape, options, image_size, fields)
+    from distcore_tasks.image_classification.conv import ConvNet
+
+    return ConvNet(shape.widths, len(classes), options.dropout or 0.0)
+
+
+def _transformer(shape: ViTShape, options: ImageOptions, image_size: int, fields: dict[str, Any]) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.hidden // 64,
+        intermediate_size=4 * shape.hidden,
+        image_size=image_size,
+        patch_size=patch_size(image_size),
+        **fields,
+    )
+    set_dropout(config, options.dropout)
+    model: nn.Module = ViTForImageClassification(config)
+    return model
+
+
+def _check_layers(name: str, model: nn.Module) -> None:
+    """Raise ModelError for a model whose answer for an image depends on the images beside it."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ModelError(
+            f"model {name}: has batch normalisation, so what it learns would depend on the images that share a "
+            "micro-batch; take a model without it, such as ViT, DeiT, Swin or ConvNeXt"
+        )

@@ -1,0 +1,63 @@
+"""What can be set of image classification: its model, its images and how they are changed for training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distcore.plugin.task.task import Direction, OnResume
+from distcore_tasks.classification import METRICS
+from distcore_tasks.image_classification.shapes import SHAPES
+from distcore_tasks.options import TaskOptions
+from distcore_tasks.pretrained import IMAGE_PROCESSORS
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in Parquet files."""
+
+    image: str = "image"
+    """Column with encoded images: bytes, or ``bytes`` and ``path``, as in the Parquet files of Hugging Face."""
+    label: str = "label"
+    """Column that holds the label."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are changed, in each epoch in another way; evaluation images never are."""
+
+    shift: Annotated[float, Field(ge=0, lt=1)] = 0.125
+    """Most that an image is moved up or down and to a side, as a part of its size; 0: not at all."""
+    flip: bool = False
+    """Whether half of the images are mirrored, left to right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(TaskOptions):
+    """The options of image classification."""
+
+    built_in: ClassVar = SHAPES
+    beside: ClassVar = IMAGE_PROCESSORS
+    metrics: ClassVar[dict[str, Direction]] = METRICS
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "columns": "free",
+        "model": "ask",
+        "augment": "ask",
+    }
+
+    model: str = "conv-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "digits"
+    """Folder with a folder of images per class, file (.parquet .npz), data set of datasets, or an embedded one."""
+    eval_data: str | None = None
+    """Folder or file to evaluate on, instead of a part of ``data``."""
+    test_data: str | None = None
+    """Folder or file for the final test; default: the evaluation rows."""
+    columns: Columns = Columns()
+    """Names of the columns in Parquet files."""
+    image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
+    """Height and width to which images are resized, in pixels; auto: the model's, else that of arrays, else 64."""
+    augment: Augment = Augment()
+    """How training images are changed."""

@@ -1,0 +1,94 @@
+"""Image classification: one label per image, by a convolutional net or a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore.config import RunConfig
+from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore_tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
+from distcore_tasks.image_classification.data.arrays import EMBEDDED
+from distcore_tasks.image_classification.data.dataset import ImageDataset
+from distcore_tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
+from distcore_tasks.image_classification.data.unlabelled import UnlabelledImages, open_images, unlabelled_images
+from distcore_tasks.image_classification.models import (
+    build_model,
+)
+from distcore_tasks.image_classification.options import ImageOptions
+from distcore_tasks.image_classification.preprocessing import read_preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageClassification(ImageOptions):
+    """One label per image; implements ``distcore.plugin.task.task.Task``."""
+
+    embedded: ClassVar = tuple(EMBEDDED)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the data sets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
+        return prepare_images(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a classifier with one output per class of ``data``."""
+        data = _images(data)
+        return build_model(self, data.classes, data.preprocessing.size)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the images of ``batch``: fp32, without dimensions."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``prediction``, ``scored``, ``scores`` of each image; with labels ``loss`` and ``label``, too."""
+        return class_outputs(_logits(model, batch), batch.get("labels"))
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, ``accuracy``, ``majority_accuracy`` and ``classification_report``; ``None`` without rows."""
+        return class_metrics(outputs, _images(data).classes)
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield a line for each image, in order: labels as the source writes them, ``row`` in a file with several."""
+        data, test = _images(data), data.test
+        origins = test.origins() if isinstance(test, ImageDataset | UnlabelledImages) else repeat({})
+        return class_lines(outputs, data.labels, origins)
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield the images of a folder, by name, or of a file; raises DataError for those that cannot be decoded."""
+        return open_images(source, self.columns, others)
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return images that are read when a batch needs them."""
+        images: list[Any] = [image for (image,) in rows.records]
+        return unlabelled_images(rows.file, images, _images(data).preprocessing)
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write ``labels.json`` and ``preprocessor_config.json``, what predictions need in addition to the weights."""
+        data = _images(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_labels(folder, data.labels)
+        data.preprocessing.save(folder)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with what ``save`` wrote; ``None`` if it did not."""
+        labels = read_labels(folder)
+        return None if labels is None else without_rows(labels, read_preprocessing(str(folder), folder))
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits in fp32, shape ``(n, classes)``: under autocast the model gives half precision."""
+    logits: Tensor = model(pixel_values=batch["pixel_values"]).logits.float()
+    return logits
+
+
+def _images(data: Datasets) -> ImageDatasets:
+    if not isinstance(data, ImageDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data

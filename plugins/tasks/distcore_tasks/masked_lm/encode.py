@@ -1,0 +1,46 @@
+"""From texts to rows of tokens: a text that is longer than a row becomes several, or is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from distcore.errors import ConfigError
+from distcore_tasks.flat import Flat, flat_rows
+from distcore_tasks.masked_lm.options import MaskedOptions
+from distcore_tasks.masked_lm.rows import Texts
+from distcore_tasks.parts import Part
+from distcore_tasks.tokenizing import chunks, token_lists
+
+
+def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int]]:
+    """Yield the rows of all texts, in order, those of some texts at a time, and how many of the texts were cut.
+
+    Raises ConfigError for too short rows.
+    """
+    before, behind = around(tokenizer)
+    room = options.max_seq_len - len(before) - len(behind)
+    if room < 1:
+        taken = f"the tokenizer puts {len(before) + len(behind)} special tokens around each row"
+        raise ConfigError(f"max_seq_len = {options.max_seq_len}: {taken}, which leaves no room for others")
+    for texts in chunks(part.values()):
+        rows, cut = [], 0
+        for tokens in token_lists(tokenizer, texts, special=False):
+            last = len(tokens) if options.split_texts else min(room, len(tokens))
+            cut += last < len(tokens)
+            rows += [[*before, *tokens[at : min(at + room, last)], *behind] for at in range(0, last, room)]
+        yield flat_rows(rows), cut
+
+
+def around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer puts before a text and behind it."""
+    [plain], [whole] = (list(token_lists(tokenizer, ["a"], special=special)) for special in (False, True))
+    at = next(at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+    return whole[:at], whole[at + len(plain) :]
+
+
+def ordinary_tokens(tokenizer: Any) -> np.ndarray:
+    """Return the tokens of the vocabulary that are not special, int64, ascending."""
+    return np.asarray(sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)), np.int64)

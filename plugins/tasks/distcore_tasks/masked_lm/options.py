@@ -1,0 +1,66 @@
+"""What can be set of a masked language model: its model, its data files, its tokens and how many are masked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from distcore.plugin.task.task import Direction, OnResume
+from distcore_tasks.bert import SHAPES
+from distcore_tasks.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.packing.kinds import ENCODERS
+from distcore_tasks.token_metrics import METRICS
+
+RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
+"""Peak learning rates from random weights where a classifier needs others; only that of bert-tiny is measured."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in files with named columns."""
+
+    text: str = "text"
+    """Column that holds the text."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=64)] = 1024
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedOptions(UnpaddedOptions):
+    """The options of masked language modelling."""
+
+    built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
+    metrics: ClassVar[dict[str, Direction]] = METRICS
+    unpadded: ClassVar = ENCODERS
+    read: ClassVar = "tokens"
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "columns": "free",
+        "model": "other rows",  # its tokenizer makes the tokens
+        "max_seq_len": "other rows",
+        "split_texts": "other rows",
+        "mask_probability": "other rows",
+        "tokenizer": "free",  # the tokens that it makes are compared
+    }
+
+    model: str = "bert-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-lines"
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary that a built-in model trains."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Tokens of a row, the special ones included."""
+    split_texts: bool = True
+    """Whether a longer text becomes several rows; otherwise it is cut."""
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Part of the tokens of a row that the model has to find, at least one."""

@@ -1,0 +1,132 @@
+"""From options to tokenised data sets: read, check, split and tokenise texts, and cache the result by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore.data.arrays import blocks
+from distcore.data.cache import cached_folder
+from distcore.errors import DataError
+from distcore_tasks.bert import check_encoder
+from distcore_tasks.flat import Flat
+from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
+from distcore_tasks.masked_lm.masking import Masking, open_rows, write_rows
+from distcore_tasks.masked_lm.models import mask_token
+from distcore_tasks.masked_lm.options import MaskedOptions
+from distcore_tasks.masked_lm.rows import EMBEDDED, Texts, fingerprint, read_texts
+from distcore_tasks.parts import Part, parts_of
+from distcore_tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
+from distcore_tasks.sources import read_source, source_digests, unused_splits
+from distcore_tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
+from distcore_tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
+
+FORMAT = 1
+"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+
+
+def prepare_masked(options: MaskedOptions, seed: int) -> TokenisedDatasets:
+    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+
+    The key of a cache entry is a digest of the files' content. Masks are made when rows are read, so that
+    ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
+    """
+    check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
+    folder = cached_folder("masked", _key(options, seed), lambda folder: _build(folder, options, seed))
+    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+    ordinary = np.load(folder / "ordinary.npy", allow_pickle=False)
+    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry["masking"])
+    facts, pad = entry["facts"], entry["tokens"]["pad"]
+    sets = {name: open_rows(folder / name, pad, masking, varying=name == "train") for name in facts}
+    for name, rows in sets.items():
+        facts[name]["targets"] = int(rows.items.sum())
+    empty = sum(int((rows.items == 0).sum()) for rows in sets.values())
+    return with_rows(
+        sets,
+        folder / "tokenizer",
+        facts={"data": options.data, **facts},
+        warnings=(*unused_splits(options), *_warnings(facts, empty, options)),
+        **entry["tokens"],
+    )
+
+
+def _key(options: MaskedOptions, seed: int) -> str:
+    """Return the key of the cache entry: a digest of everything that its content depends on."""
+    tokens = tokenizer_digest(options.model_folder()) if not options.from_scratch else options.tokenizer.vocab_size
+    facts = [
+        FORMAT,
+        source_digests(options, EMBEDDED, fingerprint),
+        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
+        [asdict(options.columns), options.max_seq_len, options.split_texts],
+        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenise differently
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def _build(folder: Path, options: MaskedOptions, seed: int) -> None:
+    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+    parts = parts_of(options, lambda source: _texts(source, options), seed)
+    tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
+    facts: dict[str, dict[str, object]] = {}
+    common = None
+    for name, part in parts.items():
+        cut: list[int] = []
+        tokens = write_rows(folder / name, _rows_of(part, tokenizer, options, cut), ordinary)
+        if not options.from_scratch:
+            check_vocabulary(options.model, options.model_folder(), int(tokens.values.max(initial=0)))
+        counts = np.zeros(count_tokens(tokenizer), np.int64)
+        counts[ordinary] = count_each(blocks(tokens.values), len(counts))[ordinary]
+        if not counts.any():
+            raise DataError(f"{part.rows.name}, for {name}: no token can be masked: all of them are special or unknown")
+        common = log_frequencies(counts=counts) if common is None else common
+        facts[name] = {
+            "texts": len(part.numbers),
+            "rows": len(tokens.lengths),
+            "tokens": len(tokens.values),
+            "texts_cut": sum(cut),
+            "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
+            "commonest_token": round(float(counts[common.argmax()] / counts.sum()), 4),
+        }
+    tokenizer.save_pretrained(folder / "tokenizer")
+    np.save(folder / "ordinary.npy", ordinary)
+    masking = {"mask": mask, "size": count_tokens(tokenizer)}
+    entry = {"facts": facts, "masking": masking, "tokens": tokens_of(tokenizer)}
+    (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+
+
+def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int]) -> Iterator[Flat]:
+    """Yield the rows of some texts at a time, and put into ``cut`` how many of these were cut."""
+    for rows, number in encode(part, tokenizer, options):
+        cut.append(number)
+        yield rows
+
+
+def _texts(source: str, options: MaskedOptions) -> Texts:
+    return read_source(source, EMBEDDED, lambda path: read_texts(path, options.columns))
+
+
+def _tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
+    if not options.from_scratch:
+        return load_tokenizer(options.model, options.model_folder())
+    from distcore_tasks.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
+
+    sample = list(islice(train.values(), 0, None, -(-len(train.numbers) // MAX_ROWS)))
+    return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))
+
+
+def _warnings(facts: dict[str, dict[str, int]], empty: int, options: MaskedOptions) -> Iterator[str]:
+    texts, rows, cut = (sum(part[name] for part in facts.values()) for name in ("texts", "rows", "texts_cut"))
+    if cut:
+        longer = f"{cut} of {texts} texts have more than {options.max_seq_len} tokens and are cut"
+        yield f"{longer}; --set task_options.split_texts=true makes several rows of each"
+    if empty:
+        yield f"{empty} of {rows} rows have special or unknown tokens only: they are not masked and do not count"

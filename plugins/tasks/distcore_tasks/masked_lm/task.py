@@ -1,0 +1,108 @@
+"""Masked language modelling: the tokens that were hidden are predicted from those on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore.config import RunConfig
+from distcore.plugin.task.task import Datasets
+from distcore_tasks.flat import IGNORED
+from distcore_tasks.masked_lm.masking import no_rows
+from distcore_tasks.masked_lm.models import build_model
+from distcore_tasks.masked_lm.options import MaskedOptions
+from distcore_tasks.masked_lm.prepare import prepare_masked
+from distcore_tasks.masked_lm.rows import EMBEDDED
+from distcore_tasks.pretrained import set_length
+from distcore_tasks.token_metrics import token_report
+from distcore_tasks.tokenised import tokenised, without_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLM(MaskedOptions):
+    """Hidden tokens of texts, by a transformers model; implements ``distcore.plugin.task.task.Task``.
+
+    An item of the mean loss is a token that has to be found.
+    """
+
+    embedded: ClassVar = tuple(EMBEDDED)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache if they were prepared before.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        return prepare_masked(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a model with a head that predicts tokens."""
+        data = tokenised(data)
+        return build_model(self, vocab_size=data.vocab_size, pad=data.pad)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the tokens to be found: fp32, without dimensions."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(*_found(model, batch), reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return for each row, shape ``(n,)``: ``loss``, summed over what is to be found (fp32), ``tokens``, ``right``.
+
+        ``tokens`` is how many are to be found, ``right`` how many of them the model finds likeliest, both int64.
+        """
+        from torch.nn.functional import cross_entropy
+
+        logits, labels = _found(model, batch)
+        row = (batch["labels"] != IGNORED).nonzero()[:, 0]
+        columns = {
+            "loss": cross_entropy(logits, labels, reduction="none"),
+            "tokens": labels.new_ones(len(labels)),
+            "right": (logits.argmax(-1) == labels).long(),
+        }
+        rows = len(batch["labels"])
+        return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
+
+    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have the head read the tokens to be found alone, of rows without padding; return data sets that say which."""
+        from distcore_tasks.packing.targets import narrow
+
+        return narrow(module, data)
+
+    def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, the mean over the tokens to be found, ``perplexity``, its exponential, ``token_accuracy``.
+
+        ``token_accuracy`` is the share of them that the model finds likeliest. All are ``None`` without rows.
+        """
+        return token_report(outputs)
+
+    def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield ``index``, ``tokens`` to be found, how many the model has ``right``, and mean ``loss`` of each row."""
+        for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
+            loss = outputs["loss"][index].item() / tokens if tokens else None
+            yield {"index": index, "tokens": tokens, "right": int(outputs["right"][index]), "loss": loss}
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts texts to a row."""
+        tokenised(data).save_tokenizer(folder)
+        set_length(folder, self.max_seq_len)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
+        return without_rows(folder, no_rows)
+
+
+def _found(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the logits of the tokens to be found, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
+    from distcore_tasks.packing.models import of_tokens
+
+    labels, mask = batch["labels"], batch["attention_mask"]
+    wanted = labels != IGNORED
+    targets = {"targets": batch["targets"]} if "targets" in batch else {}
+    logits = model(input_ids=batch["input_ids"], attention_mask=mask, **targets).logits
+    found = logits[0] if targets else of_tokens(logits, mask)[wanted[mask.bool()]]
+    return found.float(), labels[wanted]

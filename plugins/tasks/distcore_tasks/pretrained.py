@@ -1,0 +1,264 @@
+"""Models of transformers for any task: local folders, the hub, tokenizers; each problem with one is one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distcore.errors import ConfigError, ModelError, nearest
+from distcore.model.transformers_log import quiet
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+"""A model folder of a language model must have at least one of these vocabulary files."""
+IMAGE_PROCESSORS = ("preprocessor_config.json",)
+"""The same for models of images: how these are to be prepared."""
+BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
+"""What error messages call the files that a model folder has beside config and weights."""
+
+
+def model_folder(name: str, built_in: Collection[str], beside: tuple[str, ...] = TOKENIZERS) -> Path:
+    """Return the local folder of a model that is none of the ``built_in``.
+
+    It holds config, weights and one of the files ``beside``, which is a key of ``BESIDE``. A hub model is downloaded if
+    it is not cached yet. Raises ModelError, one line.
+    """
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        return _hub_folder(name, built_in, beside)
+    if not folder.is_dir():
+        expected = f"config.json, weights and {BESIDE[beside]}"
+        raise ModelError(f"model {name}: is a file, expected a folder with {expected}")
+    _check_folder(name, folder, beside)
+    return folder
+
+
+def read_config(name: str, folder: Path) -> dict[str, Any]:
+    """Return the folder's config.json. Raises ModelError if it is not a JSON object with a ``model_type``."""
+    try:
+        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name}: config.json cannot be read: {error}") from None
+    if not isinstance(tree, dict) or "model_type" not in tree:
+        raise ModelError(f"model {name}: config.json has no 'model_type', so it is not a transformers model")
+    return tree
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the tokenizer's files in ``folder``, sorted by name."""
+    files = (folder / name for name in {*TOKENIZERS, "merges.txt", "chat_template.jinja"})
+    return sorted({*folder.glob("*token*.json"), *(file for file in files if file.is_file())})
+
+
+def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
+    """Return name and digest of each file in ``folder`` that tokens depend on, as a part of a cache key."""
+    files = [folder / "config.json", *tokenizer_files(folder)]
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.is_file()]
+
+
+def positions(name: str, folder: Path) -> int | None:
+    """Return for how many tokens the model in ``folder`` has positions; ``None`` if nothing bounds them."""
+    tree = read_config(name, folder)
+    # T5 and its relatives count distances instead; what their config calls positions bounds nothing.
+    counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
+    found = tree.get("max_position_embeddings", counted)
+    if not isinstance(found, int):
+        return None
+    # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
+    return found - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
+
+
+def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
+    """Raise ConfigError if ``tokens``, which ``option`` asks for, exceed the positions of the model in ``folder``."""
+    most = positions(name, folder)
+    if most is not None and tokens > most:
+        change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
+        raise ConfigError(f"{option} = {tokens}: model {name} has positions for {most} tokens; use {change}{most}")
+
+
+def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
+    """Return the config of the model in ``folder``; raises ModelError, one line, for one that has no head for a task.
+
+    ``kind`` is the mapping of transformers that knows those that have one, such as ``MASKED_LM``. ``otherwise`` says
+    what a model of another type does not do, and what to take.
+    """
+    with quiet(), one_line(f"model {name}: cannot be loaded"):
+        from transformers import AutoConfig
+        from transformers.models.auto import modeling_auto
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+    if config.model_type not in known:
+        raise ModelError(f"model {name}: {config.model_type} {otherwise}, or another --task")
+    return config
+
+
+def set_length(folder: Path, tokens: int) -> None:
+    """Have the tokenizer in ``folder`` cut texts to so many tokens where a caller asks for no other length."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps(settings | {"model_max_length": tokens}, ensure_ascii=False, indent=2)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
+    """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
+    with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
+
+
+def pad_token(tokenizer: Any) -> int:
+    """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
+    return next(int(token) for token in candidates if token is not None)
+
+
+def with_pad_token(tokenizer: Any) -> Any:
+    """Return the tokenizer, which pads with the token that training pads with, so that an export does.
+
+    One without any special token stays as it is: an ordinary token would be cut out of every text from then on.
+    """
+    if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
+    return tokenizer
+
+
+def check_vocabulary(name: str, folder: Path, largest: int) -> None:
+    """Raise ModelError for a token outside the model's embedding: the tokenizer belongs to another model."""
+    size = read_config(name, folder).get("vocab_size")
+    if isinstance(size, int) and largest >= size:
+        problem = f"its tokenizer gives token {largest}, but config.json has a vocabulary of {size}"
+        raise ModelError(f"model {name}: {problem}: tokenizer and weights do not belong together")
+
+
+def set_dropout(shape: Any, dropout: float | None) -> None:
+    """Set every dropout probability of a transformers config; the fields' names differ from model to model.
+
+    With 0 nothing is left out by chance any more.
+    """
+    if dropout is None:
+        return
+    for name, value in shape.to_dict().items():
+        if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
+            setattr(shape, name, dropout)
+    if not dropout and hasattr(shape, "drop_path_rate"):  # layers left out by chance
+        shape.drop_path_rate = 0.0
+
+
+def class_fields(classes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a transformers config that say which classes a model predicts."""
+    return {
+        "num_labels": len(classes),
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
+
+
+def load_model(kind: str, name: str, folder: Path, dropout: float | None, **settings: Any) -> nn.Module:
+    """Load the folder's model in fp32; under torch's meta device it has no weights, and none are read.
+
+    ``kind`` is the class of transformers that loads it, such as ``AutoModelForCausalLM``; ``settings`` go into the
+    model's config, those of ``class_fields`` among them. Raises ModelError, one line.
+    """
+    import torch
+
+    with quiet(), one_line(f"model {name}: cannot be loaded"):
+        import transformers
+
+        loader: Any = getattr(transformers, kind)
+        saved = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        # A head for another number of classes gets new weights; any other mismatch of shapes stays an error.
+        other_head = "num_labels" in settings and saved.num_labels != settings["num_labels"]
+        shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
+        set_dropout(shape, dropout)
+        if torch.get_default_device().type == "meta":
+            skeleton: nn.Module = loader.from_config(shape)
+            return skeleton
+        # fp32 even if the files hold half precision: these are the master weights.
+        model: nn.Module = loader.from_pretrained(
+            folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head
+        ).float()
+    return model
+
+
+def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        export = f"distcore checkpoint export {name} --to DIR"
+        raise ModelError(f"model {name}: is a run folder; make a model folder of it: {export}, and then --model DIR")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {name}: the folder has no config.json, so it is not a Hugging Face model folder")
+    read_config(name, folder)
+    for files, what in ((WEIGHTS, "weights"), (beside, BESIDE[beside])):
+        if not any((folder / file).is_file() for file in files):
+            some = ", ".join(files[:3]) + " …" * (len(files) > 3)
+            raise ModelError(f"model {name}: the folder has no {what} (any of {some})")
+
+
+def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
+    # Names of the hub have at most one slash: this was meant as a path.
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"model {name}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    hint, known = nearest(name, built_in), ", ".join(built_in)
+    wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    try:
+        # The local cache first, so that a cached model needs no network.
+        folder = _snapshot(snapshot_download, name, beside, local_files_only=True)
+        # Pickled weights are downloaded only if there are no safetensors.
+        for patterns in (wanted, [*wanted, "pytorch_model*.bin"]):
+            folder = folder or _snapshot(snapshot_download, name, beside, allow_patterns=patterns)
+    except HFValidationError:
+        raise ModelError(
+            f"model {name!r}: not built in ({known}), not a folder, and not a valid hub name{hint}"
+        ) from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = _first_line(error)
+        where = f"not built in ({known}), not a local folder, and not available from the hub"
+        raise ModelError(f"model {name!r}: {where}: {reason}{hint}") from None
+    if folder is None:
+        what = f"config, weights or {BESIDE[beside]}"
+        raise ModelError(f"model {name!r}: its hub repository lacks {what} in a known format")
+    return folder
+
+
+def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any) -> Path | None:
+    """Return the snapshot's folder, or ``None`` if a file that the model needs is missing from it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        with quiet():
+            folder = Path(download(name, **options))
+        _check_folder(name, folder, beside)
+    except LocalEntryNotFoundError:
+        if "local_files_only" in options:
+            return None
+        raise
+    except ModelError:
+        return None
+    return folder
+
+
+@contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Turn any exception that a library raises for a user's files into a one-line ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,74 @@
+"""Embedded data sets, which need no file: both are read from the installed Python, under its license.
+
+================  =================================================================================
+``stdlib-words``  a name in the source of the standard library, and the words that it consists of:
+                  ``_getDefaultRoot``, ``get default root``
+``stdlib-names``  the first paragraph of the docstring of a function or class, and its name
+================  =================================================================================
+
+No source occurs twice, so no evaluation row has the source of a training row. The same Python gives the same rows in
+the same order.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from distcore_tasks import stdlib
+from distcore_tasks.seq2seq.rows import Pairs, check_pairs
+
+FORMAT = 1
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+MODULES = (
+    "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
+    "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
+    "ipaddress json linecache logging mailbox multiprocessing numbers operator optparse os pathlib pdb pickle platform "
+    "pprint queue random reprlib selectors shelve shlex shutil socket statistics string subprocess tarfile tempfile "
+    "textwrap threading timeit tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
+)
+"""Modules and packages that the rows come from."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_WORDS = range(2, 6)
+"""Words of a name that is kept."""
+_LENGTHS = range(12, 400)
+"""Characters of a docstring's paragraph that is kept."""
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, MODULES)
+
+
+def stdlib_words() -> Pairs:
+    """Return the names of several words with these words in small letters, in the order in which they first occur."""
+    found = {name: _WORD.findall(name) for name in _names()}
+    rows = ((name, " ".join(words).lower()) for name, words in found.items() if len(words) in _WORDS)
+    return check_pairs("data set stdlib-words", rows)
+
+
+def stdlib_names() -> Pairs:
+    """Return the first paragraph of each docstring with the name of what it documents; of equal ones the first."""
+    names: dict[str, str] = {}
+    for node, text in stdlib.documented(MODULES.split()):
+        if len(text) in _LENGTHS:
+            names.setdefault(text, node.name)
+    return check_pairs("data set stdlib-names", names.items())
+
+
+EMBEDDED: dict[str, Callable[[], Pairs]] = {"stdlib-words": stdlib_words, "stdlib-names": stdlib_names}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
+
+
+def _names() -> Iterator[str]:
+    """Yield every name in the sources: of functions, classes, arguments, variables and attributes."""
+    for path in stdlib.source_files(Path(sysconfig.get_path("stdlib")), MODULES.split()):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name):
+                    yield name
+                case ast.Attribute(attr=name) | ast.arg(arg=name):
+                    yield name

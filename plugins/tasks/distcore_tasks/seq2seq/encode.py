@@ -1,0 +1,93 @@
+"""From checked pairs to tokens: the prefix before each source, and behind each target the token that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distcore_tasks.flat import Flat
+from distcore_tasks.parts import Part
+from distcore_tasks.seq2seq.options import Seq2SeqOptions
+from distcore_tasks.seq2seq.pairs import PairFiles, finish_pairs
+from distcore_tasks.seq2seq.rows import Pairs
+from distcore_tasks.tokenizing import Tokens, chunks, tokenize_chunk
+
+
+def encode(
+    part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions, folder: Path
+) -> tuple[Flat, Flat, dict[str, int]]:
+    """Write tokens and texts of all rows into the new folder ``folder``, a data set's.
+
+    Returns the tokens of sources and targets, mapped into memory, and how many of each were cut. Raises DataError for a
+    row of whose source or target nothing is left.
+    """
+    common, cut, place = _prefix_tokens(tokenizer, options.prefix), {"sources_cut": 0, "targets_cut": 0}, 0
+    with PairFiles(folder) as files:
+        for pairs in chunks(part.values()):
+            sources, targets = zip(*pairs, strict=True)
+            read = _sources(tokenizer, sources, options)
+            written = tokenize_chunk(tokenizer, list(targets), options.max_target_len, targets=True)
+            source = _flat(read)
+            target = _ended(_flat(written), tokenizer.eos_token_id, options.max_target_len)
+            _check_left(part, place, "source", _own(source, tokenizer), common, options)
+            _check_left(part, place, "target", _own(target, tokenizer), 0, options)
+            files.add(source, target, pairs)
+            cut = {"sources_cut": cut["sources_cut"] + read.cut, "targets_cut": cut["targets_cut"] + written.cut}
+            place += len(pairs)
+    return *finish_pairs(folder), cut
+
+
+def _check_left(
+    part: Part[Pairs], place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions
+) -> None:
+    """Raise DataError if a row has no more tokens than the prefix; ``own`` are those of the rows from ``place`` on."""
+    empty = np.flatnonzero(own <= before)
+    if len(empty):
+        setting, length = {
+            "source": ("--max-seq-len", options.max_seq_len),
+            "target": ("--set task_options.max_target_len=N", options.max_target_len),
+        }[name]
+        behind = f" behind the prefix, which has {before}" if before else ""
+        problem = f"the {name} is cut off entirely: no token of it is left{behind}; raise {setting} (now {length})"
+        raise part.problem(place + int(empty[0]), problem)
+
+
+def _flat(tokens: Tokens) -> Flat:
+    return Flat(tokens.values, np.concatenate([[0], np.cumsum(tokens.lengths)]).astype(np.int64))
+
+
+def encode_sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Flat:
+    """Return the tokens of each source, of one chunk's, behind the prefix, cut to ``max_seq_len``."""
+    return _flat(_sources(tokenizer, sources, options))
+
+
+def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Tokens:
+    return tokenize_chunk(tokenizer, [options.prefix + text for text in sources], options.max_seq_len)
+
+
+def _ended(flat: Flat, end: int | None, length: int) -> Flat:
+    """Put the token that ends an answer behind each row without it: not every tokenizer writes it."""
+    if end is None:
+        return flat
+    rows = []
+    for start, stop in zip(flat.offsets, flat.offsets[1:], strict=False):
+        row = flat.values[start:stop]
+        rows.append(row if len(row) and row[-1] == end else np.append(row[: length - 1], np.int32(end)))
+    return Flat(np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64))
+
+
+def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
+    """Return how many tokens of each row stand for its text, int64, shape ``(rows,)``: special ones do not."""
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, list(special)))])
+    found: np.ndarray = np.diff(total[flat.offsets])
+    return found
+
+
+def _prefix_tokens(tokenizer: Any, prefix: str) -> int:
+    """Return the number of tokens of the prefix alone; the spaces at its end may become part of the next word."""
+    tokens = tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"] if prefix.rstrip() else []
+    return len(tokens)

@@ -1,0 +1,76 @@
+"""What can be set of sequence to sequence: its model, its data files and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from distcore.plugin.task.task import Direction, OnResume
+from distcore_tasks.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.packing.kinds import RELATIVE
+from distcore_tasks.seq2seq.shapes import SHAPES
+from distcore_tasks.token_metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in files with named columns."""
+
+    source: str = "source"
+    """Column with the text that the model reads."""
+    target: str = "target"
+    """Column with the text that it should write."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=300)] = 512
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqOptions(UnpaddedOptions):
+    """The options of sequence to sequence."""
+
+    built_in: ClassVar = SHAPES
+    metrics: ClassVar[dict[str, Direction]] = METRICS
+    unpadded: ClassVar = RELATIVE
+    built_in_type: ClassVar = "t5"
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "model": "other rows",  # its tokenizer makes the tokens
+        "prefix": "other rows",
+        "max_seq_len": "other rows",
+        "max_target_len": "other rows",
+        "label_smoothing": "ask",
+        "max_new_tokens": "free",
+        "tokenizer": "free",  # the tokens that it makes are compared
+    }
+
+    model: str = "t5-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-words"
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    prefix: str = ""
+    """Text before every source, such as ``"summarize: "``: what a model was told in its pre-training."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary that a built-in model trains."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Tokens of a source, with its prefix; longer ones are cut."""
+    max_target_len: Annotated[int, Field(ge=2)] = 64
+    """Tokens of a target; longer ones are cut."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of the probability that a target token leaves to all tokens alike, in the loss."""
+    max_new_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that evaluation lets the model write for every evaluation row, scored by exact match and chrF; 0: none."""
+
+    def __post_init__(self) -> None:
+        """Declare the metrics of what is written, if anything is."""
+        if self.max_new_tokens:
+            written: dict[str, Direction] = {"exact_match": "max", "chrf": "max"}
+            object.__setattr__(self, "metrics", self.metrics | written)  # the class stays as it is

@@ -1,0 +1,50 @@
+"""Pairs of texts, checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from distcore.data.files import Source, name_of, read_records, row_error
+from distcore.errors import DataError
+from distcore_tasks.rereading import Values, kept
+from distcore_tasks.seq2seq.options import Columns
+from distcore_tasks.sources import text_problem
+
+NAMES = ("source", "target")
+"""What messages call the two texts of a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rows in file order; implements ``distcore_tasks.parts.Rows``."""
+
+    name: str
+    """What error messages call these rows, such as ``data file pairs.jsonl``."""
+    values: Values[tuple[str, str]]
+    """Source and target of each, neither of them blank."""
+
+
+def read_pairs(source: Source, columns: Columns) -> Pairs:
+    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    name, asked = name_of(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
+    return _some(Pairs(name, kept(source, lambda: _checked(name, read_records(source, asked)))))
+
+
+def check_pairs(name: str, records: Iterable[tuple[object, ...]]) -> Pairs:
+    """Check (source, target) records one by one; ``name`` opens every message. Raises DataError."""
+    return _some(Pairs(name, list(_checked(name, records))))
+
+
+def _some(pairs: Pairs) -> Pairs:
+    if not len(pairs.values):
+        raise DataError(f"{pairs.name}: holds no rows")
+    return pairs
+
+
+def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[tuple[str, str]]:
+    for number, record in enumerate(records, 1):
+        if problem := next(filter(None, map(text_problem, record, NAMES)), None):
+            raise row_error(name, number, problem)
+        source, target = record
+        yield str(source), str(target)

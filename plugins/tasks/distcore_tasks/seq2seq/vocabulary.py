@@ -1,0 +1,24 @@
+"""The tokenizer of built-in models: byte-level, and every text ends with a token of its own, as T5's do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import processors
+
+from distcore_tasks.vocabulary import train_byte_level
+
+PAD, END = "<pad>", "</s>"
+"""Tokens that pad, with which an answer also begins, and that end a text."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Train a tokenizer with at most ``vocab_size`` tokens, special tokens included, for transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train_byte_level(texts, vocab_size, (PAD, END))
+    end = (END, tokenizer.token_to_id(END))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", pair=None, special_tokens=[end])
+    wrapper: Any = PreTrainedTokenizerFast
+    return wrapper(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)

@@ -1,0 +1,108 @@
+"""What can be set of text classification: its model, its data files, its labels and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distcore.errors import ConfigError
+from distcore.plugin.task.task import Direction, OnResume
+from distcore_tasks.bert import SHAPES
+from distcore_tasks.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.packing.kinds import DECODERS, ENCODERS
+from distcore_tasks.text_classification.problems import PROBLEMS
+from distcore_tasks.text_classification.problems.contract import Problem
+
+PAIRED = ("stdlib-pairs",)
+"""The embedded data sets that have two texts per row."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in files with named columns."""
+
+    text: str = "text"
+    """Column that holds the text."""
+    label: str = "label"
+    """Column that holds the label."""
+    id: str | None = None
+    """Column that names the row in predictions; default: file and row number do."""
+    text_pair: str | None = None
+    """Column that holds the second text of a pair; default: rows have one text."""
+
+    def settings(self, labelled: bool = True) -> dict[str, str]:
+        """Return the columns of a file by config key, in the order of a row that is a list.
+
+        Those of rows that are not ``labelled`` are the texts alone: the core reads what names such a row.
+        """
+        found = {
+            "columns.text": self.text,
+            "columns.text_pair": self.text_pair,
+            "columns.label": self.label if labelled else None,
+            "columns.id": self.id if labelled else None,
+        }
+        return {setting: column for setting, column in found.items() if column}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=64)] = 8000
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(UnpaddedOptions):
+    """The options of text classification."""
+
+    built_in: ClassVar = SHAPES
+    pretrained_lr: ClassVar = 3e-5
+    metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label"].metrics
+    unpadded: ClassVar = (*ENCODERS, *DECODERS)
+    read: ClassVar = "first"
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "columns": "free",
+        "class_names": "free",
+        "model": "other rows",  # its tokenizer makes the tokens
+        "max_seq_len": "other rows",
+        "tokenizer": "free",  # the tokens that it makes are compared
+    }
+
+    model: str = "bert-mini"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-docs"
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"
+    """What a label is: a class, a list of classes, or a number."""
+    class_names: tuple[str, ...] | None = None
+    """Words for classes whose labels are integers, from the least to the largest; null: the labels as written."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary that a built-in model trains."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Tokens of a row; longer rows are cut."""
+
+    def __post_init__(self) -> None:
+        """Declare the metrics of this kind of labels; raises ConfigError for ``class_names`` that cannot be."""
+        names, single = self.class_names, self.problem_type == "single_label"
+        if names is not None and (self.problem_type == "regression" or len(set(names)) != len(names)):
+            why = "a regression has no classes" if self.problem_type == "regression" else "a name stands there twice"
+            raise ConfigError(f"class_names = {list(names)}: {why}")
+        of_two: dict[str, Direction] = {"f1": "max"} if names is not None and len(names) == 2 and single else {}
+        object.__setattr__(self, "metrics", self.problem.metrics | of_two)  # the class stays as it is
+
+    @property
+    def problem(self) -> Problem:
+        """What is made of labels and of a model's answers."""
+        return PROBLEMS[self.problem_type]
+
+    @property
+    def used_columns(self) -> Columns:
+        """The columns that are read: a model that learns an embedded set of pairs takes pairs from every file."""
+        if self.columns.text_pair or self.data not in PAIRED:
+            return self.columns
+        return replace(self.columns, text_pair="text_pair")

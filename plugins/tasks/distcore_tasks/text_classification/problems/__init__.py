@@ -1,0 +1,13 @@
+"""What is asked of each text: one class, several classes, or a number."""
+
+from distcore_tasks.text_classification.problems.contract import Problem
+from distcore_tasks.text_classification.problems.multi_label import MultiLabel
+from distcore_tasks.text_classification.problems.regression import Regression
+from distcore_tasks.text_classification.problems.single_label import SingleLabel
+
+PROBLEMS: dict[str, Problem] = {
+    "single_label": SingleLabel(),
+    "multi_label": MultiLabel(),
+    "regression": Regression(),
+}
+"""By the name that follows ``task_options.problem_type``."""

@@ -1,0 +1,138 @@
+"""Any number of classes per text, none included: each class is a yes or a no of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from distcore.data.files import describe_value
+from distcore.plugin.task.task import Direction
+from distcore_tasks.class_checks import check_classes
+from distcore_tasks.classes import Labelled, class_numbers, distinct_labels, label_problem
+from distcore_tasks.classification import answer_lines, best_scored, scores_of
+from distcore_tasks.text_classification.problems.contract import Origins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class MultiLabel:
+    """Implements ``Problem``; encoded labels are 1 where a class applies and else 0, uint8 ``(rows, classes)``."""
+
+    metrics: ClassVar[dict[str, Direction]] = {
+        "loss": "min",
+        "micro_f1": "max",
+        "macro_f1": "max",
+        "subset_accuracy": "max",
+    }
+
+    def from_csv(self, labels: list[Any]) -> list[Any]:
+        """Return them as they are: CSV has no lists, and what separates several labels in a string is not guessed."""
+        return labels
+
+    def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
+        """A label is a list of integers from 0 or of strings, each of them once, all of the type of the first."""
+        first = next((one for some in labels if isinstance(some, list) for one in some), None)
+        for some in labels:
+            if not isinstance(some, list):
+                found = describe_value(some)
+                yield f"label is {found}, expected a list of labels, as JSON, JSON Lines and Parquet have them"
+                continue
+            problems = (label_problem(one, first, "an earlier one is") for one in some)
+            yield next(filter(None, problems), _repeated(some))
+
+    def classes(self, rows: Labelled) -> list[int] | list[str]:
+        """Return the distinct labels, sorted."""
+        return distinct_labels(rows)
+
+    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+        """Return which classes apply to each row, uint8 ``(rows, classes)``."""
+        found = np.zeros((len(rows), len(classes)), np.uint8)
+        for row, number in class_numbers(rows, classes):
+            found[row, number] = 1
+        return found
+
+    def facts(self, labels: np.ndarray) -> dict[str, object]:
+        """Return the share of rows with the most frequent set of labels, and how many labels a row has."""
+        return {
+            "majority_share": round(_largest_share(labels), 4),
+            "mean_labels": round(float(labels.sum(axis=1).mean()), 2),
+        }
+
+    def warnings(
+        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what ``check_classes`` does."""
+        return check_classes(rows, np.nonzero(evaluation)[1], classes, held_out)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the binary cross entropy: of a row the mean over its classes, as transformers has it."""
+        return _row_losses(logits, labels).sum()
+
+    def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """Return ``prediction``, 1 for each class whose probability is above a half, uint8 ``(n, classes)``.
+
+        ``scored`` and ``scores`` are as in ``class_outputs``, and ``label`` is like ``prediction``.
+        """
+        import torch
+
+        found = {"prediction": (logits > 0).to(torch.uint8)} | best_scored(logits, logits.sigmoid())
+        return found if labels is None else {"loss": _row_losses(logits, labels), "label": labels} | found
+
+    def report(
+        self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
+    ) -> dict[str, object]:
+        """Return ``loss``, the two F1, ``subset_accuracy``, ``majority_accuracy`` and ``classification_report``.
+
+        ``subset_accuracy`` is the share of rows all of whose classes are right, ``majority_accuracy`` that of always
+        predicting the most frequent set of these rows.
+        """
+        rows = len(outputs.get("label", ()))
+        if not rows:
+            return dict.fromkeys((*self.metrics, "majority_accuracy", "classification_report"))
+        from sklearn import metrics
+
+        label, prediction = outputs["label"], outputs["prediction"]
+        both = label.cpu().numpy(), prediction.cpu().numpy()
+        return {
+            "loss": outputs["loss"].double().mean().item(),
+            "micro_f1": float(metrics.f1_score(*both, average="micro", zero_division=0)),
+            "macro_f1": float(metrics.f1_score(*both, average="macro", zero_division=0)),
+            "subset_accuracy": (label == prediction).all(dim=1).sum().item() / rows,
+            "majority_accuracy": _largest_share(label.cpu().numpy()),
+            "classification_report": metrics.classification_report(
+                *both, target_names=list(classes), digits=4, zero_division=0
+            ),
+        }
+
+    def lines(
+        self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
+    ) -> Iterator[dict[str, object]]:
+        """Yield lines whose ``label`` and ``prediction`` are lists; ``scores`` are as in ``class_lines``."""
+
+        def answer(index: int) -> dict[str, object]:
+            names = [name for name in ("label", "prediction") if name in outputs]
+            lists = {name: [labels[number] for number in outputs[name][index].nonzero()[:, 0]] for name in names}
+            return {**lists, "scores": scores_of(outputs, index, labels)}
+
+        return answer_lines(outputs, origins, answer)
+
+
+def _row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(dim=1)
+
+
+def _largest_share(labels: np.ndarray) -> float:
+    """Return the share of the most frequent row."""
+    _, counts = np.unique(labels, axis=0, return_counts=True)
+    return float(counts.max() / len(labels))
+
+
+def _repeated(labels: list[Any]) -> str | None:
+    """Return the complaint about a label that a row has twice; ``None`` if there is none."""
+    twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
+    return None if twice is None else f"label {twice!r} stands twice in the list"

@@ -1,0 +1,121 @@
+"""A number per text."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from distcore.data.files import describe_value
+from distcore.errors import DataError
+from distcore.plugin.task.task import Direction
+from distcore_tasks.classes import Labelled
+from distcore_tasks.classification import answer_lines
+from distcore_tasks.text_classification.problems.contract import Origins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Regression:
+    """Implements ``Problem``; encoded labels are the numbers, fp32 ``(rows,)``."""
+
+    metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "pearson": "max", "spearman": "max", "rmse": "min"}
+
+    def from_csv(self, labels: list[Any]) -> list[Any]:
+        """CSV has no types: a label that is written as a number becomes one."""
+        return [_number(label) for label in labels]
+
+    def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
+        """A label is a finite number."""
+        for label in labels:
+            if isinstance(label, bool) or not isinstance(label, int | float):
+                yield f"label is {describe_value(label)}, expected a number"
+            else:
+                yield None if abs(label) <= LARGEST else f"label is {label!r}, expected a finite number of fp32"
+
+    def classes(self, rows: Labelled) -> list[int] | list[str]:
+        """Return none; raises DataError if all rows have the same number."""
+        if len(set(rows.labels)) < 2:
+            problem = f"all {len(rows)} rows have the label {rows.labels[0]!r}: there is nothing to learn"
+            raise DataError(f"{rows.name}: {problem}")
+        return []
+
+    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+        """Return the numbers, fp32 ``(rows,)``."""
+        return np.asarray(rows.labels, np.float32)
+
+    def facts(self, labels: np.ndarray) -> dict[str, object]:
+        """Return mean and standard deviation."""
+        return {
+            "mean_label": float(labels.mean(dtype=np.float64)),
+            "std_label": round(float(labels.std(dtype=np.float64)), 4),
+        }
+
+    def warnings(
+        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Nothing is odd about numbers."""
+        yield from ()
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the squared error."""
+        return (logits[:, 0] - labels).square().sum()
+
+    def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """Return ``prediction``, and with labels ``loss`` and ``label``, all fp32 ``(n,)``."""
+        prediction = logits[:, 0]
+        found = {"prediction": prediction}
+        return found if labels is None else {"loss": (prediction - labels).square(), "label": labels} | found
+
+    def report(
+        self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
+    ) -> dict[str, object]:
+        """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations of prediction and label.
+
+        These are ``None`` where all labels, or all predictions, are alike. ``baseline_loss`` is the loss of always
+        predicting the mean of the training rows.
+        """
+        if not len(outputs.get("label", ())):
+            return dict.fromkeys((*self.metrics, "baseline_loss"))
+        label, prediction = (outputs[name].double().cpu().numpy() for name in ("label", "prediction"))
+        loss = outputs["loss"].double().mean().item()
+        mean = trained.get("mean_label")
+        return {
+            "loss": loss,
+            "rmse": math.sqrt(loss),
+            **_correlations(label, prediction),
+            "baseline_loss": None if mean is None else float(np.square(label - mean).mean()),
+        }
+
+    def lines(
+        self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
+    ) -> Iterator[dict[str, object]]:
+        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits, as many as fp32 has."""
+        names = [name for name in ("label", "prediction") if name in outputs]
+        return answer_lines(
+            outputs, origins, lambda index: {name: float(f"{outputs[name][index].item():.7g}") for name in names}
+        )
+
+
+def _number(text: str) -> object:
+    with suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _correlations(label: np.ndarray, prediction: np.ndarray) -> dict[str, object]:
+    from scipy import stats
+
+    if not (np.ptp(label) and np.ptp(prediction)):
+        return {"pearson": None, "spearman": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        found = {"pearson": stats.pearsonr(label, prediction), "spearman": stats.spearmanr(label, prediction)}
+    return {name: float(result.statistic) for name, result in found.items()}

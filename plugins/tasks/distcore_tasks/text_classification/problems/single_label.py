@@ -1,0 +1,70 @@
+"""One class per text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from distcore_tasks.class_checks import check_classes, is_integer
+from distcore_tasks.classes import Labelled, distinct_labels, encode_labels, label_problem
+from distcore_tasks.classification import METRICS, class_lines, class_metrics, class_outputs
+from distcore_tasks.text_classification.problems.contract import Origins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SingleLabel:
+    """Implements ``Problem``; encoded labels are class numbers, int64."""
+
+    metrics: ClassVar = METRICS
+
+    def from_csv(self, labels: list[Any]) -> list[Any]:
+        """CSV has no types: labels become integers if every one of them is written as an integer."""
+        return [int(label) for label in labels] if all(map(is_integer, labels)) else labels
+
+    def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
+        """A label is an integer from 0 or a string, all of them of the type of the first."""
+        return (label_problem(label, labels[0]) for label in labels)
+
+    def classes(self, rows: Labelled) -> list[int] | list[str]:
+        """Return the distinct labels, sorted."""
+        return distinct_labels(rows)
+
+    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+        """Return class numbers, int64 ``(rows,)``."""
+        return encode_labels(rows, classes)
+
+    def facts(self, labels: np.ndarray) -> dict[str, object]:
+        """Return the share of the most frequent class."""
+        return {"majority_share": round(float(np.bincount(labels).max() / len(labels)), 4)}
+
+    def warnings(
+        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what ``check_classes`` does."""
+        return check_classes(rows, evaluation, classes, held_out)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross entropy."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(logits, labels, reduction="sum")
+
+    def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """Return what ``class_outputs`` does."""
+        return class_outputs(logits, labels)
+
+    def report(
+        self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
+    ) -> dict[str, object]:
+        """Return what ``class_metrics`` does."""
+        return class_metrics(outputs, classes)
+
+    def lines(
+        self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
+    ) -> Iterator[dict[str, object]]:
+        """Yield what ``class_lines`` does."""
+        return class_lines(outputs, labels, origins)

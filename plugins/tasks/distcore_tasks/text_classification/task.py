@@ -1,0 +1,114 @@
+"""Text classification with a transformers model: a class, several classes or a number per text or pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from distcore.config import RunConfig
+from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore_tasks.classification import read_labels, write_labels
+from distcore_tasks.pretrained import set_length
+from distcore_tasks.text_classification.data.embedded import EMBEDDED
+from distcore_tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
+from distcore_tasks.text_classification.data.tokens import TokenDataset
+from distcore_tasks.text_classification.data.unlabelled import unlabelled_texts
+from distcore_tasks.text_classification.models import (
+    build_classifier,
+)
+from distcore_tasks.text_classification.options import TextOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""What of a batch the model reads, where it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassification(TextOptions):
+    """A label per text or pair of texts, by a transformers classifier; implements ``distcore.Task``."""
+
+    embedded: ClassVar = tuple(EMBEDDED)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache if they were prepared before.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        return prepare_text(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a classifier with one output per class of ``data``; of a regression there is one."""
+        data = _text(data)
+        return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss summed over the rows of ``batch``: fp32, without dimensions.
+
+        That is the cross entropy; of several classes the binary one, a row's mean over classes; of numbers the squared
+        error.
+        """
+        return self.problem.loss(_logits(model, batch), batch["labels"])
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``prediction`` of each row, of classes ``scored`` and ``scores``; with labels ``loss``, ``label``."""
+        return self.problem.outputs(_logits(model, batch), batch.get("labels"))
+
+    def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Return the metrics and what they are to be compared with, of classes the ``classification_report``.
+
+        The baselines are ``majority_accuracy`` and ``baseline_loss``. All are ``None`` without rows.
+        """
+        trained = data.facts.get("train")
+        return self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
+
+    def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield for each row, in order, where it came from, its label if it has one, prediction and scores.
+
+        Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
+        file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
+        most probable first.
+        """
+        data, test = _text(data), data.test
+        origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
+        return self.problem.lines(outputs, data.labels, origins)
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the columns of rows without labels: the text and, of pairs, the second."""
+        return self.used_columns.settings(labelled=False)
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""
+        return unlabelled_texts(rows, self, _text(data))
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
+
+        The tokenizer there cuts, where it is told to cut, where training did.
+        """
+        data = _text(data)
+        data.save_tokenizer(folder)
+        set_length(folder, self.max_seq_len)
+        write_labels(folder, data.labels)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        labels = read_labels(folder)
+        return None if labels is None else without_rows(labels, folder)
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits in fp32, shape ``(n, outputs)``: under autocast the model gives half precision."""
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    logits: Tensor = model(**inputs).logits.float()
+    return logits
+
+
+def _text(data: Datasets) -> TextDatasets:
+    if not isinstance(data, TextDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data

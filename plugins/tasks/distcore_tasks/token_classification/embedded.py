@@ -1,0 +1,154 @@
+"""An embedded data set, which needs no file: ``stdlib-code``, statements of Python's own source with what is named.
+
+A row is a statement, or the first line of a compound one, as Python's tokenizer cuts it into words; strings are empty.
+Its tags are in IOB form, as the parser tells them:
+
+=============  ================================================================
+``MODULE``     what is imported, or imported from: ``os . path``
+``CLASS``      the name of a class that is defined
+``FUNCTION``   the name of a function that is defined
+``ARGUMENT``   a parameter of a function, or an argument that a call names
+``CALL``       what is called, with the objects it is reached by: ``self . write``
+``EXCEPTION``  what is raised or caught
+=============  ================================================================
+
+Which of them a word is, its neighbours tell: ``copy`` may be each of the first five, or none. No row occurs twice. The
+same Python gives the same rows in the same order; they are read under its license.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tokenize
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from distcore.data.cache import cached_folder
+from distcore_tasks import stdlib
+from distcore_tasks.token_classification.rows import Tagged, check_tagged
+
+FORMAT = 1
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+_WORDS = range(4, 33)
+"""Words of a row that is kept."""
+_LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+Place = tuple[int, int]
+"""Line, from 1, and column, from 0."""
+
+
+def stdlib_code() -> Tagged:
+    """Return the rows, from the cache if they are there; collecting them takes some seconds."""
+    folder = cached_folder("embedded", f"stdlib-code-{fingerprint('stdlib-code')[:32]}", _write)
+    rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+    return check_tagged("data set stdlib-code", map(tuple, rows))
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
+
+
+EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
+
+
+def _write(folder: Path) -> None:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for source in filter(str.isascii, stdlib.documents()):  # so that a column is as many characters as bytes
+        for words, tags in tagged_statements(source):
+            if len(words) in _WORDS and any(tag != "O" for tag in tags):
+                rows.setdefault(tuple(words), tags)
+    (folder / "rows.json").write_text(json.dumps(list(rows.items())), encoding="utf-8")
+
+
+def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield words and tags of each statement of an ASCII source; those with f-strings are left out."""
+    found = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _LAYOUT]
+    words = ["''" if token.type == tokenize.STRING else token.string for token in found]
+    starts, tags = [token.start for token in found], ["O"] * len(found)
+    tree = ast.parse(source)
+    for node in _nodes(tree):
+        for kind, first, last in _mentions(node, starts, words):
+            if tags[first] == "O":  # what is raised is an exception, though it is called, too
+                tags[first:last] = [f"B-{kind}", *[f"I-{kind}"] * (last - first - 1)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.ExceptHandler) and not _has_fstring(node):
+            first, last = _reach(node, starts, words)
+            yield words[first:last], tags[first:last]
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the node and all in it but f-strings, whose places differ between versions of Python."""
+    if not isinstance(node, ast.JoinedStr):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _nodes(child)
+
+
+def _has_fstring(node: ast.stmt | ast.ExceptHandler) -> bool:
+    """Whether there is an f-string in the node, statements inside it aside."""
+    children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt | ast.ExceptHandler))
+    return any(isinstance(part, ast.JoinedStr) for child in children for part in ast.walk(child))
+
+
+def _reach(node: ast.stmt | ast.ExceptHandler, starts: list[Place], words: list[str]) -> tuple[int, int]:
+    """Return the first word of a statement, and the one behind its last; of a compound one, behind its first line."""
+    first, body = bisect_left(starts, (node.lineno, node.col_offset)), getattr(node, "body", None)
+    if not body:
+        return first, bisect_left(starts, _end(node))
+    inner = [body[0], *getattr(body[0], "decorator_list", [])]
+    last = bisect_left(starts, min((part.lineno, part.col_offset) for part in inner))
+    while words[last - 1] == "@":  # of the decorator
+        last -= 1
+    return first, last
+
+
+def _mentions(node: ast.AST, starts: list[Place], words: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield what a node names: the kind, the first word of the name and the one behind its last."""
+
+    def span(named: ast.expr) -> tuple[int, int]:
+        """Return where a dotted name stands; of ``a().b`` it is ``b`` alone."""
+        last = bisect_left(starts, _end(named))
+        return (bisect_left(starts, _start(named)), last) if _is_dotted(named) else (last - 1, last)
+
+    match node:
+        case ast.Import(names=aliases):
+            for alias in aliases:
+                first = bisect_left(starts, (alias.lineno, alias.col_offset))
+                yield "MODULE", first, first + 2 * alias.name.count(".") + 1
+        case ast.ImportFrom():
+            first = bisect_left(starts, _start(node)) + 1
+            yield "MODULE", first, words.index("import", first)
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+            first = words.index(node.name, bisect_left(starts, _start(node)))
+            yield "CLASS" if isinstance(node, ast.ClassDef) else "FUNCTION", first, first + 1
+        case ast.arg() | ast.keyword(arg=str()):
+            first = bisect_left(starts, (node.lineno, node.col_offset))
+            yield "ARGUMENT", first, first + 1
+        case ast.Call(func=ast.Name() | ast.Attribute() as named):
+            yield "CALL", *span(named)
+        case (
+            ast.Raise(exc=ast.Name() | ast.Attribute() as named)
+            | ast.Raise(exc=ast.Call(func=ast.Name() | ast.Attribute() as named))
+        ):
+            yield "EXCEPTION", *span(named)
+        case ast.ExceptHandler(type=ast.expr() as caught):
+            for kind in caught.elts if isinstance(caught, ast.Tuple) else [caught]:
+                yield "EXCEPTION", *span(kind)
+
+
+def _is_dotted(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_dotted(node.value))
+
+
+def _start(node: ast.expr | ast.stmt) -> Place:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr | ast.stmt | ast.ExceptHandler) -> Place:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset

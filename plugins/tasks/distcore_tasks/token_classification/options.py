@@ -1,0 +1,61 @@
+"""What can be set of token classification: its model, its data files and its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from distcore.plugin.task.task import Direction, OnResume
+from distcore_tasks.bert import SHAPES
+from distcore_tasks.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in files with named columns."""
+
+    tokens: str = "tokens"
+    """Column that holds the words of a row, a list of strings."""
+    tags: str = "tags"
+    """Column that holds their tags, a list of as many strings or integers."""
+    id: str | None = None
+    """Column that names the row in predictions; default: file and row number do."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+
+    vocab_size: Annotated[int, Field(ge=64)] = 4000
+    """Tokens in the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagOptions(UnpaddedOptions):
+    """The options of token classification."""
+
+    built_in: ClassVar = SHAPES
+    metrics: ClassVar[dict[str, Direction]] = {
+        "loss": "min", "accuracy": "max", "precision": "max", "recall": "max", "f1": "max",
+    }  # fmt: skip
+    unpadded: ClassVar = (*ENCODERS, *DECODERS, *RELATIVE)
+    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+        "columns": "free",
+        "model": "other rows",  # its tokenizer makes the tokens
+        "max_seq_len": "other rows",
+        "tokenizer": "free",  # the tokens that it makes are compared
+    }
+
+    model: str = "bert-tiny"
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str = "stdlib-code"
+    """Data file (.json .jsonl .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    columns: Columns = Columns()
+    """Names of the columns in data files."""
+    tokenizer: Tokenizer = Tokenizer()
+    """The vocabulary that a built-in model trains."""
+    max_seq_len: Annotated[int, Field(ge=4)] = 128
+    """Tokens of a row, the special ones included; words behind them are cut off."""

@@ -1,0 +1,157 @@
+"""Token classification: a tag for each word of a row, by a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore.config import RunConfig
+from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore_tasks.classification import read_labels, write_labels
+from distcore_tasks.flat import IGNORED
+from distcore_tasks.pretrained import set_length
+from distcore_tasks.token_classification.embedded import EMBEDDED
+from distcore_tasks.token_classification.metrics import tag_metrics
+from distcore_tasks.token_classification.models import build_model
+from distcore_tasks.token_classification.options import TagOptions
+from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged, without_rows
+from distcore_tasks.token_classification.rows import Tag
+from distcore_tasks.token_classification.tagged import TaggedDataset
+from distcore_tasks.token_classification.untagged import untagged_words
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from distcore.plugin.task.ragged import Ragged
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification(TagOptions):
+    """One tag per word; implements ``distcore.plugin.task.task.Task``.
+
+    An item of the mean loss is a word, which is judged by its first token.
+    """
+
+    embedded: ClassVar = tuple(EMBEDDED)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the tokenised data sets, from the cache if they were prepared before.
+
+        Raises DataError, ModelError or ConfigError.
+        """
+        return prepare_tagged(self, config.seed)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return a model with one output per tag of ``data`` for each token."""
+        data = _tagged(data)
+        return build_model(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross entropy summed over the words of ``batch``: fp32, without dimensions."""
+        from torch.nn.functional import cross_entropy
+
+        wanted = batch["labels"] != IGNORED
+        return cross_entropy(_logits(model, batch)[wanted], batch["labels"][wanted], reduction="sum")
+
+    def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
+        """Return for each row the words that have a token, ``word``, and their ``prediction``; both int64.
+
+        ``words`` is how many words the row has, int64 ``(n,)``. With labels there are ``label``, of the same words, and
+        ``loss``, summed over them, fp32 ``(n,)``.
+        """
+        from torch.nn.functional import cross_entropy
+
+        from distcore.plugin.task.ragged import Ragged
+
+        logits, begins = _logits(model, batch), batch["begins"]
+        judged = begins >= 0
+        counts = judged.sum(1)
+        found: dict[str, Tensor | Ragged] = {
+            "words": batch["words"],
+            "word": Ragged(begins[judged], counts),
+            "prediction": Ragged(logits.argmax(-1)[judged], counts),
+        }
+        if (labels := batch.get("labels")) is not None:
+            losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
+            found |= {"loss": losses.view_as(labels).sum(1), "label": Ragged(labels[judged], counts)}
+        return found
+
+    def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
+        """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1`` and a report as text.
+
+        Beside them ``words_cut`` counts the words that were not judged, because a row was cut before them. All but that
+        are ``None`` without rows.
+        """
+        classes = _tagged(data).classes
+        tags, predicted = (_names(outputs[name], classes) if outputs else [] for name in ("label", "prediction"))
+        judged = sum(map(len, tags))
+        loss = outputs["loss"].double().sum().item() / judged if judged else None
+        cut = int(outputs["words"].sum()) - judged if outputs else 0
+        return {"loss": loss, **tag_metrics(tags, predicted, classes), "words_cut": cut}
+
+    def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
+        """Yield for each row, in order, where it came from, its tags if it has them, ``prediction`` and tags.
+
+        Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Both are lists with
+        one entry per word, as the data file writes tags, ``None`` for a word that was cut off.
+        """
+        data, test = _tagged(data), data.test
+        origins = test.origins() if isinstance(test, TaggedDataset) else repeat({})
+        counts = outputs["words"].tolist() if outputs else []
+        for index, (words, origin) in enumerate(zip(counts, origins, strict=False)):
+            line: dict[str, object] = {"index": index, **origin}
+            for name in ("label", "prediction"):
+                if name in outputs:
+                    line[name] = _by_word(words, outputs["word"][index], outputs[name][index], data.labels)
+            yield line
+
+    def row_columns(self) -> dict[str, str]:
+        """Return the column of rows without tags: the words."""
+        return {"columns.tokens": self.columns.tokens}
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return words that are tokenised when they are predicted; raises DataError for a row that cannot be used."""
+        data = _tagged(data)
+        return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
+
+        The tokenizer there cuts, where it is told to cut, where training did.
+        """
+        data = _tagged(data)
+        data.save_tokenizer(folder)
+        set_length(folder, self.max_seq_len)
+        write_labels(folder, data.labels)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        labels = read_labels(folder)
+        return None if labels is None else without_rows(labels, folder)
+
+
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits in fp32, shape ``(n, longest, tags)``: under autocast the model gives half precision."""
+    logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return logits.float()
+
+
+def _names(tags: Ragged, classes: tuple[str, ...]) -> list[list[str]]:
+    return [[classes[tag] for tag in row.tolist()] for row in tags]
+
+
+def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) -> list[Tag | None]:
+    """Return a tag for each of so many words: that of ``tags`` for the words ``places``, ``None`` for the others."""
+    found: list[Tag | None] = [None] * words
+    for place, tag in zip(places.tolist(), tags.tolist(), strict=True):
+        found[place] = labels[tag]
+    return found
+
+
+def _tagged(data: Datasets) -> TagDatasets:
+    if not isinstance(data, TagDatasets):
+        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+    return data

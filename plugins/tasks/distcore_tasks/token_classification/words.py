@@ -1,0 +1,72 @@
+"""Rows of words as tokens, and which tokens words begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
+
+from distcore.errors import ModelError
+from distcore_tasks.flat import IGNORED, Flat, flat_rows
+from distcore_tasks.pretrained import load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Words:
+    """Tokenised words of some rows."""
+
+    tokens: Flat
+    """Tokens of each row."""
+    begins: Flat
+    """For each token the word, counted from 0, that begins with it; ``IGNORED`` for the others."""
+    count: np.ndarray
+    """Words of each row, those without a token too, int64, shape ``(rows,)``."""
+
+    def judged(self) -> np.ndarray:
+        """Return how many words of each row have a token, int64, shape ``(rows,)``."""
+        total = np.concatenate([[0], np.cumsum(self.begins.values >= 0, dtype=np.int64)])
+        found: np.ndarray = np.diff(total[self.begins.offsets])
+        return found
+
+    def batch(self, rows: np.ndarray, pad: int) -> dict[str, Tensor]:
+        """Return int64 ``input_ids``, ``attention_mask``, ``begins``, ``(n, longest)``, and ``words``, ``(n,)``."""
+        import torch
+
+        tokens, mask = self.tokens.padded(rows, pad)
+        begins, _ = self.begins.padded(rows, IGNORED)
+        found = {"input_ids": tokens, "attention_mask": mask, "begins": begins, "words": self.count[rows]}
+        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in found.items()}
+
+
+def words_tokenizer(name: str, folder: Path) -> Any:
+    """Load a tokenizer that tells where words begin; raises ModelError, one line, for one that does not."""
+    tokenizer = load_tokenizer(name, folder)
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {name}: token classification needs a fast tokenizer, which knows where words begin")
+    splitter = tokenizer.backend_tokenizer.pre_tokenizer
+    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:  # as of GPT-2: "a" and " a" are unlike tokens
+        tokenizer = load_tokenizer(name, folder, add_prefix_space=True)
+        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # not every class has done it
+    return tokenizer
+
+
+def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -> Words:
+    """Tokenise rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
+    found = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
+    begins = [_begins(found.word_ids(number)) for number in range(len(rows))]
+    count = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Words(tokens=flat_rows(found["input_ids"]), begins=flat_rows(begins), count=count)
+
+
+def _begins(words: list[int | None]) -> np.ndarray:
+    """Return for each token the word that begins with it: the one that it belongs to, if the token before does not."""
+    found = np.asarray([IGNORED if word is None else word for word in words], np.int32)
+    found[1:][found[1:] == found[:-1]] = IGNORED
+    return found

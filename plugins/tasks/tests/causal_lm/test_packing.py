@@ -1,0 +1,118 @@
+"""A row has the same losses alone, padded and packed, for every model type that is said to pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from distcore.config import RunConfig
+from distcore.errors import ModelError
+from distcore_tasks.causal_lm.models import PACKED
+from distcore_tasks.causal_lm.sequences import COUNTED, FIRST, IGNORED, SequenceFiles, finish_sequences, open_sequences
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+
+VOCABULARY = 60
+LENGTHS = [7, 1, 12, 3, 12, 5]
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
+}  # fmt: skip
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def model_of(kind: str, attention: str) -> Any:
+    """A model of random, large weights."""
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(kind, **(GPT2 if kind == "gpt2" else SMALL))
+    model: Any = AutoModelForCausalLM.from_config(shape, attn_implementation=attention)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six rows of random tokens; the third is two documents."""
+    tokens = np.random.default_rng(0).integers(3, VOCABULARY, sum(LENGTHS) + len(LENGTHS)).astype(np.int32)
+    sizes = np.asarray(LENGTHS)
+    starts = np.cumsum(sizes + 1) - sizes - 1
+    flags = np.full(len(tokens), COUNTED, np.uint8)
+    flags[starts[2] + 5] = FIRST
+    with SequenceFiles(tmp_path / "rows") as files:
+        files.add(tokens, flags)
+    finish_sequences(tmp_path / "rows", starts, sizes)
+    return tmp_path / "rows"
+
+
+def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
+    dataset = open_sequences(folder, 0, packed=packed, prompts=0)
+    with torch.no_grad():
+        found = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
+    assert found["tokens"].tolist() == dataset.items[rows].tolist()
+    return [float(loss) for loss in found["loss"]]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, folder: Path) -> None:
+    model = model_of(kind, attention)
+    one_document = [0, 1, 3, 4, 5]
+    alone = [losses(model, folder, [row], packed=False)[0] for row in one_document]
+    assert losses(model, folder, one_document, packed=True) == pytest.approx(alone, rel=1e-5)
+    assert losses(model, folder, one_document, packed=False) == pytest.approx(alone, rel=1e-5)
+
+
+def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
+    lines = zip(batch["row"], batch["labels"], strict=True)
+    rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
+    assert rows == [[2], [4], [0, 5], [1, 3]]
+    assert batch["input_ids"].shape == (4, 12)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
+    model = model_of(kind, "sdpa")
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    batch = dataset.batch(np.asarray([2, 0]))
+    assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
+    first, second = (
+        model(input_ids=batch["input_ids"][:1, part], use_cache=False).logits for part in (slice(0, 5), slice(5, 12))
+    )
+    names = ("input_ids", "position_ids")
+    together = model(**{name: batch[name] for name in names}, use_cache=False).logits[:1]
+    assert torch.allclose(together, torch.cat([first, second], 1), atol=1e-5)
+
+
+def test_the_first_token_of_a_document_is_no_target(folder: Path) -> None:
+    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    labels = dataset.batch(np.asarray([2]))["labels"][0]
+    assert (labels == IGNORED).nonzero().flatten().tolist() == [4]
+    assert dataset.items.tolist() == [7, 1, 11, 3, 12, 5]
+
+
+def saved(kind: str, folder: Path) -> str:
+    model_of(kind, "sdpa").save_pretrained(folder)
+    train_tokenizer(["a b c"], 300).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "packing", "named"),
+    [({}, "on", "packing = 'on'"), ({"split_documents": True}, "auto", "task_options.split_documents = true")],
+)
+def test_a_model_type_that_nobody_measured_is_not_packed(
+    options: dict[str, Any], packing: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distcore_tasks.causal_lm.models.PACKED", ("gpt2",))
+    model = saved("llama", tmp_path / "model")
+    with pytest.raises(ModelError, match=rf"^{named}: .* not known to be exact: llama is none of"):
+        CausalLM(model=model, **options).prepare(RunConfig(packing=packing))

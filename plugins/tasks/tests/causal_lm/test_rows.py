@@ -1,0 +1,168 @@
+"""What a row may be: documents, prompts with completions, conversations; and the line that a bad one gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcore.config import RunConfig
+from distcore.errors import DataError, DistcoreError
+from distcore_tasks.causal_lm.sequences import IGNORED, SequenceDataset
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.pretrained import load_tokenizer
+
+PROMPTS = [{"prompt": f"add {row} and 1:", "completion": f" {row + 1}"} for row in range(8)]
+CHAT = [
+    {"messages": [
+        {"role": "system", "content": "You add."},
+        {"role": "user", "content": f"{row} and 1?"},
+        {"role": "assistant", "content": f"It is {row + 1}."},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes."},
+    ]}
+    for row in range(8)
+]  # fmt: skip
+DOCUMENTS = [{"text": f"document {row} says " + "word " * row} for row in range(8)]
+
+
+def task_of(folder: Path, rows: list[Any], **options: Any) -> CausalLM:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given: dict[str, Any] = {"data": str(file), "max_seq_len": 64} | options
+    return CausalLM(**given)
+
+
+def train_rows(task: CausalLM) -> tuple[SequenceDataset, Any]:
+    data: Any = task.prepare(RunConfig())
+    return data.train, load_tokenizer("it", data.tokenizer)
+
+
+def counted(dataset: SequenceDataset, tokenizer: Any, row: int) -> str:
+    labels = dataset.batch(np.asarray([row]))["labels"].flatten()
+    text: str = tokenizer.decode(labels[labels != IGNORED])
+    return text
+
+
+def read(dataset: SequenceDataset, tokenizer: Any, row: int) -> str:
+    text: str = tokenizer.decode(dataset.batch(np.asarray([row]))["input_ids"][0])
+    return text
+
+
+def test_of_a_prompt_the_completion_counts_and_what_ends_it(tmp_path: Path) -> None:
+    dataset, tokenizer = train_rows(task_of(tmp_path, PROMPTS))
+    assert read(dataset, tokenizer, 0) == "add 0 and 1: 1"
+    assert counted(dataset, tokenizer, 0) == " 1<|end|>"
+    assert dataset.items[0] == len(tokenizer(" 1")["input_ids"]) + 1
+
+
+def test_of_a_conversation_the_answers_count_and_what_ends_them(tmp_path: Path) -> None:
+    dataset, tokenizer = train_rows(task_of(tmp_path, CHAT))
+    whole = "<|system|>You add.<|end|><|user|>0 and 1?<|end|><|assistant|>It is 1.<|end|>"
+    assert read(dataset, tokenizer, 0) == f"{whole}<|user|>Sure?<|end|><|assistant|>Yes."
+    assert counted(dataset, tokenizer, 0) == "It is 1.<|end|>Yes.<|end|>"
+
+
+def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path: Path) -> None:
+    (tmp_path / "held-out.json").write_text(json.dumps(DOCUMENTS[:2]))
+    task = task_of(tmp_path, DOCUMENTS, max_seq_len=8, eval_data=str(tmp_path / "held-out.json"))
+    dataset, tokenizer = train_rows(task)
+    stream = tokenizer("".join(row["text"] + "<|end|>" for row in DOCUMENTS))["input_ids"]
+    rows = [dataset.batch(np.asarray([row])) for row in range(len(dataset))]
+    assert [token for row in rows for token in row["input_ids"][0].tolist()] == stream[:-1]
+    assert [token for row in rows for token in row["labels"][0].tolist()] == stream[1:]
+    assert set(dataset.lengths[:-1].tolist()) == {8}
+    assert 1 <= dataset.lengths[-1] <= 8
+
+
+def test_documents_apart_begin_anew(tmp_path: Path) -> None:
+    dataset, tokenizer = train_rows(task_of(tmp_path, DOCUMENTS, max_seq_len=8, split_documents=True))
+    batches = [dataset.batch(np.asarray([row])) for row in range(len(dataset))]
+    assert sum(int((batch["position_ids"] == 0).sum()) for batch in batches) > len(dataset)
+    first = tokenizer("document")["input_ids"][0]
+    assert any(first in batch["input_ids"] for batch in batches)
+    assert not any(first in batch["labels"] for batch in batches)  # nothing before a document says how it begins
+
+
+def test_a_batch_gives_the_prompt_of_each_row_to_go_on_from(tmp_path: Path) -> None:
+    data: Any = task_of(tmp_path, PROMPTS, max_new_tokens=3).prepare(RunConfig())
+    tokenizer = load_tokenizer("it", data.tokenizer)
+    batch = data.evaluation.batch(np.asarray([0]))
+    assert tokenizer.decode(batch["prompt_ids"][0]).startswith("add ")
+    assert tokenizer.decode(batch["prompt_ids"][0]).endswith("and 1:")
+    assert "prompt_ids" not in data.train.batch(np.asarray([0]))
+
+
+def changed(number: int, key: str, value: str) -> dict[str, Any]:
+    messages = [dict(message) for message in CHAT[0]["messages"]]
+    messages[number][key] = value
+    return {"messages": messages}
+
+
+BAD = [
+    ({"messages": []}, "messages is empty"),
+    ({"messages": "hello"}, r"messages is a string \('hello'\), expected a list of"),
+    ({"messages": ["hello"]}, "message 1 is a string .*expected an object with role and content"),
+    (changed(1, "role", "human"), "message 2 has the role 'human', expected one of system, user, assistant, tool"),
+    (changed(2, "content", ""), "the content of message 3 is empty"),
+    ({"messages": CHAT[0]["messages"][:2]}, "no message is the assistant's"),
+    (changed(1, "content", "on and on " * 40), r"the answer is cut off entirely: \d+ tokens come before it; .*64"),
+]
+
+
+@pytest.mark.parametrize(("row", "problem"), BAD)
+def test_a_bad_conversation_is_named_by_file_and_row(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    task = task_of(tmp_path, [*CHAT[:3], row, *CHAT[3:]], form="messages")
+    with pytest.raises(DataError, match=rf"data file .*rows.jsonl, row 4: {problem}") as raised:
+        task.prepare(RunConfig())
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"prompt": "a", "completion": None}, *PROMPTS], r"row 1: completion is missing \(null\)"),
+        ([{"prompt": " ", "completion": "b"}, *PROMPTS], "row 1: prompt is empty"),
+        ([{"question": "a", "answer": "b"}], "has none of the columns messages .* text .*columns.text=NAME"),
+        ([DOCUMENTS[0]], "holds one row, so none is left for evaluation"),
+    ],
+)
+def test_a_bad_row_gets_one_line(rows: list[Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=problem) as raised:
+        task_of(tmp_path, rows).prepare(RunConfig())
+    assert "\n" not in str(raised.value)
+
+
+def test_files_of_two_forms_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(json.dumps(CHAT))
+    task = task_of(tmp_path, PROMPTS, eval_data=str(tmp_path / "other.json"))
+    with pytest.raises(DataError, match=r"other.json, for evaluation: has messages, but .* has prompts: use one form"):
+        task.prepare(RunConfig())
+
+
+def pretrained(folder: Path, template: str | None) -> str:
+    """A model folder whose tokenizer writes conversations by ``template``."""
+    task = task_of(folder, DOCUMENTS)
+    data: Any = task.prepare(RunConfig())
+    task.build_model(RunConfig(), data).save_pretrained(folder / "model")  # type: ignore[operator]
+    tokenizer = load_tokenizer("it", data.tokenizer)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder / "model")
+    return str(folder / "model")
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (None, "the model's tokenizer has no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "row 1: the chat template refuses it: roles must alternate"),
+        ("{{ messages|length }}{{ messages[-1]['content'] }}", "row 1: the chat template writes message 3 anew"),
+    ],
+)
+def test_a_template_that_does_not_serve_is_named(template: str | None, problem: str, tmp_path: Path) -> None:
+    model = pretrained(tmp_path, template)
+    with pytest.raises(DistcoreError, match=problem):
+        task_of(tmp_path, CHAT, model=model).prepare(RunConfig())

@@ -1,0 +1,146 @@
+"""Each model type that is known to be right has the outputs and gradients of padded rows, under each kind of head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from unpadded_models import CASES, COMMON, LENGTHS, READS, SMALL, answers, batch, model_of
+
+from distcore_tasks.packing import groups, models
+from distcore_tasks.packing.groups import Bounds, Groups
+from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, left_out, why_not
+from distcore_tasks.packing.models import unpad
+
+
+@pytest.mark.parametrize(("head", "kind"), CASES)
+def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) -> None:
+    model = model_of(head, kind)
+    logits, gradient = answers(head, model)
+    undo = unpad(model, read=READS.get(head, "any"))
+    found, packed = answers(head, model)
+    assert not torch.equal(gradient, packed)  # it was computed in another way
+    assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
+    assert (packed - gradient).norm() < 2e-6 * gradient.norm()
+    undo()
+    assert torch.equal(answers(head, model)[0], logits)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models that look both ways."""
+    monkeypatch.setattr(models, "attends_at_once", lambda device: True)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("head", "kind"), [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE)])
+def test_rows_that_attend_at_once_are_what_they_are_padded(head: str, kind: str) -> None:
+    model = model_of(head, kind)
+    logits, gradient = answers(head, model)
+    unpad(model, read=READS.get(head, "any"))
+    found, packed = answers(head, model)
+    assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
+    assert (packed - gradient).norm() < 2e-6 * gradient.norm()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_this_page_sees_rows_that_attend_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("text", "bert")
+    logits, _ = answers("text", model)
+    two = Bounds(torch.tensor([0, 30, sum(LENGTHS)]), 30, sum(LENGTHS) - 30)
+    monkeypatch.setattr(groups, "_bounds", lambda first, sizes, like: two)
+    unpad(model)
+    assert (answers("text", model)[0] - logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("head", "kind"), [*(("tokens", kind) for kind in ("bert", "llama", "t5")), ("text", "bert")])
+def test_blocks_that_are_computed_again_in_the_backward_pass(head: str, kind: str) -> None:
+    model = model_of(head, kind)
+    _, gradient = answers(head, model)
+    model.gradient_checkpointing_enable()
+    unpad(model, read=READS.get(head, "any"))
+    assert (answers(head, model)[1] - gradient).norm() < 2e-6 * gradient.norm()
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+def test_half_precision_keeps_its_dtype(kind: str) -> None:
+    model = model_of("text", kind)
+    unpad(model, read="first")
+    tokens, mask = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(input_ids=tokens, attention_mask=mask).logits.shape == (len(LENGTHS), 3)
+
+
+def test_a_model_goes_on_from_a_cache_as_ever() -> None:
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("llama", **COMMON, **SMALL)
+    ).eval()
+    tokens, mask = batch()
+    given = {"inputs": tokens.flip(1), "attention_mask": mask.flip(1), "max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(**given)
+    unpad(model, read="tokens")
+    assert torch.equal(model.generate(**given, use_cache=True)[:, -4:], expected[:, -4:])
+
+
+def test_t5_writes_the_same_without_padding() -> None:
+    model = model_of("pairs", "t5").eval()
+    tokens, mask = batch()
+    given = {"inputs": tokens, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    expected = model.generate(**given)
+    unpad(model)
+    assert torch.equal(model.generate(**given), expected)
+
+
+def test_an_attention_that_nobody_measured_is_named() -> None:
+    assert why_not({"model_type": "xlnet"}, ENCODERS) == f"xlnet is none of {', '.join(ENCODERS)}"
+    assert why_not({"model_type": "t5"}, RELATIVE) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"use_sliding_window": True}, {"layer_types": ["full_attention", "sliding_attention"]}]
+)
+def test_a_window_that_tokens_see_is_not_left_out(change: dict[str, Any]) -> None:
+    shape = transformers.AutoConfig.for_model("qwen2").to_dict()
+    assert why_not(shape, DECODERS) is None
+    assert why_not(shape | change, DECODERS) == "this qwen2 has layers whose tokens see a window of their row"
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows.mul(0), lambda rows: rows.roll(1, 1)])
+def test_this_page_sees_rows_that_are_put_back_wrongly(
+    change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, right = model_of("tokens", "roberta"), Groups.padded
+    logits, _ = answers("tokens", model)
+    monkeypatch.setattr(Groups, "padded", lambda self, hidden: change(right(self, hidden)))
+    unpad(model)
+    assert (answers("tokens", model)[0] - logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_last_layer_gives_the_first_token_of_each_row_alone(kind: str) -> None:
+    model, sizes = model_of("text", kind), []
+    layers = [part for name, part in model.named_modules() if name.split(".")[-2:-1] == ["layer"]]
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, given, found: sizes.append(found.shape[1]))
+    unpad(model, read="first")
+    answers("text", model)
+    assert sizes == [sum(LENGTHS), len(LENGTHS)]
+    assert left_out(model.config.to_dict()) == pytest.approx(5 / 6 / 2)
+
+
+def test_a_decoder_s_layers_give_all_tokens() -> None:
+    assert left_out({"model_type": "gpt2", "n_layer": 2}) == 0
+    assert left_out({"model_type": "bert", "num_hidden_layers": 2, "is_decoder": True}) == 0
+
+
+def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = model_of("text", "bert"), Groups.by_row
+    logits, _ = answers("text", model)
+    monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    unpad(model, read="first")
+    assert (answers("text", model)[0] - logits).abs().max() > 1e-2

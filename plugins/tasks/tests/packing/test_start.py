@@ -1,0 +1,146 @@
+"""When a run packs: chosen by lengths, compared with padded rows before the first step, said in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from distcore import Capabilities, ConfigError, Report, RunConfig, train
+from distcore.engine.packing import choose
+from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.resolve.resolve import load_task, resolve
+from distcore.testing.problem import Problem
+from distcore_tasks.packing.groups import Groups
+
+ONE = Capabilities(spec_version=2, processes="one")
+SIZES = (2, 3, 4, 30, 40)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Texts of two classes, some of them ten times as long as others."""
+    file = tmp_path / "rows.jsonl"
+    lines = [{"text": " ".join(["good", "bad"][i % 2] for _ in range(SIZES[i % 5])), "label": i % 2} for i in range(60)]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return file
+
+
+def config(rows: Path, **changes: Any) -> RunConfig:
+    given: dict[str, Any] = {
+        "data": str(rows), "model": "bert-tiny", "device": "cpu", "dropout": 0.0, "max_steps": 3, "log_every": 1,
+        "global_batch_size": 12, "tokenizer": {"vocab_size": 64}, "extensions": {"progress": False},
+    }  # fmt: skip
+    return RunConfig(**given | changes)
+
+
+def run(rows: Path, name: str, **changes: Any) -> Report:
+    return train(config(rows, out=str(rows.parent / name), **changes))
+
+
+def losses(rows: Path, name: str) -> list[float]:
+    lines = map(json.loads, (rows.parent / name / "metrics.jsonl").read_text().splitlines())
+    return [value for line in lines for key, value in line.items() if key in ("train/loss", "train/grad_norm")]
+
+
+def test_a_run_packs_where_it_gains_and_computes_the_same(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "distcore"):
+        report = run(rows, "auto")
+    [line] = [record.message for record in caplog.records if record.message.startswith("packing:")]
+    assert line.startswith("packing: on: spares ")
+    assert "losses of 8 rows differ by " in line
+    assert report["packing"]["packed"]
+    assert report["packing"]["difference"] < 1e-6
+    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["packing"] == "on"
+    off = run(rows, "off", packing="off")
+    assert off["packing"] == {"packed": False, "difference": None}
+    assert losses(rows, "auto") == pytest.approx(losses(rows, "off"), rel=1e-5)
+    assert report["evaluation"]["loss"] == pytest.approx(off["evaluation"]["loss"], rel=1e-5)
+    path = rows.parent / "auto/checkpoints/step-00000003"
+    evaluated = evaluate_checkpoint(config_for(path, 1, {}), path)
+    assert evaluated["evaluation"]["loss"] == pytest.approx(off["evaluation"]["loss"], rel=1e-5)
+
+
+def test_a_resumed_run_is_the_same_bit_for_bit(rows: Path) -> None:
+    run(rows, "whole", save_every=1)
+    run(rows, "part", save_every=1, max_steps=3)
+    for step in (2, 3):
+        for file in sorted((rows.parent / f"part/checkpoints/step-0000000{step}").rglob("*"), reverse=True):
+            file.unlink() if file.is_file() else file.rmdir()
+        (rows.parent / f"part/checkpoints/step-0000000{step}").rmdir()
+    run(rows, "part", save_every=1, resume="auto")
+    assert losses(rows, "part") == losses(rows, "whole")
+
+
+@pytest.mark.ranks
+def test_ranks_pack_to_the_same_losses(rows: Path) -> None:
+    run(rows, "one", packing="off")
+    assert run(rows, "two", nproc=2, strategy="ddp")["packing"]["packed"]
+    assert losses(rows, "two") == pytest.approx(losses(rows, "one"), rel=1e-5)
+
+
+def test_a_broken_pooling_is_found_before_the_first_step(
+    rows: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Groups.by_row
+    monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    with pytest.raises(ConfigError, match=r"^packing = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
+        run(rows, "on", packing="on")
+    report = run(rows, "auto")
+    assert "packing: off: losses of 8 rows differ by" in caplog.text
+    assert not report["packing"]["packed"]
+    assert report["packing"]["difference"] > 1e-5
+    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["packing"] == "off"
+    monkeypatch.undo()
+    run(rows, "off", packing="off")
+    assert losses(rows, "auto") == losses(rows, "off")
+
+
+def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
+    given = resolve(given)
+    task = load_task(given)
+    found, why = choose(given, declared, task, task.prepare(given))
+    return found.packing, why
+
+
+def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
+    assert chosen(config(rows))[0] == "on"
+    assert chosen(config(rows, packing="off")) == ("off", "")
+    padded = {"model": "bert-base", "max_seq_len": 4}  # of 12 layers little is left out in the last one
+    assert chosen(config(rows, **padded)) == ("off", "it would save too little")
+    assert chosen(config(rows, max_seq_len=4))[0] == "on"
+    shared = Capabilities(spec_version=2, ranks_per_shard=2)
+    assert chosen(config(rows), shared) == ("off", "strategy 'single' computes a row on several ranks")
+    elsewhere = resolve(config(rows)).model_copy(update={"device": "cuda"})
+    task = load_task(elsewhere)
+    assert choose(elsewhere, ONE, task, task.prepare(elsewhere))[1].startswith("not measured on cuda")
+
+
+def test_what_cannot_be_packed_is_refused_in_one_line(rows: Path) -> None:
+    on = resolve(config(rows, packing="on")).model_copy(update={"compile": "regions"})
+    task = load_task(on)
+    with pytest.raises(
+        ConfigError, match=r"^packing = 'on': with compile = 'regions' each step would be compiled anew"
+    ):
+        choose(on, ONE, task, task.prepare(on))
+    own = RunConfig(packing="on", task="object:Problem")
+    with pytest.raises(ConfigError, match=r"^packing = 'on': task 'object:Problem' has no form without padding"):
+        choose(own, ONE, Problem(), Problem().prepare(own))
+
+
+def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> None:
+    assert RunConfig(packing=True).packing == "on"
+    before = RunConfig(task="causal-lm", task_options={"packing": False, "model": "gpt2-tiny"})
+    assert (before.packing, before.task_options) == ("off", {"model": "gpt2-tiny"})
+
+
+def test_the_rows_that_are_compared_leave_the_random_state_alone(rows: Path) -> None:
+    torch.manual_seed(3)
+    run(rows, "dropout", dropout=0.1, packing="on")
+    run(rows, "again", dropout=0.1, packing="on")
+    assert losses(rows, "dropout") == losses(rows, "again")

@@ -1,0 +1,192 @@
+"""Heads that predict tokens read the places with a target alone: outputs and gradients are those of all places."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from unpadded_models import model_of
+
+from distcore import RunConfig, train
+from distcore.engine.packing import packed_as_trained
+from distcore.errors import ConfigError
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import Run, World
+from distcore.plugin.task.task import Datasets
+from distcore.resolve.resolve import load_task, resolve
+from distcore_tasks.causal_lm.models import PACKED
+from distcore_tasks.causal_lm.sequences import COUNTED, SequenceFiles, finish_sequences, open_sequences
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.flat import flat_rows
+from distcore_tasks.masked_lm.masking import MaskedDataset, Masking
+from distcore_tasks.masked_lm.options import MaskedOptions
+from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.packing import targets
+from distcore_tasks.packing.models import unpad
+
+LENGTHS = np.asarray([7, 2, 12, 3, 12, 5])
+SMALL: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 1, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "sliding_window": None,
+}  # fmt: skip
+GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0, "embd_pdrop": 0}
+GPT2 |= {"resid_pdrop": 0}
+
+
+@pytest.fixture
+def answered(tmp_path: Path) -> Datasets:
+    """Rows whose second half is to be predicted, packed."""
+    tokens = np.random.default_rng(0).integers(3, 60, LENGTHS.sum() + len(LENGTHS)).astype(np.int32)
+    starts = np.cumsum(LENGTHS + 1) - LENGTHS - 1
+    offset = np.arange(len(tokens)) - np.repeat(starts, LENGTHS + 1)
+    flags = np.where(offset > np.repeat(LENGTHS // 2, LENGTHS + 1), COUNTED, 0).astype(np.uint8)
+    with SequenceFiles(tmp_path / "rows") as files:
+        files.add(tokens, flags)
+    finish_sequences(tmp_path / "rows", starts, LENGTHS)
+    rows = open_sequences(tmp_path / "rows", 0, packed=True, prompts=0)
+    return Datasets(train=rows, evaluation=rows, test=rows)
+
+
+def hidden() -> Datasets:
+    """Rows of which some tokens have to be found."""
+    random = np.random.default_rng(0)
+    tokens = flat_rows([random.integers(5, 60, length) for length in LENGTHS])
+    masking = Masking(probability=0.3, mask=4, ordinary=np.arange(5, 60), size=60, seed=0)
+    items = masking.items(LENGTHS)
+    rows = MaskedDataset(tokens=tokens, lengths=LENGTHS, items=items, masking=masking, pad=0, content="")
+    return Datasets(train=rows, evaluation=rows, test=rows)
+
+
+def decoder(kind: str) -> Any:
+    """A causal language model of random, large weights, in training mode."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(GPT2 if kind == "gpt2" else SMALL)))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.train()
+
+
+def logits_of(model: Any) -> list[int]:
+    """Return a list that gets how many places have logits in each call from now on."""
+    seen: list[int] = []
+
+    def look(module: Any, given: Any, found: Any) -> None:
+        seen.append(found.logits[..., 0].numel())
+
+    model.register_forward_hook(look)
+    return seen
+
+
+def answers(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> tuple[dict[str, Tensor], Tensor]:
+    """The outputs of all rows, and the gradient of their loss as one vector."""
+    batch = data.train.batch(np.arange(len(LENGTHS)))
+    with torch.no_grad():
+        outputs = task.outputs(model, batch)
+    model.zero_grad()
+    task.loss(model, batch).backward()
+    return outputs, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def check(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> None:
+    whole, gradient = answers(task, model, data)
+    told, seen = task.narrow(model, data), logits_of(model)
+    assert told.test is told.evaluation
+    found, narrow = answers(task, model, told)
+    assert seen == [int(np.asarray(data.train.items).sum())] * 2
+    assert torch.equal(found["tokens"], whole["tokens"])
+    assert torch.equal(found["right"], whole["right"])
+    assert torch.allclose(found["loss"], whole["loss"], rtol=2e-6)
+    assert (narrow - gradient).norm() < 2e-6 * gradient.norm()
+    again, _ = answers(task, model, data)  # batches that do not tell, in the same model
+    assert torch.equal(again["loss"], whole["loss"])
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_answers_are_what_they_are_among_prompts(kind: str, answered: Datasets) -> None:
+    check(CausalLM(), decoder(kind), answered)
+
+
+@pytest.mark.parametrize("kind", MaskedOptions.unpadded)
+def test_hidden_tokens_are_what_they_are_among_the_others(kind: str) -> None:
+    model = model_of("masked", kind)
+    unpad(model, read="tokens")
+    check(MaskedLM(), model, hidden())
+
+
+def test_masks_of_another_epoch_tell_their_own_targets() -> None:
+    told = MaskedLM().narrow(model_of("masked", "bert"), hidden()).train
+    batch = told.batch(np.asarray([2, 0]))
+    tokens = batch["labels"][batch["attention_mask"] > 0]
+    assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
+
+
+def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp_path: Path) -> None:
+    rows: Any = CausalLM().narrow(decoder("llama"), answered).train
+    assert "targets" in rows.batch(np.arange(3))
+    assert "targets" not in rows.padded().batch(np.arange(3))
+    assert "targets" not in rows.padded().with_targets().batch(np.arange(3))
+    with SequenceFiles(tmp_path / "all") as files:
+        files.add(np.arange(8, dtype=np.int32), np.full(8, COUNTED, np.uint8))
+    finish_sequences(tmp_path / "all", np.asarray([0]), np.asarray([7]))
+    assert open_sequences(tmp_path / "all", 0, packed=True, prompts=0).with_targets().tells_targets is False
+
+
+@pytest.mark.parametrize(
+    ("change", "declared", "told"),
+    [
+        ({}, {}, True),
+        ({"compile": "regions"}, {}, False),
+        ({}, {"ranks_per_shard": 2}, False),
+    ],
+)
+def test_only_whole_outputs_are_narrowed(
+    change: dict[str, Any], declared: dict[str, Any], told: bool, answered: Datasets
+) -> None:
+    model, config = decoder("llama"), resolve(RunConfig(task="causal-lm", device="cpu", **change))
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
+    capabilities = Capabilities(spec_version=2, processes="one", **declared)
+    run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
+    _, data = packed_as_trained(run, load_task(config), answered)
+    assert ("targets" in data.test.batch(np.arange(3))) is told
+
+
+def prompts(folder: Path) -> dict[str, Any]:
+    lines = [{"prompt": "count " * (i % 4 + 2), "completion": " ".join(map(str, range(i % 5 + 1)))} for i in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return {"task": "causal-lm", "model": "llama-tiny"}
+
+
+def texts(folder: Path) -> dict[str, Any]:
+    lines = [{"text": " ".join(["one", "two", "three"][: i % 3 + 1] * (i % 4 + 1))} for i in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return {"task": "masked-lm", "model": "bert-tiny"}
+
+
+@pytest.mark.parametrize("job", [prompts, texts])
+def test_targets_in_a_wrong_place_are_found_before_the_first_step(
+    job: Callable[[Path], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "data": str(tmp_path / "rows.jsonl"), "out": str(tmp_path / "run"), "device": "cpu", "dropout": 0.0,
+        "max_steps": 2, "global_batch_size": 8, "packing": "on", "tokenizer": {"vocab_size": 300},
+        "extensions": {"progress": False},
+    }  # fmt: skip
+    config = RunConfig(**given | job(tmp_path))
+    right = targets.chosen
+
+    def wrong(states: Tensor, places: Tensor) -> Tensor:
+        return right(states.roll(1, 1), places)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(targets, "chosen", wrong)
+        with pytest.raises(ConfigError, match=r"^packing = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
+            train(config)
+    assert train(config)["packing"]["difference"] < 1e-6

@@ -1,0 +1,72 @@
+"""Options of a task in a config: full keys, short ones, and configs of before tasks had options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from distcore.config import RunConfig, canonical, dump_config, load_config
+from distcore.errors import ConfigError
+from distcore.resolve.resolve import load_task, resolve
+from distcore_tasks.text_classification.options import Columns
+from distcore_tasks.text_classification.task import TextClassification
+
+OLD: dict[str, Any] = {
+    "task": "text-classification", "model": "bert-tiny", "data": "rows.json", "eval_data": None, "test_data": None,
+    "eval_fraction": 0.2, "columns": {"text": "body", "label": "topic"}, "tokenizer": {"vocab_size": 500},
+    "max_seq_len": 32, "dropout": None, "epochs": 3, "checkpoints": {"best": "accuracy"},
+}  # fmt: skip
+"""What a run recorded before its task had options."""
+TASK = TextClassification(
+    model="bert-tiny", data="rows.json", eval_fraction=0.2, columns=Columns("body", "topic"), max_seq_len=32
+)
+
+
+def test_an_old_config_builds_the_same_task(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(OLD))
+    for config in (RunConfig.model_validate(OLD), load_config(str(tmp_path / "config.yaml"), {})):
+        task: Any = load_task(config)
+        assert task.columns == TASK.columns
+        assert (task.model, task.eval_fraction, task.max_seq_len, task.dropout) == ("bert-tiny", 0.2, 32, None)
+        assert task.tokenizer.vocab_size == 500
+        assert (config.epochs, config.checkpoints.best) == (3, "accuracy")
+
+
+def test_the_keys_of_text_in_an_old_config_of_another_task_are_left_out() -> None:
+    assert RunConfig.model_validate(OLD | {"task": "mine"}).task_options == {}
+    few = RunConfig.model_validate({"task": "mine", "model": "small"})  # a user wrote this, for a task that has a model
+    assert few.task_options == {"model": "small"}
+
+
+def test_a_short_key_and_the_full_one_set_the_same_option() -> None:
+    for changes in ({"columns.text": "body"}, {"task_options.columns.text": "body"}):
+        task: Any = load_task(load_config(None, changes))
+        assert task.columns == Columns(text="body")
+    assert canonical("columns.text") == "task_options.columns.text"
+    assert canonical("optimizer.eps") == "optimizer.eps"
+
+
+def test_a_flag_overrides_what_a_file_sets_in_either_form(tmp_path: Path) -> None:
+    for text in ("model: bert-mini\n", "task_options: {model: bert-mini}\n"):
+        (tmp_path / "job.yaml").write_text(text)
+        assert load_config(str(tmp_path / "job.yaml"), {"model": "bert-tiny"}).task_options == {"model": "bert-tiny"}
+
+
+def test_both_forms_in_one_config_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'model' is short for 'task_options\.model', which is set too; keep one"):
+        RunConfig.model_validate({"model": "a", "task_options": {"model": "b"}})
+
+
+def test_a_resolved_config_has_every_option_and_the_metric_of_the_best() -> None:
+    resolved = resolve(load_config(None, {"model": "bert-tiny", "device": "cpu"}))
+    assert resolved.task_options["columns"] == {
+        "text": "text", "label": "label", "id": None, "text_pair": None,
+    }  # fmt: skip
+    assert resolved.task_options["max_seq_len"] == 128
+    assert resolved.checkpoints.best == "loss"
+    again = yaml.safe_load(dump_config(resolved))
+    assert again["task_options"]["model"] == "bert-tiny"
+    assert not {"model", "columns", "dropout"} & again.keys()

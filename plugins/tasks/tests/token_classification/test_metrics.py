@@ -1,0 +1,54 @@
+"""Entities count as conlleval counts them, other tags by themselves; and the baseline that looks words up."""
+
+from __future__ import annotations
+
+import pytest
+
+from distcore_tasks.token_classification.metrics import Lookup, is_iob, tag_metrics
+
+IOB = ["B-LOC", "B-PER", "I-PER", "O"]
+TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
+
+
+def test_an_entity_is_right_if_its_words_and_its_kind_are() -> None:
+    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-LOC"]]  # a person too short, a place too many
+    found = tag_metrics(TAGS, predicted, IOB)
+    assert found["accuracy"] == pytest.approx(4 / 6)
+    assert found["precision"] == pytest.approx(2 / 4)
+    assert found["recall"] == pytest.approx(2 / 3)
+    assert found["f1"] == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
+    assert "PER" in str(found["classification_report"])
+
+
+def test_all_o_has_an_accuracy_but_no_entity() -> None:
+    found = tag_metrics(TAGS, [["O"] * 4, ["O"] * 2], IOB)
+    assert found["accuracy"] == pytest.approx(2 / 6)
+    assert (found["precision"], found["recall"], found["f1"]) == (0, 0, 0)
+
+
+def test_other_tags_have_the_mean_over_tags() -> None:
+    tags, predicted = [["NOUN", "VERB"], ["NOUN", "DET"]], [["NOUN", "VERB"], ["VERB", "DET"]]
+    found = tag_metrics(tags, predicted, ["DET", "NOUN", "VERB"])
+    assert found["accuracy"] == 0.75
+    assert found["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+    assert "NOUN" in str(found["classification_report"])
+
+
+def test_without_words_there_is_no_metric() -> None:
+    assert set(tag_metrics([], [], IOB).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [(IOB, True), (["B-X", "E-X", "I-X", "O", "S-X"], True), (["O", "X"], False), (["0", "1"], False), (["O"], False)],
+)
+def test_which_tags_name_entities(classes: list[str], expected: bool) -> None:
+    assert is_iob(classes) is expected
+
+
+def test_a_word_is_looked_up_and_one_that_training_lacks_gets_the_commonest_tag() -> None:
+    words = [["Ada", "met", "May"], ["May", "came"], ["in", "May"]]
+    tags = [["B-PER", "O", "B-PER"], ["B-PER", "O"], ["O", "O"]]
+    lookup = Lookup(zip(words, tags, strict=True))
+    facts = lookup.facts([(["May", "met", "Bob"], ["B-PER", "O", "B-PER"])], ["B-PER", "O"])
+    assert facts == {"majority_share": 0.3333, "lookup_accuracy": 0.6667, "lookup_f1": 0.6667}

@@ -1,0 +1,29 @@
+"""``distcore report``: the curves, tables and answers of runs, in the terminal and as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+SUMMARY = "curves, tables and answers of runs, in the terminal or as a page"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.usage = "distcore report RUN… [--html FILE] [--follow]"
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="RUN", help="run folder; a folder that is none stands for the runs in it"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report as a page, too: one file, no network"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="draw the curves while the runs train, until all have ended"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the report and return the exit code; raises DistcoreError."""
+    from distcore_workbench.report import reporting
+
+    return reporting.run(arguments.paths, arguments.html, arguments.follow)

@@ -1,0 +1,160 @@
+"""The results of a comparison as JSON values: the content of compare.json, from which table and page are made."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distcore import __version__
+from distcore.checkpoint.distance import Distance
+from distcore.files import strict_json
+from distcore.launchers.processes.available_cores import available_cores
+from distcore_workbench.compare.rows import Row
+from distcore_workbench.compare.runs import Failed, Timing
+
+Facts = dict[str, Any]
+"""JSON values by name."""
+VERSION = 2
+"""Version of the format of compare.json."""
+COUNTED = ("steps", "samples")
+"""Keys in which a report must equal the reference's; otherwise the runs trained on different rows."""
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A row and what has been measured of it so far."""
+
+    row: Row
+    """The row that is measured."""
+    timings: list[Timing] = field(default_factory=list)
+    """One per round that has succeeded."""
+    failed: Failed | None = None
+    """The first run that failed; the row is not run again."""
+    profile: Mapping[str, Any] | Failed | None = None
+    """The content of profile.json."""
+    distance: Distance | None = None
+    """Distance of the parameters from the reference's, both after the first round."""
+    repeat: Distance | None = None
+    """Largest distance of the parameters after a later round from those after the first round of this row."""
+
+    @property
+    def runs(self) -> bool:
+        """True if the row can run, and has not failed."""
+        return self.row.reason is None and self.failed is None
+
+
+def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Facts) -> Facts:
+    """Return the comparison as JSON values. ``about`` says how it was measured; ``warm_up`` is a number of steps."""
+    base = next(entry for entry in entries if entry.row.name == reference)
+    facts = {
+        "version": VERSION,
+        "distcore": __version__,
+        "machine": {"cores": available_cores(), "processor": platform.machine(), "python": platform.python_version()},
+        **about,
+        "reference": reference,
+        "warm_up_steps": warm_up,
+        "job": dict(base.row.job),
+        "metrics": list(base.row.metrics),
+        "rows": [_row_facts(entry, base, warm_up) for entry in entries],
+    }
+    return dict(json.loads(strict_json(facts)))  # table and page get exactly what compare.json says
+
+
+def _row_facts(entry: Entry, base: Entry, warm_up: int) -> Facts:
+    row, config = entry.row, entry.row.config
+    facts: Facts = {
+        "name": row.name,
+        "strategy": config.strategy,
+        "strategy_options": config.strategy_options,
+        "cannot_run": row.reason,
+        "failed": entry.failed.error if entry.failed else None,
+        "differs": {key: list(both) for key, both in row.differs.items()},
+        "notes": _notes(entry, base),
+        "folder": str(row.folder),
+    }
+    if not entry.timings:
+        return facts
+    rounds = [_round_facts(timing, warm_up) for timing in entry.timings]
+    report = entry.timings[0].report
+    return facts | {
+        "world_size": report["world_size"],
+        "device": report["device"],
+        "threads": entry.timings[0].threads,
+        "micro_batch_size": config.micro_batch_size,
+        **{key: statistics.median(one[key] for one in rounds) for key in rounds[0]},
+        "samples_per_second_range": [f(one["samples_per_second"] for one in rounds) for f in (min, max)],
+        **_step_quantiles(entry.timings, warm_up),
+        "communication_seconds": communication(entry.profile),
+        "peak_memory_bytes": max(timing.report["peak_memory_bytes"] for timing in entry.timings),
+        "metrics": {name: report["evaluation"].get(name) for name in row.metrics},
+        "distance": asdict(entry.distance) if entry.distance else None,
+        "distance_between_rounds": asdict(entry.repeat) if entry.repeat else None,
+        "rounds": rounds,
+    }
+
+
+def _round_facts(timing: Timing, warm_up: int) -> Facts:
+    """Return the parts of one run's time in seconds, which add up to its wall time, and its speed."""
+    first = _first_counted(timing, warm_up)
+    early, later = timing.steps[:first], timing.steps[first:]
+    # What the early steps took beyond the median of the later ones.
+    extra = max(0.0, sum(early) - len(early) * statistics.median(later))
+    return {
+        "wall_seconds": timing.wall,
+        "start_up_seconds": timing.start_up,
+        "warm_up_seconds": extra,
+        "training_seconds": sum(timing.steps) - extra,
+        "rest_seconds": timing.wall - timing.start_up - sum(timing.steps),
+        "samples_per_second": sum(timing.samples[first:]) / sum(later),
+    }
+
+
+def _first_counted(timing: Timing, warm_up: int) -> int:
+    """Return the index of the first step after the warm-up, which is at most half of the run."""
+    return min(warm_up, len(timing.steps) // 2)
+
+
+def _step_quantiles(timings: Sequence[Timing], warm_up: int) -> Facts:
+    """Return the 5th, 50th and 95th percentile of the step times of all rounds, in seconds, without the warm-up."""
+    seconds = sorted(one for timing in timings for one in timing.steps[_first_counted(timing, warm_up) :])
+    return {f"step_p{part}_seconds": _quantile(seconds, part / 100) for part in (5, 50, 95)}
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Interpolate linearly between the two nearest values, as numpy does by default."""
+    position = part * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
+    """Return the seconds per step in which rank 0 was in a collective; ``None``: not measured, or not measurable."""
+    if profile is None or isinstance(profile, Failed):
+        return None
+    found: float | None = profile["seconds_per_step"]["communication"]
+    return found
+
+
+def _notes(entry: Entry, base: Entry) -> list[str]:
+    """Return what a reader must know before comparing this row with the others, one sentence each."""
+    notes = [f"{key} = {mine!r}, the reference has {other!r}" for key, (mine, other) in entry.row.differs.items()]
+    notes += [f"does not keep {law}" for law in entry.row.exempt]
+    for timing in entry.timings[:1] if base.timings else []:
+        mine, other = _counts(timing), _counts(base.timings[0])
+        notes += [f"{key}: {mine[key]}, the reference {other[key]}" for key in mine if mine[key] != other[key]]
+    if entry.distance and not math.isfinite(entry.distance.relative):
+        notes.append(f"{entry.distance.tensor}: this tensor cannot be compared with the reference's")
+    if isinstance(entry.profile, Failed):
+        notes.append(f"communication could not be measured: {entry.profile.error}")
+    return notes
+
+
+def _counts(timing: Timing) -> Facts:
+    evaluated = {key: timing.report["evaluation"].get(key) for key in ("evaluated", "unique")}
+    return {key: timing.report[key] for key in COUNTED} | evaluated

@@ -1,0 +1,45 @@
+"""``distcore compare RUN RUN…``: runs that are there, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from distcore.files import strict_json
+from distcore.tables import print_cells, say, stdout_console
+from distcore_workbench.compare.comparison import free_folder, write
+from distcore_workbench.compare.table import FILE_WIDTH
+from distcore_workbench.report.folders import folders_of, read
+from distcore_workbench.report.page import command_line, document, html_table, remark_list
+from distcore_workbench.report.side_by_side import Facts, cells, facts_of, headings, markdown_table
+
+TITLE = "Runs compared"
+WHAT_TO_GIVE = "give run folders, or --strategies for a job to run"
+
+
+def run(paths: Sequence[Path], out: str | None) -> int:
+    """Print the table and, with ``out``, write it there as a page, Markdown and JSON; return 0. Raises ConfigError."""
+    folder = free_folder(out) if out else None
+    facts = facts_of([read(path) for path in folders_of(paths, "compare", WHAT_TO_GIVE)], command_line())
+    show(facts)
+    if folder is not None:
+        remarks = list(facts["notes"])
+        table = markdown_table(headings(facts), cells(facts))
+        page = f"{html_table(headings(facts), cells(facts))}\n{remark_list(remarks)}\n"
+        listed = "".join(f"- {line}\n" for line in remarks)
+        texts = {
+            "json": strict_json(facts, indent=1),
+            "md": f"# {TITLE}\n\n`{facts['command']}`\n\n{table}\n\n{listed}",
+            "html": document(TITLE, facts["command"], page),
+        }
+        write(texts, folder)
+        print(f"compared: {folder}/compare.html, compare.md, compare.json", flush=True)
+    return 0
+
+
+def show(facts: Facts) -> None:
+    """Print the table, its columns folded on a narrow screen, and the notes below it."""
+    console = stdout_console(FILE_WIDTH)
+    print_cells(console, headings(facts), cells(facts), numbers=True)
+    for line in facts["notes"]:
+        say(console, line)

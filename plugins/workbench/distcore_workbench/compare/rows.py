@@ -1,0 +1,232 @@
+"""The rows of a comparison: the same job under different strategies. Rows with different jobs are refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distcore.config import JobRequest, RunConfig, canonical, flatten, load_config, parse_settings
+from distcore.errors import ConfigError, StrategyError, nearest
+from distcore.jobs.train import check
+from distcore.plugin.strategy.argument import expand_shorthand
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.plugin.task.task import declared_metrics
+from distcore.rank_environment import join
+from distcore.resolve.resolve import build_strategy, load_task
+
+MAY_DIFFER = frozenset({
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",
+    "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed",
+    "log_level", "log_level_replica",
+})  # fmt: skip
+"""Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
+NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})
+"""Keys that ``--row`` cannot set."""
+LAWS = ("order", "gradient", "clipping", "evaluation")
+"""Laws that matter to a reader of the table, if a strategy declares that it does not keep them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request(JobRequest):
+    """What to compare, and how: the flags of ``distcore compare``."""
+
+    strategies: str
+    """Rows named by strategy, separated by commas."""
+    row: Sequence[str]
+    """More rows, each ``NAME KEY=VALUE …``."""
+    reference: str | None
+    """Name of the row to measure distances from; ``None``: the first."""
+    allow_different: str
+    """Keys of the job in which rows may differ, separated by commas."""
+    skip_missing: bool
+    """Leave out rows that cannot run here, instead of raising."""
+    rounds: int
+    """Times to run every row."""
+    interleave: bool
+    """Run all rows in every round, every second round backwards; else all rounds of one row, then the next row."""
+    warm_up: int
+    """Optimizer steps at the start of a run that do not count for speed."""
+    communication: bool
+    """Measure communication, in one more run of every row."""
+    out: str | None
+    """The folder to write to; ``None``: a new one under runs/."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of the comparison."""
+
+    name: str
+    """As the user wrote it."""
+    folder: Path
+    """Folder for the runs of this row."""
+    config: RunConfig
+    """Resolved; for a row that cannot run, as the user gave it."""
+    reason: str | None = None
+    """Why the row cannot run; ``None`` if it can."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Values that must be the same in all rows, by dotted key."""
+    differs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Keys of the job in which the row differs from the reference: its own value, the reference's value."""
+    metrics: tuple[str, ...] = ()
+    """The metrics that the task declares."""
+    exempt: tuple[str, ...] = ()
+    """Laws that the strategy declares not to keep, with its reasons."""
+
+
+def rows_of(request: Request, out: Path) -> tuple[list[Row], str]:
+    """Return the rows, and the name of the reference row; raises DistcoreError before anything has started."""
+    refuse_ranks("compare")
+    requested = parse_rows(request.strategies, request.row)
+    reference = request.reference or next(iter(requested))
+    if reference not in requested:
+        known = ", ".join(requested)
+        raise ConfigError(f"--reference {reference}: no such row{nearest(reference, requested)} (rows: {known})")
+    request.loaded()  # an error in all rows is reported without the name of a row
+    rows = [
+        _row(request, name, settings, out / "runs" / f"{number:02d}-{folder_name(name)}")
+        for number, (name, settings) in enumerate(requested.items())
+    ]
+    if all(row.reason for row in rows):
+        raise ConfigError(f"no row can run: row {rows[0].name!r}: {rows[0].reason}")
+    return compared(rows, reference, request.allow_different), reference
+
+
+def refuse_ranks(what: str) -> None:
+    """Raise ConfigError in a process that a launcher started as a rank; ``what`` starts processes of its own."""
+    if rank_info := join(os.environ):
+        raise ConfigError(
+            f"{what}: {rank_info.launcher} started this process as a rank; {what} starts its own: run it directly"
+        )
+
+
+def folder_name(name: str) -> str:
+    """Return ``name`` as the name of a folder that no shell takes apart."""
+    return re.sub(r"[^0-9A-Za-z.=,+_-]+", "-", name)
+
+
+def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Map the name of each row to its settings, in order: those of ``--strategies``, then ``more``, those of ``--row``.
+
+    Raises ConfigError.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    names = [[name.strip()] for name in _split(strategies)] if strategies else []
+    for words in (*names, *(_words(text) for text in more)):
+        name = " ".join(words)
+        if not words or not words[0]:
+            raise ConfigError(f"--strategies {strategies}: expected names separated by commas")
+        if name in found:
+            raise ConfigError(f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other settings")
+        found[name] = {"strategy": words[0], **_settings(words[1:], name)}
+    if not found:
+        raise ConfigError(
+            "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
+        )
+    return found
+
+
+def _split(strategies: str) -> list[str]:
+    """Split at commas, but not between the options of one strategy: ``one,other:size=2,depth=1`` are two rows."""
+    return re.split(r",(?![^,:]*=)", strategies)
+
+
+def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
+    """Return the rows with ``differs`` filled in; raises ConfigError for a difference that is not in ``allowed``.
+
+    ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
+    """
+    base = next(row for row in rows if row.name == reference)
+    keys = [canonical(key.strip()) for key in allowed.split(",") if key.strip()]
+    for key in keys:
+        if not any(_is_under(known, key) for known in base.job or flatten(base.config.model_dump(mode="json"))):
+            raise ConfigError(f"--allow-different {key}: no such key{nearest(key, base.job)}")
+    return [row if row.reason or base.reason else _compared(row, base, keys) for row in rows]
+
+
+def _compared(row: Row, base: Row, allowed: list[str]) -> Row:
+    keys = sorted(row.job.keys() | base.job.keys())
+    differs = {k: (row.job.get(k), base.job.get(k)) for k in keys if row.job.get(k) != base.job.get(k)}
+    refused = {key: both for key, both in differs.items() if not any(_is_under(key, above) for above in allowed)}
+    if refused:
+        said = "; ".join(f"{key} = {mine!r}, {base.name!r} has {other!r}" for key, (mine, other) in refused.items())
+        raise ConfigError(
+            f"row {row.name!r}: not comparable: {said}; make it the same, or accept and mark it with "
+            f"--allow-different {','.join(refused)}"
+        )
+    return replace(row, differs=differs)
+
+
+def is_of_job(key: str) -> bool:
+    """Return True for a dotted key that says what is trained, False for one that says how."""
+    return not any(_is_under(key, free) for free in MAY_DIFFER)
+
+
+def _is_under(key: str, above: str) -> bool:
+    return key == above or key.startswith(f"{above}.")
+
+
+def _words(text: str) -> list[str]:
+    """Split the value of ``--row`` as a shell does."""
+    try:
+        return shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"--row {text}: {str(error).lower()}") from None
+
+
+def _settings(words: list[str], name: str) -> dict[str, Any]:
+    """Parse the ``KEY=VALUE`` words of row ``name``."""
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals or key in NOT_FOR_ROWS:
+            why = f"a row cannot set {key}" if equals else f"expected KEY=VALUE, found {word!r}"
+            raise ConfigError(f"--row {name!r}: {why}; write --row 'NAME KEY=VALUE', such as 'NAME seed=1'")
+    return parse_settings(words)
+
+
+def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) -> Row:
+    """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
+    config = load_config(request.config, _changes(request, settings))
+    try:
+        config, declared = _resolved(config, settings, folder)
+    except (ConfigError, StrategyError) as error:
+        if not request.skip_missing:
+            raise ConfigError(f"row {name!r}: {error}") from None
+        return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
+    leaves = flatten(config.model_dump(mode="json"))
+    job = {key: value for key, value in leaves.items() if is_of_job(key)}
+    if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
+        job["schedule.name"] = f"{config.strategy}'s own"
+    exempt = tuple(f"law {law}: {declared.exempt[law]}" for law in LAWS if law in declared.exempt)
+    return Row(
+        name=name,
+        folder=folder,
+        config=config,
+        job=job,
+        metrics=tuple(declared_metrics(load_task(config))),
+        exempt=exempt,
+    )
+
+
+def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
+    """Merge flags and the row's own settings. Strategy options of the file go to rows with the file's strategy only."""
+    in_file = load_config(request.config, {}).strategy.partition(":")[0] if request.config else None
+    reset: dict[str, Any] = {"strategy_options": {}} if settings["strategy"].partition(":")[0] != in_file else {}
+    return reset | dict(request.changes) | settings
+
+
+def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:
+    """Resolve a row's config as ``distcore train`` does, prepare its data, and return it with the capabilities."""
+    config = expand_shorthand(config.model_copy(update={"out": str(folder)}))
+    declared = capabilities_of(config.strategy, build_strategy(config))
+    # With an nproc of its own the row is left as it is: check() refuses what cannot be.
+    if declared.processes == "one" and "nproc" not in settings:
+        config = config.model_copy(update={"nproc": 1})
+    config, _ = check(config)
+    return config, capabilities_of(config.strategy, build_strategy(config))

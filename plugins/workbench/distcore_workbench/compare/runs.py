@@ -1,0 +1,123 @@
+"""Run the rows: each run is a ``distcore train`` in a fresh process, with the start-up time that a user would see."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig, dump_config
+from distcore.launchers.processes.contexts import sigterm_raises
+
+PROFILED_STEPS = 20
+"""Optimizer steps of a run in which communication is measured; the profile extension needs 18."""
+GRACE = 10
+"""Seconds that a run gets to end after SIGTERM, before it is killed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long one run took; times are in seconds."""
+
+    wall: float
+    """From the start of its process to its end."""
+    start_up: float
+    """From the start of its process to the first step."""
+    steps: tuple[float, ...]
+    """Duration of each optimizer step, without evaluations and checkpoints."""
+    samples: tuple[int, ...]
+    """Rows of each optimizer step, over all ranks."""
+    threads: int
+    """Computing threads of each rank."""
+    report: Mapping[str, Any]
+    """The content of report.json."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A run that failed."""
+
+    error: str
+    """The error in one line."""
+
+
+def timed(config: RunConfig, out: Path) -> Timing | Failed:
+    """Train once, with ``out`` as run folder, and return how long it took."""
+    started = time.monotonic()
+    error = _train(_with_extensions(config, stopwatch=True), out)
+    wall = time.monotonic() - started
+    if error:
+        return Failed(error=error)
+    steps, report = (json.loads((out / name).read_text(encoding="utf-8")) for name in ("steps.json", "report.json"))
+    seen = [0, *steps["samples"]]
+    return Timing(
+        wall=wall,
+        start_up=steps["began"] - started,
+        steps=tuple(steps["seconds"]),
+        samples=tuple(after - before for before, after in pairwise(seen)),
+        threads=steps["threads"],
+        report=report,
+    )
+
+
+def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
+    """Train for a few steps with the profile extension, untimed; return the content of profile.json."""
+    short = config.model_copy(update={"max_steps": PROFILED_STEPS})
+    error = _train(_with_extensions(short, profile=True), out)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    if error:
+        return Failed(error=error)
+    facts: dict[str, Any] = json.loads((out / "profile.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def _with_extensions(config: RunConfig, **extensions: bool) -> RunConfig:
+    return config.model_copy(update={"extensions": config.extensions | extensions})
+
+
+def _train(config: RunConfig, out: Path) -> str | None:
+    """Run ``distcore train``, its output in a log file beside ``out``; return its error line, ``None`` on success."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
+    file.write_text(dump_config(config), encoding="utf-8")
+    command = train_command(file, out)
+    with log.open("wb") as output, sigterm_raises():
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = child.wait()
+        finally:
+            end(child)
+    return error_line(log, code) if code else None
+
+
+def train_command(file: Path, out: Path) -> list[str]:
+    """Return the command that trains the job of the config ``file`` in a process of its own."""
+    # -P: files in the current folder must not shadow installed modules.
+    return [sys.executable, "-P", "-m", "distcore", "train", str(file), "--out", str(out)]
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End the process, if it still runs: by SIGTERM, on which it also ends its ranks, after ``GRACE`` by SIGKILL."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def error_line(log: Path, code: int) -> str:
+    """Return the last error line in the log of a run that failed, or how its process ended."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return errors[-1] if errors else f"{how}; its output is in {log}"

@@ -1,0 +1,55 @@
+"""What to say when a run has died for want of memory: what the plan says that it needs, and what to try next."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from distcore.config import RunConfig
+from distcore.plugin.strategy.argument import expand_shorthand
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.resolve.check_capabilities import strategies_that
+from distcore.resolve.resolve import build_strategy
+from distcore_workbench.planning.available import available_memory
+from distcore_workbench.planning.plan import Row, make_plan
+from distcore_workbench.planning.request import Request
+from distcore_workbench.planning.sizes import shown
+
+
+def advice(request: Request, config: RunConfig) -> str:
+    """Return the end of an error line: needed and available, as far as both are known, and the ladder's next step.
+
+    ``request`` asks for the row of ``config``, which is resolved.
+    """
+    row: Row | None = None
+    with suppress(Exception):  # what a plan cannot do must not hide the error of the run
+        row = make_plan(request).rows[0]
+    available, known = available_memory(config.device), row is not None and row.memory is not None
+    said = "the plan does not know what it needs"
+    states = 0
+    if row is not None and row.memory is not None:
+        states = row.memory.states + row.memory.buffers
+        said = f"the plan needs {shown(states)} per rank without activations"
+        if row.step is not None:
+            said = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
+    there = f", {shown(available)} are available" if available else ""
+    is_one_row = row is not None and row.batch is not None and row.batch.rows == 1
+    return f"{said}{there}; next: {next_step(config, known and 0 < available < states, is_one_row)}"
+
+
+def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = False) -> str:
+    """Return what to try next, the cheapest first.
+
+    ``too_large``: the states alone do not fit. ``is_one_row``: the longest micro-batch cannot be cut any more.
+    """
+    rows, tokens = config.micro_batch_size, config.micro_batch_tokens
+    if not too_large:
+        if tokens is not None and tokens > 256 and rows != 1 and not is_one_row:
+            return f"--micro-batch-tokens {tokens // 2}"
+        if rows != "auto" and rows > 1 and not is_one_row:
+            return f"--micro-batch-size {rows // 2}"
+        if not config.gradient_checkpointing:
+            return "--set gradient_checkpointing=true"
+    expanded = expand_shorthand(config)
+    if not capabilities_of(expanded.strategy, build_strategy(expanded)).shards_parameters:
+        return f"a strategy that shards parameters, on more devices: {strategies_that(lambda d: d.shards_parameters)}"
+    return "more ranks, or offload to main memory (distcore strategies)"

@@ -1,0 +1,209 @@
+"""The plan of a job: what each rank holds and sends under each of several strategies, from the model's skeleton."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.errors import ConfigError, DistcoreError, SkeletonError
+from distcore.model.model_source import model_source
+from distcore.model.optim import check_optimizer, freeze, optimizer_factory
+from distcore.plugin.strategy import footprint
+from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.plugin.strategy.memory import HoldsApart, Memory, PlansMemory, TracesStep
+from distcore.plugin.task.calls import prepare
+from distcore.plugin.task.task import Datasets, Task
+from distcore.resolve.resolve import build_strategy, load_task
+from distcore_workbench.compare.rows import parse_rows, refuse_ranks
+from distcore_workbench.planning.longest import Batch, longest
+from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolved, shards_of
+from distcore_workbench.planning.step import Job, trace
+from distcore_workbench.planning.timeline import KINDS, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One strategy on one number of ranks."""
+
+    strategy: str
+    """As the user wrote it."""
+    ranks: int
+    """How many ranks share the work."""
+    nodes: int = 1
+    """On how many machines."""
+    memory: Memory | None = None
+    """``None``: not known."""
+    reason: str = ""
+    """Why it is not known."""
+    step: Step | None = None
+    """A traced step with the longest micro-batch; ``None``: not known."""
+    untraced: str = ""
+    """Why it is not known, where ``memory`` is."""
+    batch: Batch | None = None
+    """The micro-batch that was traced."""
+
+    @property
+    def world(self) -> str:
+        """How many ranks, and on how many machines if on several."""
+        return str(Ranks(self.ranks, self.nodes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What all rows are about."""
+
+    task: Task
+    data: Datasets
+    skeleton: nn.Module
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What was planned."""
+
+    model: str
+    """Class of the model."""
+    parameters: int
+    """How many the model has."""
+    trained: int
+    """How many of them are trained."""
+    checkpoint: int
+    """Bytes of the tensors of one checkpoint, the same under every strategy."""
+    device: str
+    """The type of device that the job is for."""
+    packed: bool
+    """Whether rows are computed without padding."""
+    rows: tuple[Row, ...]
+    """In the order of the strategies, then of the numbers of ranks."""
+
+
+def make_plan(request: Request) -> Plan:
+    """Return the plan; starts nothing and builds no weights. Raises DistcoreError, one line.
+
+    A strategy that cannot run the job, or does not say what it holds, is a row with the reason.
+    """
+    refuse_ranks("plan")
+    all_ranks = request.all_ranks()
+    base = request.loaded()
+    names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
+    alone = resolved(request, "single", 1)
+    model = _model(alone)
+    skeleton = model.skeleton
+    rows = [
+        _row(request, name, ranks, model)
+        for name in names
+        for ranks in ([Ranks(1, 1)] if is_one_process(request, name) else all_ranks)
+    ]
+    return Plan(
+        model=type(skeleton).__name__,
+        parameters=sum(p.numel() for p in skeleton.parameters()),
+        trained=sum(p.numel() for p in footprint.trained(skeleton)),
+        checkpoint=_checkpoint(alone, skeleton),
+        device=alone.device,
+        packed=alone.packing == "on",
+        rows=tuple(rows),
+    )
+
+
+def _model(config: RunConfig) -> _Model:
+    task = load_task(config)
+    data = prepare(task, config)
+    try:
+        skeleton = model_source(config, task, data).skeleton()
+    except SkeletonError as error:
+        raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
+    freeze(config, skeleton)
+    check_optimizer(config, skeleton)
+    return _Model(task=task, data=data, skeleton=skeleton)
+
+
+def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
+    row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
+    with ranks.told():
+        try:
+            config = resolved(request, name, ranks.ranks)
+            strategy = build_strategy(config)
+            if not isinstance(strategy, PlansMemory | TracesStep):
+                return replace(row, reason="the strategy does not say what it holds")
+            if isinstance(strategy, ChecksModel):
+                strategy.check_model(config, model.skeleton)
+        except DistcoreError as error:
+            return replace(row, reason=_line(error))
+        return _with_step(_states(config, strategy, row, model), config, strategy, model)
+
+
+def _states(config: RunConfig, strategy: object, row: Row, model: _Model) -> Row:
+    """Return the row with what the strategy says that it holds, or why it does not."""
+    if not isinstance(strategy, PlansMemory):
+        return row
+    try:
+        # A copy: a strategy may change the module that it is asked about.
+        skeleton = copy.deepcopy(model.skeleton)
+        return replace(row, memory=strategy.plan_memory(config, skeleton, row.ranks, optimizer_factory(config)))
+    except DistcoreError as error:
+        return replace(row, reason=_line(error))
+
+
+def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> Row:
+    """Return the row with a traced step, or why there is none; of a strategy that says nothing it shows the states."""
+    memory = row.memory
+    if not isinstance(strategy, TracesStep):
+        return replace(row, untraced="the strategy does not say how its step can be traced")
+    try:
+        batch, values = longest(config, model.data.train, shards_of(config, row.ranks))
+        stand_in = strategy.traced()
+        most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsApart) else row.ranks
+        job = Job(
+            config=_of_fewer(config, most),
+            task=model.task,
+            skeleton=model.skeleton,
+            batch=values,
+            micro_batches=batch.of_step,
+        )
+        step = trace(job, stand_in)
+    except DistcoreError as error:
+        if memory is not None:
+            return replace(row, untraced=_line(error))
+        return replace(row, reason="; ".join(filter(None, (row.reason, _line(error)))))
+    if memory is not None and (most < row.ranks or (memory.host and config.device != "cpu")):
+        # A trace knows one memory, that of the device and the main one.
+        step = step.within({name: getattr(memory, name) for name in KINDS[:2]} | {KINDS[2]: memory.stepped})
+    return replace(row, step=step, batch=batch, memory=memory or _held(step), reason="")
+
+
+def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
+    """Return the config for no more than so many ranks, each with as much to do."""
+    if int(config.nproc) <= ranks:
+        return config
+    batch = config.global_batch_size // int(config.nproc) * ranks
+    return config.model_copy(update={"nproc": ranks, "global_batch_size": batch})
+
+
+def _held(step: Step) -> Memory:
+    """Return what a traced step shows of what is held; of what is sent it shows nothing."""
+    return Memory(
+        parameters=step.moments[0].parameters,
+        gradients=max(moment.gradients for moment in step.moments),
+        optimizer=step.moments[0].optimizer,
+        sent=None,
+    )
+
+
+def _line(error: DistcoreError) -> str:
+    return " ".join(str(error).split())
+
+
+def _checkpoint(config: RunConfig, skeleton: nn.Module) -> int:
+    """Return the bytes of a checkpoint's tensors: trained weights, the rest of the model's state, optimizer state.
+
+    Of an adapter's base a checkpoint has nothing.
+    """
+    names = {id(parameter) for parameter in skeleton.parameters()}
+    kept = footprint.trained(skeleton) if config.lora.rank is not None else list(skeleton.parameters())
+    buffers = [value for value in skeleton.state_dict(keep_vars=True).values() if id(value) not in names]
+    average = 0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(skeleton))
+    state = footprint.optimizer_bytes(optimizer_factory(config)(copy.deepcopy(skeleton)))
+    return footprint.nbytes([*kept, *buffers]) + state + average

@@ -1,0 +1,122 @@
+"""What is to be planned, and the config of each row: for ranks and devices that this machine need not have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from distcore.config import JobRequest, RunConfig, load_config
+from distcore.distributed.devices import resolve_device
+from distcore.errors import ConfigError, DistcoreError
+from distcore.plugin.strategy.argument import expand_shorthand
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.resolve.resolve import build_strategy, resolve
+
+MOST_RANKS = 1024
+"""Most ranks that a plan is for."""
+LOCAL = "LOCAL_WORLD_SIZE"
+"""The variable by which a launcher tells strategies how many ranks a machine has."""
+
+
+class Ranks(NamedTuple):
+    """How many ranks share the work, and where they are."""
+
+    ranks: int
+    """All of them."""
+    nodes: int
+    """Machines that they are on, with equally many on each."""
+
+    def __str__(self) -> str:
+        return str(self.ranks) if self.nodes == 1 else f"{self.ranks} ({self.nodes} × {self.ranks // self.nodes})"
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell strategies how many ranks each machine has, as a launcher does."""
+        before = os.environ.get(LOCAL)
+        os.environ[LOCAL] = str(self.ranks // self.nodes)
+        try:
+            yield
+        finally:
+            os.environ.pop(LOCAL)
+            if before is not None:
+                os.environ[LOCAL] = before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request(JobRequest):
+    """What to plan: the flags of ``distcore plan``."""
+
+    strategies: str
+    """Strategies, separated by commas; empty: the config's."""
+    ranks: Sequence[int]
+    """Numbers of ranks to plan for, on each machine."""
+    nodes: Sequence[int] = (1,)
+    """Numbers of machines to plan for."""
+    elsewhere: bool = False
+    """Whether the device may be one that this machine lacks."""
+
+    def all_ranks(self) -> list[Ranks]:
+        """Return the machines and ranks to plan for; raises ConfigError, one line, for more than ``MOST_RANKS``."""
+        if min(self.nodes) < 1:
+            raise ConfigError(f"--nodes {min(self.nodes)}: must be at least 1")
+        for nodes, ranks in product(self.nodes, self.ranks):
+            if not 1 <= nodes * ranks <= MOST_RANKS:
+                each = "" if nodes == 1 else f" on each of --nodes {nodes}"
+                raise ConfigError(f"--nproc {ranks}{each}: a plan is for 1 to {MOST_RANKS} ranks")
+        return list(dict.fromkeys(Ranks(nodes * ranks, nodes) for nodes, ranks in product(self.nodes, self.ranks)))
+
+
+def _loaded(request: Request, strategy: str) -> RunConfig:
+    """Return the config with another strategy; the file's options of a strategy are for that one only."""
+    given = request.loaded().strategy
+    own = given.partition(":")[0] == strategy.partition(":")[0]
+    reset: dict[str, Any] = {} if own else {"strategy_options": {}}
+    options = {k: v for k, v in request.changes.items() if own or not k.startswith("strategy_options")}
+    return load_config(request.config, reset | options | {"strategy": strategy})
+
+
+def is_one_process(request: Request, strategy: str) -> bool:
+    """Return True for a strategy that trains in one process, whatever the number of ranks."""
+    try:
+        config = expand_shorthand(_loaded(request, strategy))
+        return capabilities_of(config.strategy, build_strategy(config)).processes == "one"
+    except DistcoreError:
+        return False  # each of its rows says why
+
+
+def resolved(request: Request, strategy: str, ranks: int) -> RunConfig:
+    """Resolve the config for so many ranks, which this machine need not have room for.
+
+    Raises DistcoreError, one line.
+    """
+    config = _loaded(request, strategy)
+    # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
+    each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
+    unit = each * shards_of(config, ranks)
+    batch = -(-config.global_batch_size // unit) * unit
+    device = "cpu" if config.device == "auto" else config.device
+    if not request.elsewhere:
+        _check_here(config)
+    changed = config.model_copy(update={"nproc": ranks, "device": device, "global_batch_size": batch})
+    return resolve(changed, ranks, elsewhere=request.elsewhere)
+
+
+def _check_here(config: RunConfig) -> None:
+    """Raise ConfigError, one line, for a device of which neither this machine nor the user knows the memory."""
+    try:
+        resolve_device(config)
+    except ConfigError:
+        resolve_device(config, elsewhere=True)  # of a kind that torch does not know it says so
+        raise ConfigError(
+            f"--device {config.device}: torch sees none here; say how much memory one has, such as --device-memory 80G"
+        ) from None
+
+
+def shards_of(config: RunConfig, ranks: int) -> int:
+    """Return how many data shards so many ranks make."""
+    expanded = expand_shorthand(config)
+    return max(1, ranks // capabilities_of(expanded.strategy, build_strategy(expanded)).ranks_per_shard)

@@ -1,0 +1,198 @@
+"""One optimizer step of a job on tensors without values: how much memory lives, and when in the step it is most."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from distcore.config import RunConfig
+from distcore.engine.precision import autocast_for
+from distcore.errors import ConfigError
+from distcore.launchers.processes.cores import threads_per_rank
+from distcore.launchers.processes.failures import one_line
+from distcore.model.optim import optimizer_factory
+from distcore.plugin.strategy.contract import Run, World
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.strategy.memory import HoldsApart
+from distcore.plugin.task.calls import loss_of
+from distcore.plugin.task.task import Batch, Task, Unpads
+from distcore.resolve.micro_batches import most_micro_batches
+from distcore_workbench.planning.kernels import kernels_of
+from distcore_workbench.planning.storages import Storages
+from distcore_workbench.planning.timeline import KINDS, Phase, Step, timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is traced: a task's model and its longest micro-batch."""
+
+    config: RunConfig
+    """Resolved."""
+    task: Task
+    """Its ``loss`` is traced."""
+    skeleton: nn.Module
+    """On the meta device, frozen parameters without ``requires_grad``."""
+    batch: Batch
+    """Collated, on the CPU."""
+    micro_batches: int
+    """How many of these a step has."""
+
+    @property
+    def passes(self) -> tuple[bool, ...]:
+        """Return the passes to trace, for each whether it is the step's last: all between first and last are alike."""
+        return (False, False, True)[-min(3, self.micro_batches) :]
+
+
+def trace(job: Job, stand_in: object) -> Step:
+    """Return the memory of a step, the second or a later one; raises ConfigError, one line, if it cannot be traced.
+
+    ``stand_in`` is what a strategy that ``TracesStep`` returned.
+    """
+    threads = threads_per_rank(int(job.config.nproc)) if job.config.device == "cpu" else None
+    hooks, storages = Hooks(job.config.strategy, stand_in), Storages(copies=threads is not None, threads=threads)
+    apart = stand_in if isinstance(stand_in, HoldsApart) else None
+    where = ["wrap_model()"]
+    try:
+        module = _without_values(job.skeleton, storages)
+        with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
+            return _trace(job, hooks, storages, module, where, apart)
+    except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+        reason = one_line(f"{type(error).__name__}: {error}", limit=200)
+        name = type(job.skeleton).__name__
+        raise ConfigError(f"{name} cannot be traced: {where[-1]} fails without values: {reason}") from error
+    finally:
+        if apart is not None:
+            apart.close()
+
+
+def _trace(
+    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, where: list[str], apart: HoldsApart | None
+) -> Step:
+    run = _prepared(job, hooks, module)
+    assert run.optimizer is not None
+    storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
+    if apart is None:
+        where.append("the optimizer's step")
+        _fill_state(run.optimizer)
+    else:
+        _passes(job, hooks, storages, run, where)
+        hooks.step(run, job.config.clip)
+    state = [value for kept in run.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
+    kinds = {"parameters": storages.numbers(run.module.parameters()), "optimizer": storages.numbers(state)}
+    marks = _passes(job, hooks, storages, run, where)
+    kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
+    for kind, tensors in apart.held_apart(run).items() if apart else ():
+        kinds[kind] |= storages.numbers(tensors)
+    hooks.step(run, job.config.clip)
+    return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
+
+
+def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[tuple[int, Phase]]:
+    """Run forward and backward; return where each begins, and the step, in what storages changed."""
+    autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), loss_of(job.task)
+    marks: list[tuple[int, Phase]] = []
+    for last in job.passes:
+        marks.append((len(storages.changes), "forward"))
+        where.append("loss()")
+        with hooks.accumulate(run, last):
+            with autocast:
+                total = loss_sum(run.model, job.batch)
+            loss = total * 1.0
+            marks.append((len(storages.changes), "backward"))
+            where.append("backward")
+            done = hooks.backward(run, loss)
+            del total, loss
+    marks.append((len(storages.changes), "step"))
+    where.append("step")
+    del done
+    return marks
+
+
+def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
+    """Return the run with its model as the strategy has it, ready to step."""
+    config, ranks = job.config, int(job.config.nproc)
+    shards = max(1, ranks // hooks.capabilities.ranks_per_shard)
+    if config.gradient_checkpointing:
+        module.gradient_checkpointing_enable()  # type: ignore[operator]
+    run = Run(
+        config=config,
+        world=World(rank=0, size=ranks, local_rank=0, device=torch.device("cpu"), shard=0, shards=shards),
+        capabilities=hooks.capabilities,
+        module=module,
+        model=module,
+        accumulation=most_micro_batches(config, shards),
+    )
+    prepared = hooks.wrap_model(run, module, optimizer_factory(config))
+    if config.packing == "on" and isinstance(job.task, Unpads):
+        job.task.unpad(module)
+    prepared.model.train()
+    return replace(run, model=prepared.model, optimizer=prepared.optimizer)
+
+
+def _without_values(skeleton: nn.Module, storages: Storages) -> nn.Module:
+    """Return a copy of ``skeleton`` on a CPU without memory; what is tied stays tied."""
+    module = copy.deepcopy(skeleton)
+    made: dict[int, Tensor] = {}
+
+    def on_cpu(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            with storages.fakes:
+                found = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            storages.count([found])
+            made[id(tensor)] = (
+                nn.Parameter(found, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+            )
+        return made[id(tensor)]
+
+    for part in module.modules():
+        for kept in (part._parameters, part._buffers):
+            for name, tensor in kept.items():
+                if tensor is not None:
+                    kept[name] = on_cpu(tensor)  # type: ignore[assignment]
+    # torch cannot move such a tensor, not even to where it is.
+    vars(module)["to"] = lambda *_args, **_kwargs: module
+    return module
+
+
+def _fill_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have the optimizer keep what it keeps from its first step on."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keep what a strategy tells about a run to the run: a trace is none."""
+    log = logging.getLogger("distcore")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _ranks(size: int) -> Iterator[None]:
+    """Be the first of so many ranks, whose collectives send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise ConfigError("the program has made a process group; call destroy_process_group() before")
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,186 @@
+"""What lives in memory, operation by operation, without memory: tensors have shapes and no values.
+
+A tensor made from the batch alone keeps its values, so a loss may choose tokens by a mask or count them. All that comes
+from a parameter is a fake tensor of torch's FakeTensorMode. Of both kinds every storage is counted from the operation
+that makes it until nobody refers to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_flatten, tree_map
+
+from distcore_workbench.planning.workspace import workspace
+
+aten = torch.ops.aten
+INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
+"""Operations that take masks as indices."""
+
+
+COPIED = ("reduce_scatter", "allgather", "all_gather")
+"""Collectives for which gloo makes a copy of the whole tensor, which lives until they are done."""
+
+
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the bytes of every storage that the operations under it make."""
+
+    def __init__(self, copies: bool = True, threads: int | None = None) -> None:
+        """``copies``: collectives are gloo's, which copies what some of them send.
+
+        ``threads``: of this processor, with which kernels compute; ``None``: what they take meanwhile does not count.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        """What makes tensors without values."""
+        self.changes: list[tuple[int, int]] = []
+        """What happened, in order: number of a storage, and by how many bytes more of it live."""
+        self._copied = COPIED if copies else ()
+        self._threads = threads
+        self._counts = True
+        self._of_parts = False
+        self._sum: tuple[int | None, int] = (None, 0)
+        self._numbers: dict[int, int] = {}
+        self._sizes: list[int] = []
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @contextmanager
+    def tracing(self) -> Iterator[Storages]:
+        """Have tensors made inside be without values, and count them."""
+        resize, shape_of = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            found = resize(storage, size)
+            self._count(storage)
+            return found
+
+        def shape(*arguments: Any) -> Any:
+            self._counts = False
+            try:
+                return shape_of(*arguments)
+            finally:
+                self._counts = True
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]  # no operation: no mode hears of it
+        # DTensor finds the shape of a whole result by computing it without values: that never is in memory.
+        ShardingPropagator._propagate_tensor_meta_non_cached = shape  # type: ignore[method-assign, assignment]
+        try:
+            with torch.random.fork_rng(devices=[]), self.fakes, self:
+                yield self
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            ShardingPropagator._propagate_tensor_meta_non_cached = shape_of  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(_has_parts(kind) for kind in types):
+            self._of_parts |= func is aten.add.Tensor
+            return NotImplemented  # such as a DTensor: its own parts come back here
+        kwargs = kwargs or {}
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if fake and func is aten._local_scalar_dense.default:
+            # A truth value is asked for what should not be, such as an overflow.
+            return False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
+        if not fake and (tensors or _is_whole(func, args, kwargs)):
+            with unset_fake_temporarily():
+                result = func(*args, **kwargs)
+        else:
+            result = func(*(tree_map(_as_rows, args) if func in INDEXED else args), **kwargs)
+        made = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+        if any(name in str(func) for name in self._copied):
+            self._borrow(max(tensor.nbytes for tensor in (*tensors, *made)))
+        self.count(made)
+        if self._threads is not None and self._counts and (beside := workspace(func, args, self._threads)):
+            self._borrow(beside)
+        if func is aten.add.Tensor:
+            self._note_sum(args[0])
+        return result
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count the storages of tensors, each once; a tensor on the meta device is in no memory."""
+        for tensor in tensors if self._counts else ():
+            if tensor.device.type != "meta":
+                self._count(tensor.untyped_storage())
+
+    def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the numbers of the storages of tensors, parts of DTensors too; those without are left out."""
+        storages = (id(part.untyped_storage()) for tensor in tensors for part in parts(tensor))
+        return {self._numbers[key] for key in storages if key in self._numbers}
+
+    def _note_sum(self, first: Tensor) -> None:
+        """Remember a sum that autograd may have made in backward: of two gradients of one tensor.
+
+        It adds in place where nobody else has the first one, but never to a tensor without values: the first is freed
+        behind the sum then, where in a run they are one. Neither does a run add in place to a DTensor, nor to a view,
+        which holds what it is a view of: what a linear layer gives its weight is one.
+        """
+        is_of_autograd = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        is_in_place = is_of_autograd and not self._of_parts and not first._is_view()
+        first_one = self._numbers.get(id(first.untyped_storage())) if is_in_place else None
+        self._of_parts, self._sum = False, (first_one, len(self.changes))
+
+    def _borrow(self, size: int) -> None:
+        """Count so many bytes that live no longer than an operation."""
+        self._sizes.append(0)
+        self._change(len(self._sizes) - 1, size)
+        self._change(len(self._sizes) - 1, 0)
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key not in self._numbers:
+            self._numbers[key] = len(self._sizes)
+            self._sizes.append(0)
+            self._references[key] = weakref.ref(storage, self._freed(key))
+        self._change(self._numbers[key], size)
+
+    def _change(self, number: int, size: int) -> None:
+        if size != self._sizes[number]:
+            at, change = len(self.changes), size - self._sizes[number]
+            if (number, at) == self._sum and self.changes[-1][1] == -change:
+                at -= 1  # freed as if before the sum: they are one
+            self.changes.insert(at, (number, change))
+            self._sizes[number] = size
+
+    def _freed(self, key: int) -> Callable[[object], None]:
+        def freed(_reference: object) -> None:
+            self._references.pop(key, None)
+            self._change(self._numbers.pop(key), 0)
+
+        return freed
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """Return the plain tensors of which a tensor consists: itself, or what a subclass wraps."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    inside = (getattr(tensor, name) for name in names)
+    return [part for value in inside if isinstance(value, Tensor) for part in parts(value)]
+
+
+def _has_parts(kind: type) -> bool:
+    return issubclass(kind, Tensor) and hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
+
+
+def _is_whole(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return True for what makes whole numbers or truth values of none: positions, masks."""
+    kind = kwargs.get("dtype")
+    if kind is None:
+        return func is aten.arange.default or func is aten.arange.start or func is aten.arange.start_step
+    return not kind.is_floating_point and not kind.is_complex
+
+
+def _as_rows(value: Any) -> Any:
+    """Return a mask with values as the indices that it means: what it chooses has a shape then."""
+    if isinstance(value, Tensor) and value.dtype is torch.bool and not isinstance(value, FakeTensor):
+        with unset_fake_temporarily():
+            return value.nonzero().unbind(1)
+    return value

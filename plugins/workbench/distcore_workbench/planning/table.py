@@ -1,0 +1,84 @@
+"""A plan as text or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from distcore.distributed.devices import beside_tensors
+from distcore.tables import print_cells, say, stdout_console
+from distcore_workbench.planning.plan import Plan, Row
+from distcore_workbench.planning.sizes import shown
+
+HEADINGS = (
+    "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",
+    "buffers", "host", "sent",
+)  # fmt: skip
+UNKNOWN = "–"
+
+
+def show(plan: Plan, devices: Mapping[str, int]) -> None:
+    """Print the plan; ``devices`` are the sizes to fit into, in bytes, as the user wrote them."""
+    console = stdout_console()
+    say(console, f"{plan.model}: {plan.parameters:,} parameters, {plan.trained:,} of them trained")
+    say(console, f"tensors of a checkpoint: {shown(plan.checkpoint)}")
+    known = [row for row in plan.rows if row.memory is not None]
+    if known:
+        console.print()
+        headings = [*HEADINGS, *(f"fits {size}" for size in devices)]
+        print_cells(console, headings, [cells(row, devices) for row in known], numbers=True)
+        for line in remarks(plan):
+            say(console, line)
+    for row in plan.rows:
+        if row.memory is None:
+            say(console, f"{row.strategy} on {row.world} rank(s): not known: {row.reason}")
+
+
+def remarks(plan: Plan) -> list[str]:
+    """Return what stands below the table: what the figures are of, and what is not known."""
+    lines = ["per rank; sent: in a step of one micro-batch"]
+    batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
+    padding = "without padding" if plan.packed else "padded to the longest"
+    lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
+    if plan.device != "cpu" and batches:
+        how = f"traced on a CPU, with dropout and attention as on {plan.device}"
+        lines.append(f"activations and peak are an estimate for {plan.device}: {how}")
+        lines += [f"{name}: {size}" for name, size in beside_tensors(plan.device).items()]
+    reasons: dict[str, list[str]] = {}
+    for row in plan.rows:
+        if row.untraced:
+            reasons.setdefault(row.untraced, []).append(f"{row.strategy} on {row.world}")
+    lines += [f"{', '.join(rows)}: activations are not known: {reason}" for reason, rows in reasons.items()]
+    return lines
+
+
+def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
+    """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
+    tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": beside_tensors(plan.device)}
+    for found, row in zip(tree["rows"], plan.rows, strict=True):
+        if row.memory is not None:
+            found["memory"]["states"] = row.memory.states
+            found["fits"] = {size: fits(row, limit) for size, limit in devices.items()}
+        if row.step is not None:
+            found["step"]["peak"]["total"] = row.step.peak.total
+    return json.dumps(tree, indent=2)
+
+
+def cells(row: Row, devices: Mapping[str, int]) -> list[str]:
+    """Return the cells of a row whose states are known, below ``HEADINGS`` and the sizes of ``devices``."""
+    memory, step = row.memory, row.step
+    assert memory is not None
+    states = (memory.parameters, memory.gradients, memory.optimizer, memory.copies, memory.states)
+    peak = (shown(step.peak.activations), shown(step.peak.total), step.peak.phase) if step else [UNKNOWN] * 3
+    others = (memory.buffers, memory.host)
+    sent = UNKNOWN if memory.sent is None else shown(memory.sent + memory.sent_each)
+    fit = ((("yes" if fits(row, limit) else "no") + ("" if step else " (states)")) for limit in devices.values())
+    return [row.strategy, row.world, *map(shown, states), *peak, *map(shown, others), sent, *fit]
+
+
+def fits(row: Row, limit: int) -> bool:
+    """Return True if the peak takes no more than ``limit``; where it is not known, states and buffers."""
+    if row.step is not None:
+        return row.step.peak.total <= limit
+    return row.memory is not None and row.memory.states + row.memory.buffers <= limit

@@ -1,0 +1,57 @@
+"""Follow runs in the terminal: their curves are drawn again whenever a line is added, until the last run has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from distcore.files import is_held
+from distcore_workbench.report.content import NoStepError, content_of
+from distcore_workbench.report.folders import report_of
+from distcore_workbench.report.terminal import show_curves
+
+PAUSE = 0.5
+"""Seconds between two looks at the files."""
+GRACE = 30.0
+"""Seconds after which a run that nobody works on counts as ended: ranks that are restarted need some."""
+
+
+def follow(folders: Sequence[Path], console: Console, grace: float = GRACE) -> None:
+    """Return when every run has ended: with its report, or because nobody has worked on it for ``grace`` seconds.
+
+    On a terminal the curves are shown meanwhile; elsewhere nothing is. Raises ConfigError for a file that is damaged.
+    """
+    seen_alive = dict.fromkeys(folders, time.monotonic())
+    shown: tuple[int, ...] = ()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            for folder in folders:
+                if is_held(folder / "config.yaml"):
+                    seen_alive[folder] = time.monotonic()
+            if all(report_of(folder) or time.monotonic() - seen_alive[folder] > grace for folder in folders):
+                return
+            sizes = tuple(_size(folder) for folder in folders)
+            if console.is_terminal and sizes != shown:
+                shown = sizes
+                live.update(_curves(folders, console), refresh=True)
+            time.sleep(PAUSE)
+
+
+def _size(folder: Path) -> int:
+    """Return what changes when a run has something new."""
+    return sum(file.stat().st_size for file in folder.glob("*.jsonl"))
+
+
+def _curves(folders: Sequence[Path], console: Console) -> Text:
+    try:
+        content = content_of(folders)
+    except NoStepError:
+        return Text("waiting for the first step; Ctrl-C ends")
+    with console.capture() as drawn:
+        show_curves(content, console)
+    return Text.from_ansi(drawn.get())

@@ -1,0 +1,36 @@
+"""Make a report: read the runs, show them in the terminal, write the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from distcore.errors import ConfigError
+from distcore.tables import stdout_console
+from distcore_workbench.report.content import content_of
+from distcore_workbench.report.folders import folders_of
+from distcore_workbench.report.following import follow
+from distcore_workbench.report.html import page
+from distcore_workbench.report.terminal import show
+
+
+def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
+    """Show the runs and, with ``html``, write the page there; return 0. Raises ConfigError.
+
+    ``following``: show their curves while they train, and the report when the last one has ended.
+    """
+    folders, console = folders_of(paths, "report"), stdout_console()
+    if html is not None and html.is_dir():
+        raise ConfigError(f"--html {html}: is a folder, expected a file to write, such as {html}/report.html")
+    if following:
+        follow(folders, console)
+    content = content_of(folders)
+    show(content, console)
+    if html is not None:
+        try:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(page(content), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from None
+        print(f"report: {html}", flush=True)
+    return 0

@@ -1,0 +1,116 @@
+"""A report in the terminal: curves as sparklines, tables, and what the model answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from distcore.tables import GAP, print_cells, print_described, say
+from distcore_workbench.report.answers import Confusion
+from distcore_workbench.report.content import Content
+from distcore_workbench.report.curves import Chart
+from distcore_workbench.report.line_chart import short
+from distcore_workbench.report.side_by_side import cells, headings
+
+BARS = "▁▂▃▄▅▆▇█"
+"""Eighths of a line's height."""
+WIDEST, NARROWEST = 60, 8
+"""Characters of a sparkline."""
+NUMBERS = ("last", "least", "most")
+NUMBER = 10
+"""Characters of a number in four digits."""
+LONGEST_NAME = 24
+"""Characters of a name in the table of curves."""
+SAMPLES = 3
+"""Rows that are shown of each run."""
+
+
+def show(content: Content, console: Console) -> None:
+    """Print the whole report, its tables folded on a narrow screen."""
+    for line in content.about:
+        say(console, line)
+    console.print()
+    show_curves(content, console)
+    console.print()
+    print_cells(console, headings(content.facts), cells(content.facts), numbers=True)
+    for name, answers in zip(content.names, content.answers, strict=True):
+        if answers is not None:
+            console.print()
+            _show_answers(name, answers, console)
+    for line in content.remarks:
+        say(console, line)
+
+
+def show_curves(content: Content, console: Console) -> None:
+    """Print one line per curve: a sparkline, and the last, the least and the greatest value.
+
+    Sparklines are as wide as the screen allows and share one axis of steps; each has a scale of its own.
+    """
+    several = len(content.names) > 1
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    rows = [row for chart in content.charts for row in _rows(chart, content.names)]
+    for heading, column in zip(("curve", "run"), zip(*(row for row, _ in rows), strict=False), strict=False):
+        if heading == "curve" or several:
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", width=_width([heading, *column]))
+    steps = [step for _, points in rows for step, _ in points]
+    span = (min(steps), max(steps))
+    used = sum(GAP + (column.width or 0) for column in table.columns) + len(NUMBERS) * (NUMBER + GAP)
+    room = min(WIDEST, max(NARROWEST, console.width - used))
+    table.add_column(f"steps {span[0]} to {span[1]}", no_wrap=True, overflow="crop", width=room)
+    for heading in NUMBERS:
+        table.add_column(heading, justify="right", no_wrap=True, width=NUMBER)
+    for (curve, run, *numbers), points in rows:
+        line = sparkline(points, span, room)
+        table.add_row(*map(Text, [curve, *([run] if several else []), line, *numbers]))  # a name is no markup
+    console.print(table)
+
+
+def sparkline(points: Sequence[tuple[int, float]], span: tuple[int, int], width: int) -> str:
+    """Return the curve as bars of one line's height, from its least value to its greatest.
+
+    ``span`` are the steps at both ends of the line; between two points it goes on as it was.
+    """
+    first, last = span
+    found: dict[int, list[float]] = {}
+    for step, value in points:
+        found.setdefault((step - first) * width // (last - first + 1), []).append(value)
+    means = {place: sum(values) / len(values) for place, values in found.items()}
+    low, high, line, bar = min(means.values()), max(means.values()), "", " "
+    for place in range(max(means) + 1):
+        if place in means:  # a curve without changes lies in the middle
+            share = (means[place] - low) / (high - low) if high > low else 0.4
+            bar = BARS[round(share * (len(BARS) - 1))]
+        line += bar
+    return line
+
+
+def _rows(chart: Chart, names: Sequence[str]) -> Iterator[tuple[list[str], Sequence[tuple[int, float]]]]:
+    """Yield for each curve its cells, without the sparkline, and its points."""
+    both = {curve.group for curve in chart.curves} == {"train", "eval"}
+    for curve in chart.curves:
+        title = f"{curve.group} {chart.title}" if both else chart.title
+        values = [value for _, value in curve.points]
+        yield [title, names[curve.run], *map(short, (values[-1], min(values), max(values)))], curve.points
+
+
+def _width(texts: Sequence[str]) -> int:
+    return min(LONGEST_NAME, max(map(len, texts)))
+
+
+def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
+    if isinstance(answers, Confusion):
+        say(console, f"{name}: rows by class, and what they were predicted as{left_out(answers)}")
+        rows = [[one, *map(str, counts)] for one, counts in zip(answers.classes, answers.counts, strict=True)]
+        print_cells(console, ["class", *answers.classes], rows, numbers=True)
+        return
+    say(console, f"{name}: the first answers of the final test")
+    for row in answers[:SAMPLES]:
+        print_described(console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()])
+
+
+def left_out(answers: Confusion) -> str:
+    """Return how many classes a confusion matrix does not show, in words; nothing if it shows all."""
+    return f"; {answers.left_out} classes with fewer rows are left out" if answers.left_out else ""

@@ -1,0 +1,143 @@
+"""Measures settings of one job: what is in the record already is not measured again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distcore.config import RunConfig
+from distcore.errors import DistcoreError, StoppedError
+from distcore.jobs.train import check
+from distcore_workbench.planning.sizes import shown
+from distcore_workbench.tuning.agreement import Tolerance, difference
+from distcore_workbench.tuning.limits import Plans
+from distcore_workbench.tuning.outcome import Kind, Outcome
+from distcore_workbench.tuning.record import Record, Trial
+from distcore_workbench.tuning.running import WARM_UP, Runner, trial_config
+from distcore_workbench.tuning.settings import Setting, name_of, with_setting
+
+PILOT = 8
+"""Steps of the very first trial, which says how long a step takes: it is repeated where twice as many are worth it."""
+SECONDS: Mapping[Kind, float] = {"screen": 4.0, "final": 10.0}
+"""Seconds for which the job as given should step in a trial; a faster setting steps as often."""
+MOST = 150
+"""Most steps of a trial."""
+FIT_STEPS = 3
+"""Timed steps of a trial that shows whether the job fits."""
+PATIENCE: Mapping[Kind, float] = {"screen": 4.0, "final": 10.0}
+"""How many times as long as the first trial another one may take."""
+SHORTEST = 60.0
+"""Seconds that each trial may take at least: compiling takes its time."""
+
+
+@dataclass
+class Bench:
+    """What trials of a job are run with."""
+
+    file: str | None
+    """The config file, or none."""
+    changes: Mapping[str, Any]
+    """Values by dotted key over it."""
+    budget: float
+    """Seconds for all trials."""
+    record: Record
+    """The trials so far."""
+    runner: Runner
+    """What starts them."""
+    plans: Plans | None
+    """What settings need; ``None`` if the model cannot be built without weights: then nothing is known to be too large.
+    """
+    rows: int
+    """Rows of a step."""
+    tolerance: Tolerance
+    """How far losses may be from the reference's."""
+    again: str
+    """The command that goes on with a tune that was stopped."""
+
+    def measure(self, kind: Kind, setting: Setting, number: int) -> Outcome:
+        """Return what came of a trial; runs it, unless the record has it. Raises StoppedError."""
+        there = self.record.find(kind, setting, number)
+        if there is None:
+            if self.runner.stopping:
+                raise self._stopped()
+            there = self._run(kind, setting, number)
+            self.record.add(there)
+            print(_line(there, len(self.record.trials)), file=sys.stderr, flush=True)
+        return there.outcome
+
+    def spent(self) -> float:
+        """Return the seconds of all trials so far."""
+        return sum(one.outcome.seconds for one in self.record.trials)
+
+    def _run(self, kind: Kind, setting: Setting, number: int) -> Trial:
+        made = Trial(kind=kind, setting=setting, number=number, steps=0, outcome=Outcome(result="refused"))
+        try:
+            steps = self._steps(kind)
+            config = trial_config(with_setting(self.file, self.changes, setting), kind, steps)
+            config, _ = check(config.model_copy(update={"out": str(self.record.file.parent / "trials" / "run")}))
+            if kind == "screen":  # not before: now the task's options are there
+                config = trial_config(config, kind, steps)
+        except DistcoreError as error:
+            return replace(made, outcome=Outcome(result="refused", why=" ".join(str(error).split())))
+        if self.plans is not None and (why := self.plans.why_not(config)):
+            return replace(made, outcome=Outcome(result="does not fit", why=why))
+        found, done = self._trial(config, kind, setting, steps)
+        if kind == "screen" and found.result == "ok" and not self._pace():
+            # The pilot: it says how many steps are worth timing, and the setting is measured with as many.
+            many = self._many(kind, found)
+            if many >= 2 * steps:
+                longer, done = self._trial(trial_config(config, kind, many), kind, setting, many)
+                found = replace(longer, seconds=found.seconds + longer.seconds)
+        return replace(made, steps=done, outcome=self._judged(kind, found))
+
+    def _trial(self, config: RunConfig, kind: Kind, setting: Setting, steps: int) -> tuple[Outcome, int]:
+        name = f"{len(self.record.trials) + 1:03d}"
+        found, done = self.runner.run(config, setting, name, self._timeout(kind))
+        if self.runner.stopping:
+            raise self._stopped()
+        return found, done
+
+    def _judged(self, kind: Kind, found: Outcome) -> Outcome:
+        """Return what came of a trial, with what differs from the reference held against it."""
+        reference = self._pace()
+        if kind != "screen" or found.result != "ok" or reference is None:
+            return found
+        why = difference(found, reference.outcome, self.tolerance)
+        return replace(found, result="differs", why=why) if why else found
+
+    def _pace(self) -> Trial | None:
+        """Return the first trial that went well: it says how long a step takes."""
+        return next((one for one in self.record.trials if one.kind == "screen" and one.outcome.result == "ok"), None)
+
+    def _steps(self, kind: Kind) -> int:
+        if kind == "fit":
+            return FIT_STEPS
+        pace = self._pace()
+        if pace is None:
+            return PILOT
+        return pace.steps if kind == "screen" else self._many(kind, pace.outcome)
+
+    def _many(self, kind: Kind, found: Outcome) -> int:
+        """Return the steps to time in a trial, by the speed that one has shown."""
+        return min(MOST, max(PILOT, WARM_UP + round(SECONDS[kind] * found.speed / self.rows)))
+
+    def _timeout(self, kind: Kind) -> float:
+        left = max(SHORTEST / 2, self.budget - self.spent())
+        first = next((one.outcome.seconds for one in self.record.trials if one.outcome.result == "ok"), None)
+        if first is None or kind == "fit":
+            return left
+        return min(left, max(SHORTEST, PATIENCE[kind] * first))
+
+    def _stopped(self) -> StoppedError:
+        return StoppedError(f"tune stopped after {len(self.record.trials)} trials; go on with: {self.again}")
+
+
+def _line(trial: Trial, number: int) -> str:
+    """Return the line that tells of a trial when it is done."""
+    found = trial.outcome
+    how = (
+        f"{found.speed:.1f} samples/s, {shown(found.peak)}" if found.result == "ok" else f"{found.result}: {found.why}"
+    )
+    return f"{number:3d} {trial.kind:6} {found.seconds:5.1f} s  {name_of(trial.setting)}: {how}"

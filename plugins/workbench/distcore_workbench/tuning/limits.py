@@ -1,0 +1,132 @@
+"""How much memory a job may take here, and how much it needs by its plan: what does not fit is not started."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from distcore.config import RunConfig
+from distcore.distributed.devices import total_memory
+from distcore.engine.packing import choose
+from distcore.errors import DistcoreError
+from distcore.model.optim import optimizer_factory
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.plugin.strategy.memory import Memory, PlansMemory, TracesStep
+from distcore.plugin.task.task import Datasets, Task
+from distcore.resolve.resolve import build_strategy
+from distcore_workbench.planning.available import machine_limits, process_limits
+from distcore_workbench.planning.longest import longest
+from distcore_workbench.planning.sizes import shown
+from distcore_workbench.planning.step import Job, trace
+from distcore_workbench.planning.timeline import Moment
+
+TRACED = {
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "loader",
+    "gradient_checkpointing",
+}  # fmt: skip
+"""Keys of settings that a trace depends on."""
+
+
+@dataclass
+class Plans:
+    """What settings of one job need; each is traced once, and none where even the largest step has room."""
+
+    task: Task
+    """Of the job."""
+    data: Datasets
+    """Its rows."""
+    skeleton: nn.Module
+    """Its model on the meta device."""
+    untraced: list[str] = field(default_factory=list)
+    """Why activations of some settings are not known, one line each: those are left out by their states alone."""
+    _peaks: dict[str, Moment | None] = field(default_factory=dict)
+
+    def why_not(self, config: RunConfig) -> str:
+        """Return in one line why a resolved config cannot fit here; empty if it may, or if that is not known."""
+        memory = planned(config, self.skeleton)
+        if memory is not None and (said := _too_much(config, needed(memory, config.device), "beside its activations,")):
+            return said
+        is_apart = memory is not None and memory.host > 0 and config.device != "cpu"  # a trace sees one memory
+        if is_apart or (memory is not None and self._has_room(config, memory)):
+            return ""
+        peak = self._peak(config)
+        return _too_much(config, peak.total, f"at its peak, in {peak.phase},") if peak else ""
+
+    def _has_room(self, config: RunConfig, memory: Memory) -> bool:
+        """Return True if the states fit beside the activations of a whole step on one rank, which no setting exceeds.
+
+        So, with much memory, one trace does for all settings.
+        """
+        most = self._whole(config)
+        return most is not None and not _too_much(config, needed(memory, config.device) + most.total, "")
+
+    def _whole(self, config: RunConfig) -> Moment | None:
+        """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
+        whole = {
+            "strategy": "single", "strategy_options": {}, "nproc": 1, "packing": "off", "gradient_checkpointing": False,
+            "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
+        }  # fmt: skip
+        return self._peak(config.model_copy(update=whole))
+
+    def _peak(self, config: RunConfig) -> Moment | None:
+        """Return the moment of a step at which a resolved config holds most; ``None`` if that cannot be traced."""
+        key = config.model_dump_json(include=TRACED)
+        if key not in self._peaks:
+            self._peaks[key] = self._traced(config)
+        return self._peaks[key]
+
+    def _traced(self, config: RunConfig) -> Moment | None:
+        try:
+            strategy = build_strategy(config)
+            if not isinstance(strategy, TracesStep):
+                raise DistcoreError(f"strategy {config.strategy!r} does not say how its step can be traced")
+            declared = capabilities_of(config.strategy, strategy)
+            config, _ = choose(config, declared, self.task, self.data)
+            batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
+            job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
+            return trace(job, strategy.traced()).peak
+        except DistcoreError as error:
+            self._say(" ".join(str(error).split()))
+            return None
+
+    def _say(self, why: str) -> None:
+        if why not in self.untraced:
+            self.untraced.append(why)
+            print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)
+
+
+def planned(config: RunConfig, skeleton: nn.Module) -> Memory | None:
+    """Return what the rank with most holds of a resolved config, as ``distcore plan`` has it; ``None``: not known.
+
+    Activations are not in it.
+    """
+    strategy = build_strategy(config)
+    if not isinstance(strategy, PlansMemory):
+        return None
+    try:
+        return strategy.plan_memory(config, copy.deepcopy(skeleton), int(config.nproc), optimizer_factory(config))
+    except DistcoreError:
+        return None
+
+
+def needed(memory: Memory, device: str) -> int:
+    """Return the bytes that a rank needs at the least; where it computes in main memory, offload spares none."""
+    return memory.states + memory.buffers + (memory.host if device == "cpu" else 0)
+
+
+def _too_much(config: RunConfig, need: int, when: str) -> str:
+    """Return in one line why ranks that need so many bytes each cannot fit here; empty if they may."""
+    ranks = int(config.nproc)
+    if config.device != "cpu":
+        total = total_memory(config.device)
+        return _over(need, total, when, f"a device of kind {config.device!r} has") if total else ""
+    each = min(process_limits(), default=None)
+    said = _over(need, each, when, "a process here may take") if each else ""
+    return said or _over(need * ranks, min(machine_limits()), when, f"{ranks} rank(s) have")
+
+
+def _over(need: int, limit: int, when: str, who: str) -> str:
+    return f"needs {shown(need)} {when} and {who} {shown(limit)}" if need > limit else ""

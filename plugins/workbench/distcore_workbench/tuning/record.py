@@ -1,0 +1,108 @@
+"""``trials.jsonl``: the job in its first line, then a line for each trial, as it happens. A tune goes on from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distcore.errors import ConfigError
+from distcore.files import strict_json
+from distcore_workbench.tuning.outcome import Kind, Outcome
+from distcore_workbench.tuning.settings import Setting, key_of
+
+FILE = "trials.jsonl"
+VERSION = 2
+"""Of the format of the file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One line of the file."""
+
+    kind: Kind
+    """What it was for."""
+    setting: Setting
+    """What was set."""
+    number: int
+    """Which repetition, from 1 in the finals."""
+    steps: int
+    """Steps that were timed or were to be; 0 where nothing was started."""
+    outcome: Outcome
+    """What came of it."""
+
+
+@dataclass
+class Record:
+    """The trials so far, and the file that has them."""
+
+    file: Path
+    """Where they are kept."""
+    trials: list[Trial] = field(default_factory=list)
+    """In the order of running."""
+
+    def find(self, kind: Kind, setting: Setting, number: int) -> Trial | None:
+        """Return the trial that is there already."""
+        wanted = (kind, key_of(setting), number)
+        return next((one for one in self.trials if (one.kind, key_of(one.setting), one.number) == wanted), None)
+
+    def add(self, trial: Trial) -> None:
+        """Add a trial, to the file, too."""
+        self.trials.append(trial)
+        with self.file.open("a", encoding="utf-8") as out:
+            out.write(strict_json(asdict(trial)) + "\n")
+
+
+def open_record(out: Path, job: Mapping[str, Any]) -> Record:
+    """Return what ``out`` has of this ``job``, whose values are given by dotted key, or begin there.
+
+    Raises ConfigError, one line, if the folder holds anything else, or another job's trials.
+    """
+    file = out / FILE
+    try:
+        if not file.exists():
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise ConfigError(f"--out {out}: is a file, or holds something else; choose another folder")
+            out.mkdir(parents=True, exist_ok=True)
+            file.write_text(strict_json({"version": VERSION, "job": dict(job)}) + "\n", encoding="utf-8")
+            return Record(file)
+        head, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
+    try:
+        there = json.loads(head)
+        if there["version"] != VERSION:
+            raise ConfigError(f"--out {out}: {FILE} is of another version of distcore; choose another folder")
+        _check_same(out, there["job"], json.loads(strict_json(dict(job))))
+        return Record(file, _trials(file, head, lines))
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(f"--out {out}: {FILE} is damaged; choose another folder") from None
+
+
+def _check_same(out: Path, there: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    for key in dict.fromkeys((*job, *there)):
+        if job.get(key) != there.get(key):
+            raise ConfigError(
+                f"--out {out}: holds the trials of another job: {key} = {there.get(key)!r} there, now "
+                f"{job.get(key)!r}; choose another folder"
+            )
+
+
+def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
+    """Return the trials of the lines; a last one that was cut off when its writer was killed is taken away."""
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            tree = json.loads(line)
+        except ValueError:
+            if number < len(lines) - 1:
+                raise
+            file.write_text("\n".join([head, *lines[:-1]]) + "\n", encoding="utf-8")
+            break
+        outcome: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in tree["outcome"].items()
+        }
+        found.append(Trial(**tree | {"outcome": Outcome(**outcome)}))
+    return found

@@ -1,0 +1,164 @@
+"""One trial: a ``distcore train`` of few steps in processes of its own, of which none is left when it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distcore.config import RunConfig, dump_config
+from distcore_workbench.compare.runs import end, error_line, train_command
+from distcore_workbench.planning.available import process_limits
+from distcore_workbench.tuning import trial
+from distcore_workbench.tuning.outcome import Kind, Outcome, Result
+from distcore_workbench.tuning.settings import THREADS, Setting
+from distcore_workbench.tuning.trial import HEAVIEST
+
+WARM_UP = 3
+"""First steps, which do not count for speed."""
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h: the signal that a process gets when its parent dies."""
+NO_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|MemoryError|bad_alloc|killed by SIGKILL|"
+    r"ended by SIGKILL|failed to map segment|for want of memory",
+    re.IGNORECASE,
+)
+"""How a program says that memory ran out; the kernel says it by SIGKILL. Under ``ulimit`` many libraries just crash."""
+
+
+def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
+    """Return a config as it is tried: few steps, no checkpoints of its own, nobody told of it.
+
+    A ``screen`` is without dropout, whose masks depend on how a step is cut, and at a constant rate, so that losses do
+    not depend on the number of steps; it logs every step.
+    """
+    extension = {f"{Path(trial.__file__).resolve()}:Trial": {"steps": steps, "ends": kind != "fit"}}
+    off: dict[str, bool | dict[str, Any]] = {"progress": False, "metrics": False}
+    changed: dict[str, Any] = {
+        "max_steps": steps + HEAVIEST,
+        "eval_every": 0,
+        "save_every": 0,
+        "patience": 0,
+        "resume": None,
+        "max_restarts": 0,
+        "log_every": 1 if kind == "screen" else config.log_every,
+        "checkpoints": config.checkpoints.model_copy(update={"best": None}),
+        "extensions": {**off, **extension},
+    }
+    if kind == "screen":
+        options = config.task_options
+        changed["task_options"] = options | ({"dropout": 0.0} if "dropout" in options else {})
+        constant = {"name": "constant", "warmup_steps": 0, "warmup_ratio": 0.0}
+        changed["schedule"] = config.schedule.model_copy(update=constant)
+        changed["lora"] = config.lora.model_copy(update={"dropout": 0.0})
+    return config.model_copy(update=changed)
+
+
+class Runner:
+    """Runs trials one after the other; ``stop`` ends the one that runs."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: for the files of trials."""
+        self._folder = folder
+        self._child: subprocess.Popen[bytes] | None = None
+        self.stopping = False
+
+    def run(self, config: RunConfig, setting: Setting, name: str, timeout: float) -> tuple[Outcome, int]:
+        """Run a trial of the resolved ``config`` of ``trial_config``, and return what it showed, and its timed steps.
+
+        ``name``: of its log. Its processes are ended after ``timeout`` seconds.
+        """
+        out, log = self._folder / name, self._folder / f"{name}.log"
+        shutil.rmtree(out, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"{name}.yaml"
+        file.write_text(dump_config(config), encoding="utf-8")
+        began = time.monotonic()
+        code = self._wait(train_command(file, out), setting, log, timeout)
+        seconds = time.monotonic() - began
+        facts = _read(out, int(config.nproc))
+        shutil.rmtree(out, ignore_errors=True)
+        if facts:
+            return _outcome(facts, seconds), len(facts[0]["seconds"])
+        if code is None:
+            why = f"was not done after {timeout:.0f} s; its output is in {log}"
+            return Outcome(result="too slow", seconds=seconds, why=why), 0
+        why = error_line(log, code)
+        said = log.read_text(encoding="utf-8", errors="replace") + why
+        crashed = -code in (signal.SIGSEGV, signal.SIGABRT) and any(True for _ in process_limits())
+        result: Result = "out of memory" if crashed or NO_MEMORY.search(said) else "failed"
+        return Outcome(result=result, seconds=seconds, why=why), 0
+
+    def stop(self) -> None:
+        """End the trial that runs; the caller sees ``stopping``."""
+        self.stopping = True
+        if self._child is not None and self._child.returncode is None:
+            self._child.terminate()
+
+    def _wait(self, command: list[str], setting: Setting, log: Path, timeout: float) -> int | None:
+        """Run a command to its end, and return its exit code; ``None`` if it took too long. No child of it is left."""
+        environment = dict(os.environ)
+        if setting.get(THREADS):
+            environment["OMP_NUM_THREADS"] = str(setting[THREADS])
+        with log.open("wb") as output:
+            self._child = child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True, preexec_fn=_dies_with_parent(),
+            )  # fmt: skip
+            try:
+                return child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                end(child)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)  # what a rank has started, such as loaders, may still be there
+
+
+def _dies_with_parent() -> Callable[[], None] | None:
+    """Return what a new process must do so that it ends when this one is killed; ``None`` where there is no way."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: a child between fork and exec should do as little as can be
+
+    def set_signal() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return set_signal
+
+
+def _read(out: Path, ranks: int) -> list[Mapping[str, Any]]:
+    """Return what the ranks have written, in their order; none unless all have."""
+    files = [out / f"trial-{rank}.json" for rank in range(ranks)]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files] if all(map(Path.exists, files)) else []
+
+
+def _outcome(facts: list[Mapping[str, Any]], seconds: float) -> Outcome:
+    main = facts[0]
+    first = min(WARM_UP, len(main["seconds"]) // 2)
+    timed = main["seconds"][first:]
+    rows = main["samples"][-1] - (main["samples"][first - 1] if first else 0)
+    return Outcome(
+        result="ok",
+        seconds=seconds,
+        speed=rows / sum(timed),
+        times=tuple(round(one, 6) for one in timed),
+        peak=max(one["peak"] for one in facts),
+        losses=_numbers(main["losses"]),
+        norms=_numbers(main["norms"]),
+    )
+
+
+def _numbers(values: list[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else value for value in values)  # JSON has no NaN

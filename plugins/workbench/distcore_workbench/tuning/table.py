@@ -1,0 +1,152 @@
+"""What a tune has found, as JSON values, as text and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distcore.tables import print_cells, say, stdout_console
+from distcore_workbench.planning.sizes import shown
+from distcore_workbench.report.side_by_side import markdown_table
+from distcore_workbench.tuning.finals import Finalist, chosen_of, times_faster
+from distcore_workbench.tuning.ladder import frontier
+from distcore_workbench.tuning.record import Trial
+from distcore_workbench.tuning.settings import Setting, name_of
+
+Facts = dict[str, Any]
+"""JSON values by name."""
+FILE_WIDTH = 200
+"""Characters per line where stdout is not a terminal."""
+HEADINGS = ("setting", "for", "samples/s", "peak", "s", "result")
+FINAL_HEADINGS = ("setting", "samples/s", "lowest … highest", "rounds", "times as given")
+LADDER_HEADINGS = ("setting", "samples/s", "peak")
+
+
+def facts_of(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
+    """Return everything as JSON values. ``chosen``: what config.yaml has, ``None`` if nothing ran."""
+    reference = next((one for one in finals if not one.setting), None)
+    close = chosen_of(finals)[1] if finals else []
+    screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]
+    return {
+        **about,
+        "chosen": None if chosen is None else {"name": name_of(chosen), "setting": dict(chosen)},
+        "finals": [
+            {
+                "name": name_of(one.setting),
+                "setting": dict(one.setting),
+                "samples_per_second": one.speed,
+                "rounds": one.speeds,
+                "times_as_given": times_faster(one, reference) if reference else None,
+                "told_apart": one not in close,
+            }
+            for one in finals
+        ],
+        "noise": max((one.spread for one in finals if len(one.speeds) > 1), default=None),
+        "ladder": [
+            {
+                "name": name_of(setting),
+                "setting": dict(setting),
+                "samples_per_second": found.speed,
+                "peak_bytes": found.peak,
+            }
+            for setting, found in frontier(screened)
+        ],
+        "trials": [_trial_facts(one) for one in trials],
+    }
+
+
+def _trial_facts(trial: Trial) -> Facts:
+    found = trial.outcome
+    return {
+        "name": name_of(trial.setting),
+        "setting": dict(trial.setting),
+        "kind": trial.kind,
+        "number": trial.number,
+        "steps": trial.steps,
+        "result": found.result,
+        "samples_per_second": found.speed or None,
+        "peak_bytes": found.peak or None,
+        "seconds": found.seconds,
+        "why": found.why,
+    }
+
+
+def show(facts: Facts) -> None:
+    """Print the finals, the ladder, what was left out, and the remarks."""
+    console = stdout_console(FILE_WIDTH)
+    for _, headings, rows in _tables(facts):
+        if rows:
+            print_cells(console, headings, rows, numbers=True)
+            console.print()
+    for line in (*left_out(facts), *remarks(facts)):
+        say(console, line)
+
+
+def markdown(facts: Facts) -> str:
+    """Return a page with all of it."""
+    tables = [f"## {title}\n\n{markdown_table(headings, rows)}\n" for title, headings, rows in _tables(facts) if rows]
+    tried = [_row(one) for one in facts["trials"]]
+    tables.append(f"## What was tried\n\n{markdown_table(HEADINGS, tried)}\n")
+    notes = "".join(f"- {line}\n" for line in remarks(facts))
+    return f"# Tuned\n\n`{facts['command']}`\n\n{notes}\n" + "\n".join(tables)
+
+
+def _tables(facts: Facts) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    finals = [
+        [
+            one["name"], f"{one['samples_per_second']:.1f}", f"{min(one['rounds']):.1f} … {max(one['rounds']):.1f}",
+            str(len(one["rounds"])), f"{one['times_as_given']:.2f}" if one["times_as_given"] else "n/a",
+        ]
+        for one in facts["finals"]
+    ]  # fmt: skip
+    yield "Measured again, in turns", FINAL_HEADINGS, finals
+    ladder = [[one["name"], f"{one['samples_per_second']:.1f}", shown(one["peak_bytes"])] for one in facts["ladder"]]
+    yield "From fast to frugal", LADDER_HEADINGS, ladder
+
+
+def _row(trial: Mapping[str, Any]) -> list[str]:
+    speed, peak = trial["samples_per_second"], trial["peak_bytes"]
+    how = trial["result"] + (f": {trial['why']}" if trial["why"] else "")
+    return [
+        trial["name"], trial["kind"], f"{speed:.1f}" if speed else "", shown(peak) if peak else "",
+        f"{trial['seconds']:.0f}", how.replace("|", "/"),
+    ]  # fmt: skip
+
+
+def left_out(facts: Facts) -> Iterator[str]:
+    """Yield one line for each trial that did not go well."""
+    for one in facts["trials"]:
+        if one["result"] != "ok":
+            yield f"{one['name']}: {one['result']}: {one['why']}"
+
+
+def remarks(facts: Facts) -> Iterator[str]:
+    """Yield what a reader must know of the numbers."""
+    for why in facts["untraced"]:
+        yield f"left out by states alone, without activations: {why}"
+    if facts["fit_only"]:
+        if facts["chosen"]:
+            yield f"the first setting that fits: {facts['chosen']['name']}"
+        return
+    yield (
+        "from fast to frugal: by the short trials, without dropout; peak: of the rank that takes most, on a CPU the "
+        "resident set of its process"
+    )
+    if facts["noise"] is not None:
+        yield (
+            f"noise: rounds of one setting are up to {100 * facts['noise']:.1f} % of the fastest apart; its samples/s "
+            "are those of each step in the round in which it was shortest"
+        )
+    first, *others = facts["finals"] or [None]
+    if first and len(first["rounds"]) > 1:
+        close = [one["name"] for one in others if not one["told_apart"]]
+        if close:
+            yield f"not told apart from the fastest by these rounds: {'; '.join(close)}"
+        if facts["chosen"] and facts["chosen"]["name"] != first["name"]:
+            yield f"chosen: {facts['chosen']['name']}, which changes least of those that are not told apart"
+    elif first:
+        yield "the budget was too small for a second round: a longer --budget goes on from here"
+    if facts["untried"]:
+        yield f"no time to try all of: {'; '.join(facts['untried'])}. A longer --budget goes on from here"
+    if facts["load"]:
+        yield f"load average {facts['load']:.1f} when it began: other programs were at work, or just had been"

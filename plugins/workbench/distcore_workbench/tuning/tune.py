@@ -1,0 +1,188 @@
+"""Run a tune: from the request to the trials, and to config.yaml, tune.md and tune.json."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from distcore.config import RunConfig, dump_config, flatten
+from distcore.distributed.devices import count_devices
+from distcore.engine.packing import choose
+from distcore.errors import ConfigError, RankError, SkeletonError
+from distcore.files import strict_json
+from distcore.jobs.logs import set_up_logging
+from distcore.jobs.train import check
+from distcore.launchers.processes.available_cores import available_cores
+from distcore.launchers.processes.contexts import stop_signals
+from distcore.launchers.processes.cores import foreign_load, threads_chosen, threads_per_rank
+from distcore.model.compiling import missing_compiler
+from distcore.model.model_source import model_source
+from distcore.model.optim import freeze
+from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.plugin.task.task import Datasets
+from distcore.resolve.absolute_paths import with_absolute_paths
+from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore_workbench.compare.rows import refuse_ranks
+from distcore_workbench.report.page import command_line
+from distcore_workbench.tuning import ladder, settings
+from distcore_workbench.tuning.agreement import tolerance_of
+from distcore_workbench.tuning.bench import Bench
+from distcore_workbench.tuning.candidates import Request, asked, rungs_of, strategies
+from distcore_workbench.tuning.finals import chosen_of
+from distcore_workbench.tuning.limits import Plans
+from distcore_workbench.tuning.record import FILE, open_record
+from distcore_workbench.tuning.running import Runner
+from distcore_workbench.tuning.search import Search, fit
+from distcore_workbench.tuning.settings import THREADS, Axis, Place, Setting, name_of, with_setting
+from distcore_workbench.tuning.table import Facts, facts_of, markdown, show
+
+log = logging.getLogger("distcore")
+MOST_RANKS = 8
+"""Most ranks of a job on CPU cores that is given without ``--nproc``."""
+
+
+def run(request: Request) -> int:
+    """Tune, and return the exit code: 0, or 3 if no setting runs. Raises DistcoreError, and StoppedError."""
+    refuse_ranks("tune")
+    if not 0 < request.budget < float("inf"):
+        raise ConfigError(f"--budget {request.budget:g}: expected minutes, more than 0")
+    load = foreign_load()
+    base = request.loaded()
+    set_up_logging(base, rank=0)
+    out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
+    resolved, data = check(base.model_copy(update={"out": str(out / "run"), "resume": None}))
+    named = list(asked(request))
+    record = open_record(out, _job(resolved, request.fit_only))
+    runner = Runner(out / "trials")
+    skeleton = _skeleton(resolved, data)
+    plans = Plans(load_task(resolved), data, skeleton) if skeleton is not None else None
+    bench = Bench(
+        file=request.config,
+        changes=request.changes,
+        budget=60 * request.budget,
+        record=record,
+        runner=runner,
+        plans=plans,
+        rows=resolved.global_batch_size,
+        tolerance=tolerance_of(resolved, _is_masked(resolved, skeleton)),
+        again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
+    )
+    about: Facts = {
+        "command": command_line(), "fit_only": request.fit_only, "load": load, "complete": False, "untried": [],
+        "untraced": plans.untraced if plans else ["the model cannot be built without its weights"],
+    }  # fmt: skip
+    chosen: Setting | None = None
+    facts = facts_of(record.trials, [], None, about)
+    try:
+        with stop_signals(runner.stop, says_so=False):
+            place = _place(request, resolved, data)
+            families = list(strategies(request, named, base, resolved, skeleton, place))
+            rungs = rungs_of(request, skeleton, families)
+            chosen, facts = _search(
+                request, bench, settings.axes(base, resolved, place, families), rungs, resolved, about
+            )
+    finally:  # a tune that is stopped leaves what it has so far
+        if not facts["complete"]:
+            facts = facts_of(record.trials, [], None, about)
+        _write(out, facts)
+    if chosen is not None:
+        _write_config(request, chosen, out)
+    _tell(request, facts, chosen, out, bench.spent() < bench.budget)
+    return 0 if chosen is not None else RankError.exit_code
+
+
+def _search(
+    request: Request, bench: Bench, axes: Sequence[Axis], rungs: Sequence[Setting], resolved: RunConfig, about: Facts
+) -> tuple[Setting | None, Facts]:
+    done = about | {"complete": True}
+    if request.fit_only:
+        found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
+        chosen = found[0] if found else None
+        return chosen, facts_of(bench.record.trials, [], chosen, done)
+    search = Search(bench.measure, bench.budget)
+    finals = search.run(axes, rungs)
+    chosen = chosen_of(finals)[0].setting if finals else None
+    return chosen, facts_of(bench.record.trials, finals, chosen, done | {"untried": list(search.untried)})
+
+
+def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
+    """Return what must be equal in a tune that goes on, by dotted key."""
+    job = flatten(resolved.model_dump(mode="json", exclude={"out", "resume"}))
+    return {**job, "fit_only": fit_only}
+
+
+def _skeleton(resolved: RunConfig, data: Datasets) -> nn.Module | None:
+    try:
+        skeleton = model_source(resolved, load_task(resolved), data).skeleton()
+    except SkeletonError:
+        return None
+    freeze(resolved, skeleton)
+    return skeleton
+
+
+def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
+    """Return True if the model may have dropout that no option of the task switches off."""
+    if "dropout" in resolved.task_options:
+        return False
+    return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
+
+
+def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
+    cores, on_cpu = available_cores(), resolved.device == "cpu"
+    asked = request.loaded().nproc
+    here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
+    most = int(asked) if asked not in ("auto", 1) else here
+    while resolved.global_batch_size % most:
+        most -= 1
+    threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
+    declared = capabilities_of(resolved.strategy, build_strategy(resolved))
+    packing, _ = choose(resolved, declared, load_task(resolved), data)
+    return Place(
+        cores=cores,
+        ranks=most,
+        threads=threads,
+        compiles=not missing_compiler(resolved.device),
+        packing=packing.packing,
+    )
+
+
+def _write(out: Path, facts: Facts) -> None:
+    """Write tune.json and tune.md; raises ConfigError if that fails."""
+    try:
+        (out / "tune.json").write_text(strict_json(facts, indent=1), encoding="utf-8")
+        (out / "tune.md").write_text(markdown(facts), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+def _write_config(request: Request, chosen: Setting, out: Path) -> None:
+    config = resolve(with_setting(request.config, request.changes, chosen))
+    config = with_absolute_paths(config, load_task(config))
+    head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
+    (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
+
+
+def _train(chosen: Setting, out: Path) -> str:
+    """Return the command that trains with what was chosen."""
+    threads = f"OMP_NUM_THREADS={chosen[THREADS]} " if chosen.get(THREADS) else ""
+    return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
+
+
+def _tell(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
+    if request.json:
+        print(strict_json(facts, indent=1), flush=True)
+        return
+    show(facts)
+    print(f"tuned: {out}/tune.md, tune.json, {FILE}")
+    if chosen is None and not all_tried:
+        print(f"nothing fitted within --budget {request.budget:g}: the same command with a longer one goes on")
+    elif chosen is None:
+        print("no setting runs; smaller models, shorter rows, --precision bf16, --lora or more ranks are what is left")
+    else:
+        print(f"train with: {_train(chosen, out)}", flush=True)

@@ -1,0 +1,122 @@
+"""``distcore compare RUN RUN…``: runs that are there, without training anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcore.cli.main import main
+from distcore.config import dump_config, load_config
+from distcore.model.optim import with_options
+
+METRICS = {"loss": "min", "accuracy": "max"}
+
+
+def write_run(folder: Path, evaluation: dict[str, Any] | None, changes: dict[str, Any], rows: int = 20) -> None:
+    """A run folder as a run leaves it; ``evaluation=None``: before its end."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_config(with_options(load_config(None, changes))))
+    report = {
+        "steps": 8, "world_size": 1, "train_seconds": 2.5, "samples_per_second": 102.4, "peak_memory_bytes": 2**28,
+        "metrics": METRICS, "evaluation": (evaluation or {}) | {"classification_report": "x", "dataset_size": rows},
+    }  # fmt: skip
+    if evaluation is not None:
+        (folder / "report.json").write_text(json.dumps(report))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs in ``runs``, of which the last one is not finished."""
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/slow"), {"loss": 0.5, "accuracy": 0.8}, {"lr": 1e-4})
+    write_run(Path("runs/fast"), {"loss": 0.25, "accuracy": 0.75}, {"lr": 1e-3, "optimizer.betas": [0.9, 0.98]})
+    write_run(Path("runs/stopped"), None, {"lr": 1e-2})
+    return tmp_path
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["compare", *arguments]) == 0
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without colours
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_metrics_come_first_with_the_best_marked_then_speed_then_what_differs(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(capsys, "runs/slow", "runs/fast") == [
+        "run loss ↓ accuracy ↑ samples/s training s peak MiB/rank lr optimizer.betas",
+        "slow 0.5000 0.8000 * 102.4 2.5 256 0.0001 [0.9, 0.999]",
+        "fast 0.2500 * 0.7500 102.4 2.5 256 0.001 [0.9, 0.98]",
+    ]
+
+
+def test_a_folder_stands_for_the_runs_in_it_and_one_that_is_not_finished_says_so(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(capsys, "runs")
+    assert [line.split()[0] for line in lines[1:4]] == ["fast", "slow", "stopped"]
+    assert lines[3].startswith("stopped n/a n/a n/a n/a n/a 0.01 ")
+    assert lines[4] == "stopped: not finished, it has no report.json"
+
+
+def test_what_differs_stands_below_the_table_where_the_screen_is_narrow(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    lines = lines_of(capsys, "runs/slow", "runs/fast")
+    assert lines[0] == "run loss ↓ accuracy ↑ samples/s training s"
+    assert lines[3:] == [
+        "",
+        "run peak MiB/rank lr optimizer.betas",
+        "slow 256 0.0001 [0.9, 0.999]",
+        "fast 256 0.001 [0.9, 0.98]",
+    ]
+
+
+def test_runs_that_were_tested_on_other_rows_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(Path("runs/other"), {"loss": 0.1, "accuracy": 0.9}, {"lr": 1e-4}, rows=64)
+    assert lines_of(capsys, "runs/slow", "runs/other")[-1] == "tested on different rows: 20, 64 of them"
+
+
+def test_the_page_has_the_same_table_and_no_file_is_written_without_out(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines_of(capsys, "runs/slow", "runs/fast", "--out", "found")
+    lines_of(capsys, "runs/slow", "runs/fast")
+    facts = json.loads(Path("found/compare.json").read_text())
+    assert facts["metrics"] == METRICS
+    assert [run["differs"]["lr"] for run in facts["runs"]] == [1e-4, 1e-3]
+    for name in ("compare.md", "compare.html"):
+        text = Path("found", name).read_text()
+        assert re.search(r"[|>] ?0\.2500 \* ?[|<]", text)
+        assert re.search(r"[|>] ?optimizer\.betas ?[|<]", text)
+    assert sorted(path.name for path in runs.iterdir()) == ["found", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("runs/slow --strategies single", "compare runs/slow: give run folders, .* or a config file .*; not both"),
+        ("runs/slow --row single", "compare runs/slow: give run folders, .*; not both"),
+        ("runs/slow --lr 1", "--lr: is for a job to run"),
+        ("runs/slow --set lr=1", "--lr: is for a job to run"),
+        ("runs/slow --rounds 2", "--rounds: is for a job to run"),
+        ("runs/slwo", "compare runs/slwo: no such folder; give run folders"),
+        ("runs/slow empty", "compare empty: no run folder: it has no config.yaml"),
+        ("job.yaml", "compare job.yaml: no such folder; give run folders, or --strategies for a job to run"),
+        ("runs/broken", "runs/broken/report.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    runs: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    (runs / "empty").mkdir()
+    write_run(runs / "runs/broken", {}, {})
+    (runs / "runs/broken/report.json").write_text("{")
+    assert main(["compare", *arguments.split()]) == 2
+    assert re.fullmatch(f"error: {message}.*\n", capsys.readouterr().err)

@@ -1,0 +1,75 @@
+"""What the plan says cannot fit is not started: by the peak of a step where it can be traced, else by the states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distcore.config import load_config
+from distcore.jobs.train import check
+from distcore.model.model_source import model_source
+from distcore.resolve.resolve import load_task
+from distcore_workbench.tuning import limits
+from distcore_workbench.tuning.limits import Plans, needed, planned
+from distcore_workbench.tuning.settings import Setting, with_setting
+
+JOB = {"data": "rows.json", "model": "bert-tiny", "device": "cpu", "global_batch_size": 32, "packing": "off"}
+SMALL: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
+OWN = """
+from distcore_tasks.text_classification.task import TextClassification
+class Own(TextClassification):
+    def loss(self, model, batch):
+        logits = model(input_ids=batch["input_ids"]).logits
+        return logits[logits.flatten().nonzero()].sum()
+"""
+
+
+def plans_of(**changes: object) -> Plans:
+    config, data = check(load_config(None, {**JOB, **changes, "out": "run"}))
+    task = load_task(config)
+    return Plans(task, data, model_source(config, task, data).skeleton())
+
+
+def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
+    return plans.why_not(check(with_setting(None, {**JOB, **changes, "out": "run"}, setting))[0])
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = plans_of()
+    assert why_not(plans, {}) == ""
+    assert len(plans._peaks) == 1  # that of a whole step on one rank: since that has room, nothing else is traced
+    small_config = check(with_setting(None, {**JOB, "out": "run"}, SMALL))[0]
+    states, small, whole = planned(small_config, plans.skeleton), plans._peak(small_config), plans._whole(small_config)
+    assert states
+    assert small
+    assert whole
+    limit = (small.total + whole.total) // 2
+    monkeypatch.setattr(limits, "process_limits", lambda: iter([limit]))
+    whole_step: Setting = {"micro_batch_size": 32, "micro_batch_tokens": None}
+    assert why_not(plans, whole_step).startswith("needs ")
+    assert "at its peak, in backward, and a process here may take" in why_not(plans, whole_step)
+    assert why_not(plans, SMALL) == ""
+    traced = len(plans._peaks)
+    why_not(plans, SMALL)
+    assert len(plans._peaks) == traced  # each once
+    monkeypatch.setattr(limits, "process_limits", lambda: iter([needed(states, "cpu") - 1]))
+    assert "beside its activations, and a process here may take" in why_not(plans, SMALL)
+    assert not plans.untraced
+
+
+def test_what_cannot_be_traced_is_said_once_and_left_out_by_its_states(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work_folder / "own.py").write_text(OWN)
+    plans = plans_of(task="own.py:Own")
+    monkeypatch.setattr(limits, "process_limits", lambda: iter([2**20]))
+    assert "beside its activations" in why_not(plans, {}, task="own.py:Own")
+    assert not plans.untraced
+    monkeypatch.setattr(limits, "process_limits", lambda: iter([2**40]))
+    for setting in ({}, SMALL):
+        assert why_not(plans, setting, task="own.py:Own") == ""
+    assert len(plans.untraced) == 1
+    assert "cannot be traced: loss() fails without values" in plans.untraced[0]
+    assert capsys.readouterr().err.count("left out by states alone, without activations: ") == 1

@@ -1,0 +1,87 @@
+"""What is worth a trial: each value can be set, and none is what the job has already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distcore import registry
+from distcore.config import RunConfig, load_config
+from distcore.errors import DistcoreError
+from distcore.plugin.options import build
+from distcore.resolve.resolve import resolve
+from distcore_workbench.tuning.settings import (
+    THREADS,
+    Place,
+    axes,
+    is_same,
+    micro_batches,
+    name_of,
+    options_tried,
+    strategy_settings,
+    with_setting,
+)
+
+PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, packing="on")
+
+
+@pytest.mark.parametrize("name", list(registry.offers("strategies")))
+def test_what_a_strategy_declares_to_be_tried_are_options_that_it_has(name: str) -> None:
+    try:
+        cls = registry.load("strategies", name)
+    except DistcoreError as error:
+        pytest.skip(str(error))
+    declared: tuple[dict[str, Any], ...] = getattr(cls, "tunes", ({},))
+    for options in declared:
+        build("strategy", name, cls, options)
+
+
+def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunConfig) -> None:
+    found = axes(resolved, resolved, PLACE, [])
+    assert [axis.name for axis in found] == [
+        "strategy, ranks and threads", "ranks", "packing", "micro-batch", "compile", "loader", "recomputation",
+    ]  # fmt: skip
+    for axis in found:
+        for family in axis.families:
+            for setting in family:
+                config = with_setting(None, {"device": "cpu", "model": "bert-tiny"}, setting)
+                assert THREADS in setting or config != with_setting(None, {"device": "cpu", "model": "bert-tiny"}, {})
+    assert [name_of(family[0]) for family in found[0].families] == ["threads=2"]  # 4 is what it has
+    assert [family[0]["nproc"] for family in found[1].families] == [2, 4]
+    assert [family[0]["packing"] for family in found[2].families] == ["off"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, [32]),
+        ({"micro_batch_size": 8}, [32, 16]),
+        ({"micro_batch_size": 16, "global_batch_size": 48}, [48, 24, 12]),
+    ],
+)
+def test_micro_batches_divide_the_rows_of_a_rank(changes: dict[str, Any], rows: list[int]) -> None:
+    config = resolve(load_config(None, {"device": "cpu", "out": "run", **changes}))
+    sizes = [one["micro_batch_size"] for one in micro_batches(config) if "micro_batch_size" in one]
+    assert [size for size in sizes if size != "auto"] == rows
+
+
+def test_options_of_the_user_s_strategy_stay_under_those_that_are_tried(resolved: RunConfig) -> None:
+    base = load_config(None, {"strategy": "single", "strategy_options": {"own": 1, "size": 2}})
+    kept, other = (strategy_settings(base, name, False, [{"size": 3}], 2)[0] for name in ("single", "else"))
+    assert kept["strategy_options"] == {"own": 1, "size": 3}
+    assert other["strategy_options"] == {"size": 3}
+    given = {"strategy": "single", "strategy_options.own": 1, "lr": 0.1}
+    tried = with_setting(None, given, {"strategy": "else", "strategy_options": {"size": 3}, THREADS: 2})
+    assert (tried.strategy, tried.strategy_options, tried.lr) == ("else", {"size": 3}, 0.1)
+    assert is_same({"strategy": "single", "strategy_options": {}, "nproc": 1}, resolved)
+    assert not is_same({"strategy": "single", "strategy_options": {}, "nproc": 2}, resolved)
+
+
+def test_options_that_are_named_with_a_strategy_stay_and_what_contradicts_them_is_not_tried() -> None:
+    declared: list[dict[str, Any]] = [{}, {"size": 5}, {"size": 100, "deep": True}]
+    assert options_tried(declared, {}) == declared
+    assert options_tried(declared, {"size": 5}) == [{"size": 5}]
+    assert options_tried(declared, {"wide": 1}) == [{"wide": 1}, {"size": 5, "wide": 1}, {**declared[2], "wide": 1}]
+    assert options_tried((), {"wide": 1}) == [{"wide": 1}]
+    assert options_tried((), {}) == []

@@ -1,0 +1,94 @@
+"""The hostfile, the choice in it, and the variables that go to other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distcore.errors import ConfigError
+from distcore.launchers.contract import Host
+from distcore.launchers.hosts import choose, limited, read_hostfile
+from distcore.launchers.variables import forwarded, settings
+
+HOSTS = (Host(name="host0", slots=4), Host(name="host1", slots=2))
+
+
+def test_a_hostfile_has_a_machine_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# two\nhost0 slots=4\n\nhost1   slots=2  # small\n")
+    assert read_hostfile(str(file), None) == HOSTS
+    file.write_text("host0\n")
+    assert read_hostfile(str(file), 3) == (Host(name="host0", slots=3),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("host0 slots=two\n", r"line 1: host0 has 'slots=two'; expected: host0 slots=N, the number of ranks$"),
+        ("host0 slots=0\n", r"line 1: host0 has 'slots=0'"),
+        ("\nhost0\n", r"line 2: host0 has no slots, and there is no --nproc; expected"),
+        ("host0 slots=1\nhost0 slots=2\n", r"line 2: host0 stands there twice$"),
+        ("# nothing\n", r": names no machine; expected lines such as: host0 slots=4$"),
+    ],
+)
+def test_a_bad_hostfile_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_hostfile(str(file), None)
+
+
+def test_a_missing_hostfile_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^--hostfile /nowhere: No such file or directory$"):
+        read_hostfile("/nowhere", None)
+
+
+def test_include_chooses_machines_and_slots_in_its_order() -> None:
+    assert choose(HOSTS, include="host1@host0:2,0") == (HOSTS[1], Host(name="host0", slots=2, chosen=(2, 0)))
+
+
+def test_exclude_leaves_the_others() -> None:
+    assert choose(HOSTS, exclude="host0:1,2@host1") == (Host(name="host0", slots=2, chosen=(0, 3)),)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "message"),
+    [
+        (
+            "host2",
+            "",
+            r"^--include host2: no machine 'host2' \(did you mean 'host[01]'\?\) \(machines: host0, host1\)$",
+        ),
+        ("host1:2", "", r"^--include host1:2: host1 has 2 slot\(s\), 0 to 1, and no slot 2$"),
+        ("host1:a", "", r"^--include host1:a: 'a': expected numbers of slots, as in host1:0,2$"),
+        ("host1:1,1", "", r"a slot of host1 stands there twice$"),
+        ("host1@host1", "", r"host1 stands there twice$"),
+        ("", "host0@host1", r"^--exclude host0@host1: leaves no machine$"),
+        ("host0", "host1", r"^--include and --exclude: give one of them$"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_line(include: str, exclude: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose(HOSTS, include, exclude)
+
+
+def test_nodes_and_nproc_take_the_first_ones() -> None:
+    chosen = choose(HOSTS, include="host0:3,1@host1")
+    assert limited(chosen, 1, (1, 1)) == (Host(name="host0", slots=1, chosen=(3,)),)
+
+
+def test_only_variables_that_make_sense_elsewhere_are_forwarded() -> None:
+    stays = {"HOME": "/root", "HF_TOKEN": "secret", "AWS_KEY": "secret", "RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    goes = {"DISTCORE_CACHE": "/c", "HF_HOME": "/hf", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/p"}
+    assert forwarded({**stays, **goes}) == goes
+
+
+def test_env_goes_before_the_file_of_the_folder_which_goes_before_that_of_home(tmp_path: Path) -> None:
+    for name in ("here", "home"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".distcore.env").write_text(f"# set\nexport WHERE={name}\nTWO=a=b\n")
+    assert settings(["TWO=2"], (tmp_path / "here", tmp_path / "home")) == {"WHERE": "here", "TWO": "2"}
+    (tmp_path / "here/.distcore.env").write_text("A=1\nB\n")
+    with pytest.raises(ConfigError, match=r"here/\.distcore\.env, line 2: 'B': expected NAME=VALUE$"):
+        settings([], (tmp_path / "here",))

@@ -1,0 +1,108 @@
+"""``distcore train`` with a launcher: what the dry run prints, what is refused, and a launcher from elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from work_folder import install
+
+from distcore.cli.launcher_flags import FLAGS
+from distcore.cli.main import command_parser, main
+from distcore.launchers import Command, Plan, Spec, run_command, train_command
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def test_a_dry_run_prints_the_command_without_the_flags_of_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--launcher torchrun --nproc 2 --env A=b --lr 0.1 --log-dir logs --set clip.norm=2 --dry-run"
+    assert main(["train", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    variables = f"TORCH_CPP_LOG_LEVEL=ERROR A=b DISTCORE_LOG_DIR={Path.cwd()}/logs"
+    assert printed.startswith(f"{variables} {sys.executable} -m distcore.launchers.agent ")
+    assert printed.endswith("--module distcore train --lr 0.1 --set clip.norm=2 --set nproc=auto\n")
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_flag_of_starting_alone_means_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--include", "localhost:1,0", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"CUDA_VISIBLE_DEVICES=1,0 {sys.executable} -m distcore train --nproc 2\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--launcher torchrn", "no launcher named 'torchrn' (installed: "),
+        ("--launcher torchrn", "(did you mean 'torchrun'?)"),
+        ("--launcher ssh --hostfile nowhere", "--hostfile nowhere: No such file or directory"),
+        ("--launcher ssh --hostfile hosts --include host9", "--include host9: no machine 'host9' (did you mean 'h"),
+        ("--nodes 2", "--launcher local takes no --nodes: it starts ranks here; --launcher ssh"),
+        ("--launcher torchrun --nodes 3:2", "--nodes 3:2: expected a number of machines, N, or MIN:MAX"),
+        ("--env A", "--env: 'A': expected NAME=VALUE"),
+        ("--launcher ssh --lr fast", "lr = 'fast'"),
+        ("--launcher ssh --sweep lr=1,2", "--sweep starts its runs on this machine"),
+        ("--include localhost:x", "--include localhost:x: 'x': expected numbers of slots"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_before_anything_starts(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("hosts").write_text("host0 slots=1\n")
+    assert main(["train", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_rank_is_not_started_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--launcher", "ssh"]) == 2
+    assert "--launcher ssh: torchrun started this process as a rank" in capsys.readouterr().err
+
+
+def test_ranks_know_by_which_flags_a_run_that_goes_on_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("host0 slots=1\n")
+    flags = "--launcher ssh --hostfile hosts --env 'A=b c' --env B=2 --bind-cores --nproc 1"
+    assert main(["train", "--lr", "0.1", *shlex.split(flags), "--dry-run"]) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ssh ")]
+    settings = shlex.split(shlex.split(command)[-1].partition("exec env ")[2])
+    (again,) = [setting for setting in settings if setting.startswith("DISTCORE_LAUNCHER_FLAGS=")]
+    assert shlex.split(again.partition("=")[2]) == [
+        *("--launcher", "ssh", "--hostfile", "hosts", "--env", "A=b c", "--env", "B=2", "--nproc", "1", "--bind-cores")
+    ]
+
+
+class Elsewhere:
+    """A launcher that a stranger wrote."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """One command."""
+        return Plan(commands=(Command(words=("elsewhere", spec.value, *train_command(spec))),))
+
+    def run(self, plan: Plan) -> int:
+        """As its program ends."""
+        return run_command(plan)
+
+
+def test_a_launcher_of_another_package_is_one_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "launchers-from-elsewhere", f"[distcore.launchers]\nelsewhere = {__name__}:Elsewhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["train", "--launcher", "elsewhere:there", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"elsewhere there {sys.executable} -m distcore train --set nproc=auto\n"
+
+
+def test_every_flag_of_starting_is_in_the_help_and_only_train_has_it() -> None:
+    known = command_parser("train")._option_string_actions
+    assert not [name for name in (*FLAGS, "--bind-cores") if not known[name].help]
+    assert "--hostfile" not in command_parser("compare")._option_string_actions

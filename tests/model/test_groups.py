@@ -1,0 +1,117 @@
+"""Parameters with rates and decay of their own: by pattern, by depth, and those that never decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+from transformers import AutoModel, BertConfig, T5Config
+
+from distcore import ConfigError, RunConfig
+from distcore.model.optim import optimizer_factory
+from distcore.model.optimizers.numbered_blocks import depths_from_top
+from distcore.testing.problem import Classifier
+
+RATE = 0.1
+
+
+def settings_of(module: nn.Module, **optimizer: Any) -> dict[str, tuple[float, float | None]]:
+    """Learning rate and weight decay of each trained parameter, by name."""
+    made = optimizer_factory(RunConfig(lr=RATE, optimizer=optimizer))(module)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return {
+        names[parameter]: (round(group["lr"], 9), group.get("weight_decay"))
+        for group in made.param_groups
+        for parameter in group["params"]
+    }
+
+
+def test_biases_and_normalizations_do_not_decay() -> None:
+    found = settings_of(Classifier(), weight_decay=0.5)
+    plain = {name for name, (_, decay) in found.items() if decay == 0.0}
+    assert plain == {name for name in found if name.endswith("bias") or ".norm." in name}
+    assert {decay for name, (_, decay) in found.items() if name not in plain} == {0.5}
+
+
+def test_the_first_group_that_fits_counts_and_what_it_leaves_out_stays() -> None:
+    groups = [{"match": "head", "lr": 0.7}, {"match": r"head|blocks\.1", "lr_scale": 0.5, "weight_decay": 0.9}]
+    found = settings_of(Classifier(), weight_decay=0.2, groups=groups)
+    assert found["head.weight"] == (0.7, 0.2)
+    assert found["head.bias"] == (0.7, 0.0)
+    assert found["blocks.1.up.weight"] == (0.05, 0.9)
+    assert found["blocks.1.up.bias"] == (0.05, 0.0)  # a group's weight decay is not for biases either
+    assert found["blocks.0.up.weight"] == (RATE, 0.2)
+    assert not [name for name in found if name.startswith("frozen")]
+
+
+def test_layer_decay_goes_by_depth_and_leaves_a_rate_that_is_given() -> None:
+    groups = [{"match": "embedding", "lr": 0.7}, {"match": "blocks.0.up", "lr_scale": 2.0}]
+    found = settings_of(Classifier(), layer_decay=0.5, groups=groups)
+    rates = {name: rate for name, (rate, _) in found.items()}
+    assert rates["head.weight"] == RATE
+    assert rates["blocks.1.up.weight"] == RATE * 0.5
+    assert rates["blocks.0.down.weight"] == RATE * 0.25
+    assert rates["blocks.0.up.weight"] == RATE * 0.25 * 2
+    assert rates["embedding.weight"] == 0.7
+    assert settings_of(Classifier(), layer_decay=0.5)["embedding.weight"][0] == RATE * 0.125
+
+
+def test_the_first_group_has_the_peak_rate_which_is_logged() -> None:
+    config = RunConfig(lr=RATE, optimizer={"groups": [{"match": "embedding|blocks", "lr_scale": 0.1}]})
+    assert optimizer_factory(config)(Classifier()).param_groups[0]["lr"] == RATE
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adam", "lion", "muon", "sgd"])
+def test_every_optimizer_takes_the_rates_and_decay_of_groups(name: str) -> None:
+    groups = [{"match": "head", "lr": 0.7, "weight_decay": 0.3}]
+    found = settings_of(Classifier(), name=name, weight_decay=0.2, groups=groups, layer_decay=0.5)
+    assert found["head.weight"] == (0.7, 0.3)
+    assert found["blocks.1.up.weight"] == (RATE * 0.5, 0.2)
+    assert found["blocks.1.up.bias"] == (RATE * 0.5, 0.0)
+
+
+def test_depths_of_models_of_the_hub() -> None:
+    bert = AutoModel.from_config(
+        BertConfig(hidden_size=8, num_attention_heads=1, intermediate_size=8, num_hidden_layers=3, vocab_size=9)
+    )
+    found = depths_from_top(bert)
+    assert found["embeddings.word_embeddings.weight"] == found["embeddings.LayerNorm.bias"] == 4
+    assert [found[f"encoder.layer.{index}.output.dense.weight"] for index in range(3)] == [3, 2, 1]
+    assert found["pooler.dense.weight"] == 0
+    t5 = AutoModel.from_config(
+        T5Config(d_model=8, d_kv=8, d_ff=8, num_layers=3, num_decoder_layers=2, num_heads=1, vocab_size=9)
+    )
+    found = depths_from_top(t5)
+    assert found["shared.weight"] == 4
+    assert [found[f"encoder.block.{index}.layer.1.layer_norm.weight"] for index in range(3)] == [3, 2, 1]
+    assert [found[f"decoder.block.{index}.layer.2.layer_norm.weight"] for index in range(2)] == [2, 1]
+    assert found["encoder.final_layer_norm.weight"] == found["decoder.final_layer_norm.weight"] == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        (
+            {"groups": [{"match": "haed", "lr": 0.1}]},
+            r"^optimizer.groups.0.match = 'haed': is found in no trained parameter's name; names are such as embed",
+        ),
+        ({"groups": [{"match": "frozen", "lr": 0.1}]}, "is found in no trained parameter's name"),
+        ({"groups": [{"match": "head"}]}, r"optimizer.groups.0 = .*: expected lr or lr_scale, or weight_decay"),
+        ({"groups": [{"match": "head", "lr": 1, "lr_scale": 1}]}, r"optimizer.groups.0 = .*: expected lr or lr_scale"),
+        ({"groups": [{"match": "(", "lr": 0.1}]}, r"optimizer.groups.0.match = '\(': not a regular expression: miss"),
+        ({"groups": [{"match": "head", "lr": 0}]}, r"optimizer.groups.0.lr = 0: .*greater than 0"),
+        ({"groups": [{"match": "head", "rate": 1}]}, r"unknown key 'optimizer.groups.0.rate'"),
+        ({"groups": [{"match": "head", "weight_decai": 1}]}, r"weight_decai' \(did you mean 'weight_decay'\?\)"),
+        ({"layer_decay": 1.5}, r"optimizer.layer_decay = 1.5: .*less than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(optimizer: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as raised:
+        settings_of(Classifier(), **optimizer)
+    assert "\n" not in str(raised.value)
+
+
+def test_layer_decay_without_blocks_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^optimizer.layer_decay = 0.9: Linear has no repeated blocks .*lr_scale$"):
+        settings_of(nn.Linear(2, 2), layer_decay=0.9)

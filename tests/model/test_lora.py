@@ -1,0 +1,224 @@
+"""What LoRA trains of which model, and what it refuses in one line before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForTokenClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from distcore import ConfigError, RunConfig
+from distcore.cli.main import main
+from distcore.model.lora import adapt
+from distcore.model.lora_base import base_of
+from distcore.testing.problem import Classifier, Problem
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+BERT = BertConfig(**SMALL)
+
+
+def config(**lora: Any) -> RunConfig:
+    return RunConfig(seed=3, lora={"rank": 2, "alpha": 4.0} | lora)
+
+
+def adapted(model: nn.Module, folder: Path | None = None, **lora: Any) -> nn.Module:
+    adapt(config(**lora), model, folder)
+    return model
+
+
+def trained(model: nn.Module) -> set[str]:
+    """The layers that are adapted, with ``+``, and those that are trained whole."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    layers = {f"+{name.partition('.lora_')[0]}" for name in names if ".lora_" in name}
+    return layers | {name.partition(".modules_to_save.")[0] for name in names if ".modules_to_save." in name}
+
+
+ATTENTION = {"+bert.encoder.layer.0.attention.self." + name for name in ("query", "key", "value")}
+BLOCK = ATTENTION | {
+    "+bert.encoder.layer.0." + name for name in ("attention.output.dense", "intermediate.dense", "output.dense")
+}
+
+
+def test_a_classifier_adapts_every_linear_layer_and_trains_its_head_whole() -> None:
+    assert trained(adapted(BertForSequenceClassification(BERT))) == BLOCK | {"+bert.pooler.dense", "classifier"}
+
+
+def test_a_masked_language_model_keeps_the_layer_that_is_tied_to_its_embeddings() -> None:
+    assert trained(adapted(BertForMaskedLM(BERT))) == BLOCK | {"+cls.predictions.transform.dense"}
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "layers"),
+    [
+        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50)), None, 4),
+        (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), None, 7),
+        (lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=8, num_layers=1, vocab_size=50)), None, 16),
+        (lambda: ViTForImageClassification(ViTConfig(**SMALL)), "classifier", 6),
+        (lambda: RobertaForTokenClassification(RobertaConfig(**SMALL)), "classifier", 6),
+    ],
+)
+def test_no_head_of_a_model_is_adapted(model: Any, head: str | None, layers: int) -> None:
+    found = trained(adapted(model()))
+    assert {name for name in found if not name.startswith("+")} == ({head} if head else set())
+    assert len(found) == layers + bool(head)
+
+
+def test_a_head_of_several_layers_is_trained_whole() -> None:
+    shape = DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
+    found = trained(adapted(DistilBertForSequenceClassification(shape)))
+    assert {name for name in found if not name.startswith("+")} == {"pre_classifier", "classifier"}
+
+
+def test_what_the_files_lack_is_trained_whole(tmp_path: Path) -> None:
+    """A pooler that stayed random would be another one for whoever loads the adapter on its base."""
+    BertForMaskedLM(BERT).save_pretrained(tmp_path)
+    found = trained(adapted(BertForSequenceClassification(BERT), tmp_path))
+    assert found == BLOCK | {"classifier", "bert.pooler.dense"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [(r".*\.(query|value)", {"query", "value"}), (["key"], {"key"}), (("self.query", "value"), {"query", "value"})],
+)
+def test_targets_are_a_pattern_or_ends_of_names(targets: object, layers: set[str]) -> None:
+    found = trained(adapted(BertForMaskedLM(BERT), targets=targets))
+    assert {name.rpartition(".")[2] for name in found} == layers
+
+
+def test_an_adapter_begins_as_nothing_and_counts_alpha_over_rank() -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    tokens = torch.arange(8)[None]
+    before = model(tokens).logits
+    adapted(model, rank=2, alpha=6.0)
+    assert torch.equal(model(tokens).logits, before)
+    layer: Any = model.model.layers[0].self_attn.q_proj
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    with torch.no_grad():
+        up.normal_()
+    x = torch.randn(3, 16)
+    assert torch.allclose(layer(x), layer.base_layer(x) + 6 / 2 * x @ down.T @ up.T, atol=1e-6)
+
+
+def test_a_skeleton_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -> None:
+    BertModel(BERT).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        skeleton = BertForSequenceClassification(BERT)
+    torch.manual_seed(9)  # what was drawn before says nothing of the adapter
+    whole = BertForSequenceClassification(BERT)
+    before = dict(whole.named_parameters())
+    names, others = adapt(config(), whole, tmp_path), adapt(config(), skeleton, tmp_path)
+    mine, theirs = dict(whole.named_parameters()), dict(skeleton.named_parameters())
+    assert list(mine) == list(theirs)
+    assert names == others
+    assert mine.keys() - names.keys() == {name for name in mine if ".lora_" in name}
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine.keys() - names.keys())
+    assert all(torch.equal(mine[name], before[old]) for name, old in names.items())
+    assert all(theirs[name].is_meta for name in names)
+
+
+def test_a_base_that_a_task_reads_by_itself_is_known_by_its_values() -> None:
+    def digest(seed: int) -> str:
+        torch.manual_seed(seed)
+        base = base_of(config(), Problem(), adapted(BertModel(BERT)))
+        assert base is not None
+        return base.digest
+
+    assert digest(0) == digest(0) != digest(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "lora", "line"),
+    [
+        (lambda: Classifier(), {}, r"is a Classifier, not one of transformers; train it without LoRA"),
+        (lambda: BertModel(BERT), {"targets": "quer"}, r"'quer': matches no layer's whole name; .* such as encoder"),
+        (lambda: BertModel(BERT), {"targets": ["key", "ask"]}, r"'ask' ends the name of no layer; names are such as"),
+        (lambda: BertForSequenceClassification(BERT), {"targets": "classifier"}, r"'classifier': .*; names are such"),
+        (lambda: BertModel(BERT), {"targets": ["LayerNorm"]}, r"LayerNorm.*is not supported"),
+    ],
+)
+def test_what_cannot_be_adapted_is_one_line(model: Any, lora: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as refused:
+        adapted(model(), **lora)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_language_model_whose_files_have_no_head_is_refused(tmp_path: Path) -> None:
+    BertModel(BERT).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"lacks cls\.predictions\.\S+ of a BertForMaskedLM, which would stay random"):
+        adapted(BertForMaskedLM(BERT), tmp_path)
+
+
+REFUSED = {
+    "--lora 0": "lora.rank",
+    "--set lora.alpha=8": "lora.alpha = 8.0: does nothing without a rank; give --lora RANK",
+    "--lora 4 --set lora.dropout=1": "lora.dropout",
+    "--lora 4 --set lora.targets=(": "lora.targets = '(': not a regular expression",
+    "--lora 4 --set lora.targets=[]": "lora.targets = []: names no layer",
+    "--lora 4 --set lora.targets=nothing": "'nothing': matches no layer's whole name; names are such as bert.",
+    "--lora 4 --freeze embeddings": "freeze = 'embeddings': is found in no parameter's name that LoRA trains",
+    "--lora 4 --freeze .": "freeze = '.': is found in every parameter's name that LoRA trains",
+    "--freeze embedings": "freeze = 'embedings': is found in no parameter's name; names are such as bert.",
+    "--task image-classification --model conv-tiny --lora 4": "is a ConvNet, not one of transformers",
+}
+"""Flags, to what their error says."""
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import image_cases
+
+    return image_cases.in_folders(tmp_path_factory.mktemp("images"), 24)
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_a_combination_that_cannot_work_is_refused_before_ranks_start(
+    flags: str, work_folder: Path, image_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = image_folder if "image" in flags else "rows.json"
+    model = "" if "--model" in flags else "--model bert-tiny --max-seq-len 8"
+    assert main(f"train --data {data} {model} --out run --strategy ddp --nproc 2 {flags}".split()) == 2
+    [*_, line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert REFUSED[flags] in line
+    assert not (work_folder / "run").exists()
+
+
+def test_the_dry_run_shows_alpha_filled_in(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = "--data rows.json --model bert-tiny --max-seq-len 8 --lora 4 --strategy fsdp --nproc 2 --dry-run"
+    assert main(["train", *flags.split()]) == 0
+    assert "lora:\n  rank: 4\n  alpha: 8.0\n" in capfd.readouterr().out
+
+
+def test_without_peft_the_line_says_what_to_install(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("distcore.model.lora.find_spec", lambda name: None)
+    assert main(["train", "--data", "rows.json", "--model", "bert-tiny", "--lora", "4", "--out", "run"]) == 2
+    assert "needs peft, which is not installed: pip install 'distcore[lora]'" in capfd.readouterr().err

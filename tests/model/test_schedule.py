@@ -1,0 +1,73 @@
+"""The learning rate over a run, by the schedule's name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from distcore import ConfigError, RunConfig
+from distcore.checkpoint.job_state import set_schedule_step
+from distcore.model.optim import check_schedule, known_schedules, scheduler_for
+
+
+def rates(steps: int, **schedule: object) -> list[float]:
+    """The learning rate of each step, for a peak of 1."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = scheduler_for(RunConfig(schedule=schedule), optimizer, steps)
+    assert scheduler is not None
+    found = []
+    for _ in range(steps):
+        found.append(round(optimizer.param_groups[0]["lr"], 4))
+        optimizer.step()
+        scheduler.step()
+    return [*found, round(optimizer.param_groups[0]["lr"], 4)]
+
+
+def test_warmup_stable_decay_rises_holds_and_falls_in_the_last_part() -> None:
+    found = rates(12, name="warmup_stable_decay", warmup_steps=2, decay_ratio=1 / 3)
+    assert found[:3] == [0.0, 0.5, 1.0]
+    assert found[2:9] == [1.0] * 7
+    assert 1 > found[9] > found[10] > found[11] > found[12] == 0
+
+
+def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
+    found = rates(10, name="warmup_stable_decay", warmup_steps=4, decay_ratio=1.0)
+    assert found[4] == 1 > found[5] > found[9] > found[10] == 0
+
+
+def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
+    assert known_schedules() == [
+        "constant", "constant_with_warmup", "cosine", "cosine_with_restarts", "inverse_sqrt", "linear", "polynomial",
+        "warmup_stable_decay",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted({*known_schedules()} - {"constant"}))
+def test_each_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
+    config = RunConfig(schedule={"name": name, "warmup_steps": 3}, lr=1.0)
+    check_schedule(config)
+    found = rates(12, name=name, warmup_steps=3)
+    assert found[:4] == [0.0, 0.3333, 0.6667, 1.0]
+    assert max(found) == 1
+    for step, rate in enumerate(found):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        scheduler = scheduler_for(config, optimizer, 12)
+        assert isinstance(scheduler, LambdaLR)  # what a resume sets to its step
+        assert [round(there, 4) for there in set_schedule_step(scheduler, step)] == [rate]
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 2}, {"warmup_ratio": 0.1}])
+def test_a_constant_rate_with_a_warmup_is_refused_with_the_schedule_that_has_one(warmup: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"^schedule.name = 'constant': has no warm-up; use constant_with_warmup$"):
+        check_schedule(RunConfig(schedule={"name": "constant"} | warmup))
+
+
+def test_a_rate_below_the_end_of_the_polynomial_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^lr = 1e-08: the schedule 'polynomial' ends at 1e-07; use a larger one$"):
+        check_schedule(RunConfig(schedule={"name": "polynomial"}, lr=1e-8))
+
+
+def test_a_schedule_that_needs_more_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"^schedule.name = 'reduce_lr_on_plateau': no such .*warmup_stable_decay"):
+        check_schedule(RunConfig(schedule={"name": "reduce_lr_on_plateau"}))
