@@ -382,10 +382,10 @@ def test_cuda_where_there_is_none_says_so(folder: Path, capsys: pytest.CaptureFi
     assert said in capsys.readouterr().err
 
 
-def test_allowing_no_plugins_blocks_the_strategy(
+def test_allowing_other_plugins_blocks_the_strategy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "")
+    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "distcore-tasks")
     assert main([*JOB.split(), "--strategy", "ddp"]) == 2
     assert "strategy 'ddp' is installed but blocked" in capsys.readouterr().err
 

@@ -226,7 +226,7 @@ def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytes
     assert main(["strategies", "--json"]) == 0
     found = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
     assert found["single"]["declares"]["processes"] == "one"
-    assert found["single"]["distribution"] == "distcore 0.1.0"
+    assert found["single"]["distribution"] == "distcore-core 0.1.0"
     bucket = {option["name"]: option for option in found["ddp"]["options"]}["bucket_mb"]
     assert (bucket["type"], bucket["default"]) == ("int", "25")
     assert bucket["doc"].startswith("Gradient bucket size in MiB")
@@ -235,7 +235,7 @@ def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytes
 def test_strategies_as_tables_fit_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^single +distcore 0\.1\.0 +one", out, re.MULTILINE)
+    assert re.search(r"^single +distcore-core 0\.1\.0 +one", out, re.MULTILINE)
     assert "bucket_mb" in out
 
 

@@ -20,7 +20,6 @@ from strategy_chain import is_offered
 import distcore
 import distcore.launchers
 import distcore.testing
-import distcore_tasks
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -65,7 +64,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
 
 PUBLIC = [
     (name, getattr(package, name))
-    for package in (distcore, distcore.launchers, distcore_tasks, distcore.testing)
+    for package in (distcore, distcore.launchers, distcore.testing)
     for name in package.__all__
 ]
 

@@ -10,14 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ROOT / "core/distcore/distributed/devices.py"
-ROOMS_OF_OTHERS = {ROOT / "core/distcore/migrate", ROOT / "core/distcore/launchers"}
-"""They speak the languages of other trainers and of clusters, which have such words in them."""
+ROOMS_OF_OTHERS = {ROOT / "core/distcore/launchers", ROOT / "core/distcore/rank_environment"}
+"""They speak the languages of clusters, which have such words in them."""
 CORE = sorted(
     file
     for file in (ROOT / "core").rglob("*.*")
     if file.suffix in (".py", ".txt") and file != DEVICES and ROOMS_OF_OTHERS.isdisjoint(file.parents)
 )
-PACKAGES = sorted(file.parent for file in ROOT.glob("plugins/*/*/__init__.py") if file.parent.name != "tests")
+PACKAGES = sorted(
+    file.parent
+    for file in ROOT.glob("plugins/*/*/__init__.py")
+    if file.parent.name not in ("tests", "distcore_migrate")
+)
 KINDS = re.compile(
     r"(?<![a-z])(cuda|cudnn|cublas|nccl|nvcc|nvidia|nvml|rocm|hip|xpu|xccl|mps|npu|hccl|hpu|mlu|mtia|tpu|xla)(?![a-z])",
     re.I,

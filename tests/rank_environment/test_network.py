@@ -90,7 +90,7 @@ def test_the_watchdog_names_machine_address_and_likely_cause() -> None:
 
 def test_a_traceback_comes_home_to_the_run_folder(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from distcore.launchers import run_as_rank\n"
+        "import sys; from pathlib import Path; from distcore.launchers.processes.failures import run_as_rank\n"
         "here = Path(sys.argv[1])\n"
         "run_as_rank(lambda: 1 / 0, here / 'node', 3, 4, 'gpu1 (10.0.0.1)', lambda: here / 'errors')"
     )
@@ -104,7 +104,7 @@ def test_a_traceback_comes_home_to_the_run_folder(tmp_path: Path) -> None:
 
 def test_each_rank_prints_to_a_file_of_its_own_and_errors_to_the_screen_too(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from distcore.launchers import run_as_rank\n"
+        "import sys; from pathlib import Path; from distcore.launchers.processes.failures import run_as_rank\n"
         "rank = int(sys.argv[2])\n"
         "run_as_rank(lambda: (print('hello of', rank), 1 / rank), Path(sys.argv[1], sys.argv[2]), rank, 2)\n"
     )
