@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat_buffers as flat_buffers
     from distcore.distributed.devices import device_of as device_of
+    from distcore.distributed.devices import has_jagged_attention as has_jagged_attention
     from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
     from distcore.distributed.process_group import gather_rows as gather_rows
     from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
     from distcore.distributed.traced_buckets import TracedBuckets as TracedBuckets
     from distcore.errors import ConfigError as ConfigError
+    from distcore.errors import DataError as DataError
     from distcore.errors import DistcoreError as DistcoreError
+    from distcore.errors import ModelError as ModelError
     from distcore.errors import SkeletonError as SkeletonError
     from distcore.errors import StrategyError as StrategyError
+    from distcore.errors import TaskError as TaskError
     from distcore.errors import nearest as nearest
     from distcore.jobs.train import train as train
     from distcore.launchers import launch as launch
@@ -40,10 +44,12 @@ if TYPE_CHECKING:
     from distcore.model.deferred_init.in_parts import build_in_parts as build_in_parts
     from distcore.model.deferred_init.in_parts import take_weights as take_weights
     from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
+    from distcore.model.transformers_log import silence_transformers as silence_transformers
     from distcore.plugin.batching.columns import Column as Column
     from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn
     from distcore.plugin.batching.sampling import BatchPlan as BatchPlan
     from distcore.plugin.batching.sampling import rank_sampler as rank_sampler
+    from distcore.plugin.batching.token_budget import TokenCut as TokenCut
     from distcore.plugin.report import Report as Report
     from distcore.plugin.strategy import defaults as defaults
     from distcore.plugin.strategy import footprint as footprint
@@ -75,7 +81,9 @@ if TYPE_CHECKING:
     from distcore.plugin.task.task import Batch as Batch
     from distcore.plugin.task.task import Dataset as Dataset
     from distcore.plugin.task.task import Datasets as Datasets
+    from distcore.plugin.task.task import Direction as Direction
     from distcore.plugin.task.task import FileRows as FileRows
+    from distcore.plugin.task.task import OnResume as OnResume
     from distcore.plugin.task.task import Task as Task
 
 _HOME = {
@@ -146,6 +154,14 @@ _HOME = {
     "launch": "distcore.launchers",
     "available_cores": "distcore.launchers.processes.available_cores",
     "flatten": "distcore.config",
+    "DataError": "distcore.errors",
+    "ModelError": "distcore.errors",
+    "TaskError": "distcore.errors",
+    "Direction": "distcore.plugin.task.task",
+    "OnResume": "distcore.plugin.task.task",
+    "TokenCut": "distcore.plugin.batching.token_budget",
+    "has_jagged_attention": "distcore.distributed.devices",
+    "silence_transformers": "distcore.model.transformers_log",
 }
 __all__ = sorted(_HOME)
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from arrow_cases import datasets, save, texts
 
-from distcore.data.files import digest, name_of, read_records
+from distcore.data.files import read_records, source_digest, source_name
 from distcore.data.splits import Split, find_split
 from distcore.errors import DataError
 from distcore.files import absolute
@@ -44,7 +44,7 @@ def test_a_folder_is_one_data_set_or_several_splits_of_which_train_is_the_first(
     save(here / "several", texts(5), shards=3, validation=texts(2, "other"))
     assert rows("one") == rows("several") == rows(f"{here}/several@train") == [(f"row {n}",) for n in range(5)]
     assert rows("several@validation") == [("other 0",), ("other 1",)]
-    assert [name_of(split(source)) for source in ("one", "several")] == ["data set one", "data set several@train"]
+    assert [source_name(split(source)) for source in ("one", "several")] == ["data set one", "data set several@train"]
     assert len(split("one").files) == 2
 
 
@@ -77,8 +77,12 @@ def test_a_digest_is_of_the_content_wherever_it_is(here: Path) -> None:
     save(here / "one", texts(3), validation=texts(2))
     shutil.copytree(here / "one", here / "copy")
     save(here / "other", texts(3, "Row"))
-    assert digest(split("one")) == digest(split(f"{here}/copy@train")) != digest(split("one@validation"))
-    assert digest(split("other")) != digest(split("one"))
+    assert (
+        source_digest(split("one"))
+        == source_digest(split(f"{here}/copy@train"))
+        != source_digest(split("one@validation"))
+    )
+    assert source_digest(split("other")) != source_digest(split("one"))
 
 
 def test_of_a_large_data_set_some_rows_are_in_memory(here: Path) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from strategy_chain import is_offered
 
 import distcore
+import distcore.data
 import distcore.launchers
 import distcore.testing
 from distcore import registry
@@ -64,7 +65,7 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
 
 PUBLIC = [
     (name, getattr(package, name))
-    for package in (distcore, distcore.launchers, distcore.testing)
+    for package in (distcore, distcore.data, distcore.launchers, distcore.testing)
     for name in package.__all__
 ]
 

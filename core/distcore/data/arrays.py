@@ -52,7 +52,7 @@ def map_array(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+def array_blocks(array: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in parts of at most ``BLOCK`` entries of its first dimension."""
     return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))
 
@@ -65,6 +65,6 @@ def digest_arrays(*arrays: np.ndarray, dtype: DTypeLike | None = None) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         kind = np.dtype(dtype or array.dtype).newbyteorder("<")
-        for block in blocks(array):
+        for block in array_blocks(array):
             digest.update(np.ascontiguousarray(block, kind).data)
     return digest.hexdigest()

@@ -48,7 +48,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     return READERS[source.suffix.lower()](source, columns)
 
 
-def name_of(source: Source) -> str:
+def source_name(source: Source) -> str:
     """Return what messages call the source: ``data file reviews.csv``, ``data set reviews@train``."""
     return f"data {'set' if isinstance(source, Split) else 'file'} {source}"
 
@@ -72,7 +72,7 @@ def check_source(source: Source) -> None:
         raise DataError(f"data file {source}: is empty")
 
 
-def digest(source: Source) -> str:
+def source_digest(source: Source) -> str:
     """Return the SHA-256 of the source's content in hexadecimal, followed by the extension, which decides the format.
 
     Raises DataError if it cannot be read.
@@ -236,12 +236,12 @@ def _arrow(split: Split, columns: Columns) -> Iterator[Record]:
     """Yield records of memory-mapped files: what is not asked for is not read from the disk."""
     import pyarrow as pa
 
-    name, start = name_of(split), 1
+    name, start = source_name(split), 1
     for path in split.files:
         try:
             with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
                 places = [_position(name, stream.schema.names, setting, columns) for setting in columns]
-                classes = [class_names(stream.schema, column) for column in columns.values()]
+                classes = [arrow_class_names(stream.schema, column) for column in columns.values()]
                 for batch in stream:
                     for first in range(0, batch.num_rows, DECODED_ROWS):
                         some = batch.slice(first, DECODED_ROWS)
@@ -259,7 +259,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def class_names(schema: Any, column: str) -> list[str]:
+def arrow_class_names(schema: Any, column: str) -> list[str]:
     """Return the class names that ``ClassLabel`` of datasets keeps in an Arrow schema; none for other columns."""
     try:
         names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]

@@ -139,7 +139,7 @@ def has_fast_bf16() -> bool:
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
-def attends_at_once(device: torch.device) -> bool:
+def has_jagged_attention(device: torch.device) -> bool:
     """Return whether torch has kernels for the device that attend in rows of unlike length in one call."""
     return device.type in JAGGED
 

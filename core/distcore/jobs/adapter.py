@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from distcore.model.lora import ADAPTER, trained_whole_in
-from distcore.model.transformers_log import quiet
+from distcore.model.transformers_log import silence_transformers
 
 WEIGHTS = "adapter_model.safetensors"
 """The file of the adapter's weights, as peft calls it."""
@@ -44,7 +44,7 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
     contiguous = {f"{PREFIX}{name}": tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, to / WEIGHTS, metadata={"format": "pt"})
     if base is None:
-        with quiet():
+        with silence_transformers():
             take_out(module, merge=False).save_pretrained(to / BASE)
 
 

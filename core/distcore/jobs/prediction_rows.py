@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from distcore.data.files import READERS, describe_value, digest, read_records, row_error
+from distcore.data.files import READERS, describe_value, read_records, row_error, source_digest
 from distcore.data.splits import find_split
 from distcore.plugin.task.optional import OpensRows, ReadsRows
 from distcore.plugin.task.task import FileRows
@@ -37,7 +37,7 @@ def content(source: Path) -> str:
     Of a split of a data set it is that of its rows. Raises DataError if there is nothing.
     """
     if split := find_split(str(source)):
-        return digest(split)
+        return source_digest(split)
     if source.is_dir():
         files = sorted(path for path in source.rglob("*") if path.is_file())
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -45,7 +45,7 @@ def content(source: Path) -> str:
     if source.is_file() and source.suffix.lower() not in READERS:
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    return digest(source)
+    return source_digest(source)
 
 
 def _records(task: ReadsRows | OpensRows, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:

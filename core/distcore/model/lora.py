@@ -19,7 +19,7 @@ from torch import nn
 
 from distcore.config import LoRA, RunConfig
 from distcore.errors import ConfigError
-from distcore.model.transformers_log import quiet
+from distcore.model.transformers_log import silence_transformers
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -158,7 +158,7 @@ def _made(module: Any, folder: Path | None) -> set[str]:
     """
     if folder is None:
         return set()
-    with quiet():
+    with silence_transformers():
         _, found = type(module).from_pretrained(
             folder,
             config=module.config,

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and warnings, which the user cannot act on."""
     from transformers.utils import logging
 

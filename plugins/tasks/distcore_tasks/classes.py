@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from distcore.data.files import describe_value
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
+from distcore.data import describe_value
 from distcore_tasks.options import TaskOptions
 
 

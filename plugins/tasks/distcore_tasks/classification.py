@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distcore.plugin.task.task import Direction
+from distcore import Direction
 from distcore_tasks.class_table import class_scores
 
 if TYPE_CHECKING:

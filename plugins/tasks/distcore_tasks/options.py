@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 
-from distcore.config import RunConfig
-from distcore.plugin.task.task import Direction, OnResume
+from distcore import Direction, OnResume, RunConfig
 from distcore_tasks.packing.kinds import Read, left_out, why_not
 from distcore_tasks.pretrained import TOKENIZERS, model_folder, read_config
 

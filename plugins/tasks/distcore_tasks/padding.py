@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore.errors import ModelError
+from distcore import ModelError
 from distcore_tasks.options import TaskOptions
 from distcore_tasks.pretrained import read_config
 

@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore.data.files import row_error
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import row_error
 from distcore_tasks.options import TaskOptions
 from distcore_tasks.rereading import Values, picked
 

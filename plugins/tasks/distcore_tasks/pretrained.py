@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import ConfigError, ModelError, nearest
-from distcore.model.transformers_log import quiet
+from distcore import ConfigError, ModelError, nearest, silence_transformers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +88,7 @@ def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
     ``kind`` is the mapping of transformers that knows those that have one, such as ``MASKED_LM``. ``otherwise`` says
     what a model of another type does not do, and what to take.
     """
-    with quiet(), one_line(f"model {name}: cannot be loaded"):
+    with silence_transformers(), one_line(f"model {name}: cannot be loaded"):
         from transformers import AutoConfig
         from transformers.models.auto import modeling_auto
 
@@ -110,7 +109,7 @@ def set_length(folder: Path, tokens: int) -> None:
 
 def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
     """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
-    with quiet(), one_line(f"model {name}: tokenizer cannot be loaded"):
+    with silence_transformers(), one_line(f"model {name}: tokenizer cannot be loaded"):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
@@ -171,7 +170,7 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
     """
     import torch
 
-    with quiet(), one_line(f"model {name}: cannot be loaded"):
+    with silence_transformers(), one_line(f"model {name}: cannot be loaded"):
         import transformers
 
         loader: Any = getattr(transformers, kind)
@@ -237,7 +236,7 @@ def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any)
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        with quiet():
+        with silence_transformers():
             folder = Path(download(name, **options))
         _check_folder(name, folder, beside)
     except LocalEntryNotFoundError:

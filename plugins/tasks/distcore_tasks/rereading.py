@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore.data.files import Source
+from distcore.data import Source
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from distcore.data.files import Source, describe_value, digest, name_of
-from distcore.data.splits import find_split
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
+from distcore.data import Source, describe_value, find_split, source_digest, source_name
 from distcore_tasks.options import TaskOptions
 
 R = TypeVar("R")
@@ -37,9 +36,9 @@ def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Call
     return reader() if reader else read(source_file(source, embedded))
 
 
-def source_name(source: str, embedded: Collection[str]) -> str:
+def rows_name(source: str, embedded: Collection[str]) -> str:
     """Return what messages call the rows of a source."""
-    return f"data set {source}" if source in embedded else name_of(source_file(source, embedded))
+    return f"data set {source}" if source in embedded else source_name(source_file(source, embedded))
 
 
 def source_said(source: str, embedded: Collection[str]) -> str:
@@ -56,7 +55,7 @@ def source_digests(
     """
 
     def digest_of(source: str) -> str:
-        return fingerprint(source) if source in embedded else digest(source_file(source, embedded))
+        return fingerprint(source) if source in embedded else source_digest(source_file(source, embedded))
 
     given = (options.data, options.eval_data, options.test_data)
     return [None if source is None else digest_of(source) for source in given]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.plugin.task.task import Direction
+from distcore import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from distcore.plugin.task.task import Dataset, Datasets
+from distcore import Dataset, Datasets
 from distcore_tasks.pretrained import load_tokenizer, pad_token, tokenizer_files
 
 GENERATED = 64

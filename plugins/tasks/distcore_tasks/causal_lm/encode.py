@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distcore.errors import DataError, ModelError
+from distcore import DataError, ModelError
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import Rows
 from distcore_tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences

@@ -6,7 +6,7 @@ import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import ConfigError, ModelError
+from distcore import ConfigError, ModelError
 from distcore_tasks import pretrained
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.shapes import SHAPES, Shape

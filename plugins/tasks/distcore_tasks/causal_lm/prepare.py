@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distcore.data.cache import cached_folder
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import cached_folder
 from distcore_tasks.causal_lm import embedded
 from distcore_tasks.causal_lm.encode import encode
 from distcore_tasks.causal_lm.models import packs

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distcore.data.files import Source, check_source, describe_value, name_of, read_records, row_error
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import Source, check_source, describe_value, read_records, row_error, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
 from distcore_tasks.rereading import Values, kept
@@ -51,7 +51,7 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
 def read_rows(source: Source, options: CausalOptions) -> Rows:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
     check_source(source)
-    name = name_of(source)
+    name = source_name(source)
     form = _detected(source, options.columns) if options.form == "auto" else options.form
     asked = _asked(COLUMNS[form], options.columns)
     return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
@@ -105,7 +105,7 @@ def _detected(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...
                 continue  # a row that is a list of one text has no column's name
             return form
     known = ", ".join(f"{' and '.join(_asked(wanted, columns).values())} ({form})" for form, wanted in forms.items())
-    raise DataError(f"{name_of(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
+    raise DataError(f"{source_name(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
 
 
 def _problem(form: Form, record: tuple[object, ...]) -> str | None:

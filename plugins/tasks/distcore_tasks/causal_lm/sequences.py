@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data.arrays import BLOCK, ArrayFile, blocks, digest_arrays, map_array
+from distcore.data import ArrayFile, array_blocks, digest_arrays, map_array
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+BLOCK = 2**20
+"""Tokens whose targets are counted at a time."""
 CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
 COUNTED, FIRST = 1, 2
@@ -50,7 +52,7 @@ class Arrays:
 
     def targets(self) -> Iterator[np.ndarray]:
         """Yield the tokens that are predicted, int32, block by block."""
-        for tokens, flags in zip(blocks(self.tokens), blocks(self.flags), strict=True):
+        for tokens, flags in zip(array_blocks(self.tokens), array_blocks(self.flags), strict=True):
             yield tokens[(flags & COUNTED) > 0]
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore.config import RunConfig
-from distcore.data.files import read_records
-from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, RunConfig
+from distcore.data import read_records
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
@@ -23,7 +22,7 @@ from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore.plugin.task.ragged import Ragged
+    from distcore import Ragged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class CausalLM(CausalOptions):
         """
         if "prompt_ids" not in batch:
             return {}
-        from distcore.plugin.task.ragged import Ragged
+        from distcore import Ragged
 
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
         caller: Any = model

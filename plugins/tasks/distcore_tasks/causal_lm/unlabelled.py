@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data.files import row_error
-from distcore.errors import DataError
-from distcore.plugin.batching.columns import ConstantColumn
-from distcore.plugin.task.task import FileRows
+from distcore import ConstantColumn, DataError, FileRows
+from distcore.data import row_error
 from distcore_tasks.causal_lm.encode import check_template, prompt_tokens, written
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.options import CausalOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import ModelError
+from distcore import ModelError
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.shapes import SHAPES, ViTShape
 from distcore_tasks.pretrained import class_fields, load_model, set_dropout

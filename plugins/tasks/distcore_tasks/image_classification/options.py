@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from distcore.plugin.task.task import Direction, OnResume
+from distcore import Direction, OnResume
 from distcore_tasks.classification import METRICS
 from distcore_tasks.image_classification.shapes import SHAPES
 from distcore_tasks.options import TaskOptions

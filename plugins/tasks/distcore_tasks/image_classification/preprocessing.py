@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.errors import ModelError
+from distcore import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore.config import RunConfig
-from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, RunConfig
 from distcore_tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
 from distcore_tasks.image_classification.data.arrays import EMBEDDED
 from distcore_tasks.image_classification.data.dataset import ImageDataset

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_tasks.flat import Flat, flat_rows
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data.arrays import ArrayFile
-from distcore.data.per_epoch import row_random
+from distcore.data import ArrayFile, row_random
 from distcore_tasks.flat import IGNORED, Flat, FlatFile, flat_digest, open_flat
 
 if TYPE_CHECKING:

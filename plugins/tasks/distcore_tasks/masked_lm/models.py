@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import ModelError
+from distcore import ModelError
 from distcore_tasks.bert import SHAPES, bert_config
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.pretrained import load_model

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from distcore.data.arrays import blocks
-from distcore.data.cache import cached_folder
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import array_blocks, cached_folder
 from distcore_tasks.bert import check_encoder
 from distcore_tasks.flat import Flat
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
@@ -84,7 +83,7 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> None:
         if not options.from_scratch:
             check_vocabulary(options.model, options.model_folder(), int(tokens.values.max(initial=0)))
         counts = np.zeros(count_tokens(tokenizer), np.int64)
-        counts[ordinary] = count_each(blocks(tokens.values), len(counts))[ordinary]
+        counts[ordinary] = count_each(array_blocks(tokens.values), len(counts))[ordinary]
         if not counts.any():
             raise DataError(f"{part.rows.name}, for {name}: no token can be masked: all of them are special or unknown")
         common = log_frequencies(counts=counts) if common is None else common

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from distcore.data.files import Source, name_of, read_records, row_error
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import Source, read_records, row_error, source_name
 from distcore_tasks import stdlib
 from distcore_tasks.masked_lm.options import Columns
 from distcore_tasks.rereading import Values, kept
@@ -37,7 +37,7 @@ class Texts:
 
 def read_texts(source: Source, columns: Columns) -> Texts:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
-    name, asked = name_of(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
+    name, asked = source_name(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
     return _some(Texts(name, kept(source, lambda: _checked(name, (text for (text,) in read_records(source, asked))))))
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore.config import RunConfig
-from distcore.plugin.task.task import Datasets
+from distcore import Datasets, RunConfig
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.masked_lm.masking import no_rows
 from distcore_tasks.masked_lm.models import build_model

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distcore.plugin.batching.token_budget import TokenCut
+from distcore import TokenCut
 
 GROUP_TOKENS = 96
 """What one more group costs in attention, in tokens of padding, on a CPU; about as much was measured."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distcore.distributed.devices import attends_at_once
+from distcore import has_jagged_attention
 from distcore_tasks.packing.attention import NAME, register
 from distcore_tasks.packing.first import read_first
 from distcore_tasks.packing.groups import Groups, groups_of
@@ -84,7 +84,7 @@ def _packed(
         return None
     if inputs.get("past_key_values") is not None:
         return None
-    rows = groups_of(mask, at_once=kind not in RELATIVE and attends_at_once(mask.device) and _fits(layers.config))
+    rows = groups_of(mask, at_once=kind not in RELATIVE and has_jagged_attention(mask.device) and _fits(layers.config))
     inputs["input_ids"] = rows.taken(tokens)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = rows.taken(inputs["token_type_ids"])

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from distcore.plugin.task.task import Dataset, Datasets
+from distcore import Dataset, Datasets
 
 
 @runtime_checkable

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distcore.data.arrays import blocks
-from distcore.data.cache import cached_folder
+from distcore.data import array_blocks, cached_folder
 from distcore_tasks.parts import Part, parts_of
 from distcore_tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
 from distcore_tasks.seq2seq import embedded
@@ -77,7 +76,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
         if not options.from_scratch:
             largest = max(int(flat.values.max(initial=0)) for flat in (source, target))
             check_vocabulary(options.model, options.model_folder(), largest)
-        counts = count_each(blocks(target.values), count_tokens(tokenizer))
+        counts = count_each(array_blocks(target.values), count_tokens(tokenizer))
         common = log_frequencies(counts=counts) if common is None else common
         said = _numbers(part)
         commonest = _commonest(said) if commonest is None else commonest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from distcore.data.files import Source, name_of, read_records, row_error
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import Source, read_records, row_error, source_name
 from distcore_tasks.rereading import Values, kept
 from distcore_tasks.seq2seq.options import Columns
 from distcore_tasks.sources import text_problem
@@ -27,7 +27,7 @@ class Pairs:
 
 def read_pairs(source: Source, columns: Columns) -> Pairs:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
-    name, asked = name_of(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
+    name, asked = source_name(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
     return _some(Pairs(name, kept(source, lambda: _checked(name, read_records(source, asked)))))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 
 NAMES = ("exact_match", "chrf")
 """The metrics of ``scores``."""

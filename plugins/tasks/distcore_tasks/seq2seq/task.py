@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore.config import RunConfig
-from distcore.model.transformers_log import quiet
-from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, RunConfig, silence_transformers
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.pretrained import check_length, set_length
 from distcore_tasks.seq2seq.embedded import EMBEDDED
@@ -25,7 +23,7 @@ from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore.plugin.task.ragged import Ragged
+    from distcore import Ragged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Seq2Seq(Seq2SeqOptions):
         """
         if "labels" not in batch:
             return {}
-        from distcore.plugin.task.ragged import Ragged
+        from distcore import Ragged
 
         logits, labels = _logits(model, batch), batch["labels"]
         counted = labels != IGNORED
@@ -94,7 +92,7 @@ class Seq2Seq(Seq2SeqOptions):
         # Any token will do for the decoder, whose answer nobody reads.
         any_token = batch["input_ids"].new_zeros(len(batch["input_ids"]), 1)
         read = caller(**inputs, decoder_input_ids=any_token, use_cache=False).encoder_last_hidden_state
-        with quiet():
+        with silence_transformers():
             found = caller.generate(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),
                 attention_mask=batch["attention_mask"],

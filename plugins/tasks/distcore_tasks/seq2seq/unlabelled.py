@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data.files import row_error
-from distcore.plugin.batching.columns import ConstantColumn
-from distcore.plugin.task.task import FileRows
+from distcore import ConstantColumn, FileRows
+from distcore.data import row_error
 from distcore_tasks.seq2seq.encode import encode_sources
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.sources import text_problem

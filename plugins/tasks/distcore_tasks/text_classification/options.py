@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from distcore.errors import ConfigError
-from distcore.plugin.task.task import Direction, OnResume
+from distcore import ConfigError, Direction, OnResume
 from distcore_tasks.bert import SHAPES
 from distcore_tasks.options import TaskOptions, UnpaddedOptions
 from distcore_tasks.packing.kinds import DECODERS, ENCODERS

@@ -8,8 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore.config import RunConfig
-from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, RunConfig
 from distcore_tasks.classification import read_labels, write_labels
 from distcore_tasks.pretrained import set_length
 from distcore_tasks.text_classification.data.embedded import EMBEDDED

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from distcore.plugin.task.task import Direction, OnResume
+from distcore import Direction, OnResume
 from distcore_tasks.bert import SHAPES
 from distcore_tasks.options import TaskOptions, UnpaddedOptions
 from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE

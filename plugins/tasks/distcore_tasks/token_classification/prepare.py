@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distcore.data.cache import cached_folder
+from distcore.data import cached_folder
 from distcore_tasks.bert import check_encoder
 from distcore_tasks.parts import Part, parts_of
 from distcore_tasks.pretrained import check_vocabulary, tokenizer_digest

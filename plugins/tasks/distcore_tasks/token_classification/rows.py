@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.data.files import Record, Source, describe_value, name_of, read_records, row_error
-from distcore.errors import DataError, nearest
+from distcore import DataError, nearest
+from distcore.data import Record, Source, describe_value, read_records, row_error, source_name
 from distcore_tasks.classes import id_problem, label_problem
 from distcore_tasks.parts import Part
 from distcore_tasks.rereading import Reread, Values, kept
@@ -38,10 +38,12 @@ class Tagged:
 def read_tagged(source: Source, columns: Columns) -> Tagged:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
     if source.suffix.lower() == ".csv":
-        raise DataError(f"{name_of(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet")
+        raise DataError(
+            f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
+        )
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
-    name = name_of(source)
+    name = source_name(source)
     return _tagged(name, kept(source, lambda: _checked(name, read_records(source, asked))))
 
 

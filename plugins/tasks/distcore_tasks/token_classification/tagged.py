@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data.arrays import ArrayFile
+from distcore.data import ArrayFile
 from distcore_tasks.flat import IGNORED, Flat, FlatFile, flat_digest, flat_rows, open_flat
 from distcore_tasks.token_classification.words import Words
 

@@ -8,8 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore.config import RunConfig
-from distcore.plugin.task.task import Dataset, Datasets, FileRows
+from distcore import Dataset, Datasets, FileRows, RunConfig
 from distcore_tasks.classification import read_labels, write_labels
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.pretrained import set_length
@@ -25,7 +24,7 @@ from distcore_tasks.token_classification.untagged import untagged_words
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore.plugin.task.ragged import Ragged
+    from distcore import Ragged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class TokenClassification(TagOptions):
         """
         from torch.nn.functional import cross_entropy
 
-        from distcore.plugin.task.ragged import Ragged
+        from distcore import Ragged
 
         logits, begins = _logits(model, batch), batch["begins"]
         judged = begins >= 0

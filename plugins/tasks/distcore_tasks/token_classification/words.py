@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
-from distcore.errors import ModelError
+from distcore import ModelError
 from distcore_tasks.flat import IGNORED, Flat, flat_rows
 from distcore_tasks.pretrained import load_tokenizer
 

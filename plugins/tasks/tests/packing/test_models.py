@@ -33,7 +33,7 @@ def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) ->
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models that look both ways."""
-    monkeypatch.setattr(models, "attends_at_once", lambda device: True)
+    monkeypatch.setattr(models, "has_jagged_attention", lambda device: True)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distcore.data.cache import cached_folder
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import cached_folder
 from distcore_tasks.classes import label_problem
 from distcore_tasks.image_classification.data.decoding import check_pillow
 from distcore_tasks.image_classification.data.images import Arrays, Images, Store

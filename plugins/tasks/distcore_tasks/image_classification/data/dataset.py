@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data.per_epoch import row_random
-from distcore.plugin.batching.columns import ConstantColumn
+from distcore import ConstantColumn
+from distcore.data import row_random
 from distcore_tasks.image_classification.data.images import Images
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.preprocessing import Preprocessing

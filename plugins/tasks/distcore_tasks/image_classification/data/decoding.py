@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.errors import DataError
+from distcore import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

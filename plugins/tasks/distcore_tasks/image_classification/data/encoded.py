@@ -9,10 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from distcore.data.cache import cached_folder
-from distcore.data.files import Source, class_names, describe_value, digest, name_of, read_records, row_error
-from distcore.data.splits import Split
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import (
+    Source,
+    Split,
+    arrow_class_names,
+    cached_folder,
+    describe_value,
+    read_records,
+    row_error,
+    source_digest,
+    source_name,
+)
 from distcore_tasks.classes import label_problem
 from distcore_tasks.image_classification.data.decoding import check_images, check_pillow
 from distcore_tasks.image_classification.data.images import Blob, Images
@@ -27,9 +35,9 @@ def open_rows(source: Source, columns: Columns) -> Images:
 
     They are copied to the cache, where any row can be read, and are all decoded once.
     """
-    name = name_of(source)
+    name = source_name(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, digest(source), columns.image, columns.label]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image, columns.label]).encode()).hexdigest()
     folder = cached_folder("images", key[:40], lambda folder: _copy(name, source, columns, folder))
     return Images(
         name=name,
@@ -41,9 +49,9 @@ def open_rows(source: Source, columns: Columns) -> Images:
 
 def open_unlabelled(source: Source, columns: Columns) -> Blob:
     """Return the images of a Parquet file or a split that needs no labels; raises DataError as ``open_rows`` does."""
-    name = name_of(source)
+    name = source_name(source)
     check_pillow(name)
-    key = hashlib.sha256(json.dumps([FORMAT, digest(source), columns.image]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
 
     def copy(folder: Path) -> None:
         images = (image for (image,) in read_records(source, {"columns.image": columns.image}))
@@ -107,6 +115,6 @@ def _class_names(path: Path, column: str) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        return class_names(pq.read_schema(path), column)
+        return arrow_class_names(pq.read_schema(path), column)
     except (OSError, pa.ArrowException):  # a damaged file is named by its reader
         return []

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distcore.data.cache import cached_folder
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import cached_folder
 from distcore_tasks.image_classification.data.decoding import check_images, check_pillow
 from distcore_tasks.image_classification.data.images import Files, Images
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from distcore.errors import DataError
+from distcore import DataError
 from distcore_tasks.classes import row_places
 from distcore_tasks.image_classification.data.decoding import decode, resized
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distcore.errors import ConfigError
-from distcore.plugin.task.task import Datasets
+from distcore import ConfigError, Datasets
 from distcore_tasks.class_checks import check_classes
 from distcore_tasks.classes import distinct_labels, encode_labels, split_parts
 from distcore_tasks.image_classification.data.arrays import check_resizing

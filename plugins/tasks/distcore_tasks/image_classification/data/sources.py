@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distcore.data.splits import Split
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import Split
 from distcore_tasks.image_classification.data import arrays, encoded, folders
 from distcore_tasks.image_classification.data.arrays import EMBEDDED
 from distcore_tasks.image_classification.data.images import Images, Store

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data.files import read_records
-from distcore.data.splits import Split, find_split
-from distcore.errors import DataError
-from distcore.plugin.batching.columns import ConstantColumn
+from distcore import ConstantColumn, DataError
+from distcore.data import Split, find_split, read_records
 from distcore_tasks.image_classification.data.arrays import check_resizing
 from distcore_tasks.image_classification.data.images import Store, read_pixels
 from distcore_tasks.image_classification.data.sources import open_unlabelled

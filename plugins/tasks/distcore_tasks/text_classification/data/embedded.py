@@ -34,7 +34,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distcore.data.cache import cached_folder
+from distcore.data import cached_folder
 from distcore_tasks import stdlib
 from distcore_tasks.text_classification.data.labelled import Rows, check_rows
 from distcore_tasks.text_classification.options import Columns

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_tasks.padding import pads_left
 from distcore_tasks.pretrained import check_vocabulary, load_tokenizer, read_config, with_pad_token
 from distcore_tasks.rereading import Reread, Values

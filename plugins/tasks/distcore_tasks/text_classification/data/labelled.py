@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.data.files import Record, Source, name_of, read_records, row_error
-from distcore.errors import DataError
+from distcore import DataError
+from distcore.data import Record, Source, read_records, row_error, source_name
 from distcore_tasks.classes import id_problem, row_places
 from distcore_tasks.rereading import Reread, Values, kept
 from distcore_tasks.sources import text_problem
@@ -46,7 +46,7 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
 
     Raises DataError: where, the row (counted from 1, without a header), what was found and what to do.
     """
-    name, asked = name_of(source), columns.settings()
+    name, asked = source_name(source), columns.settings()
     records = kept(source, lambda: _checked(name, read_records(source, asked), columns))
     return _rows(name, records, columns, problem, csv=source.suffix.lower() == ".csv")
 

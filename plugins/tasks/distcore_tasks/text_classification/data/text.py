@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from distcore.data.cache import cached_folder
-from distcore.errors import ConfigError, DataError
+from distcore import ConfigError, DataError
+from distcore.data import cached_folder
 from distcore_tasks.classes import split_parts
 from distcore_tasks.padding import check_padding, pads_left
 from distcore_tasks.pretrained import check_length, load_tokenizer, tokenizer_digest
 from distcore_tasks.rereading import Values, picked
-from distcore_tasks.sources import read_source, source_digests, source_name, source_said, unused_splits
+from distcore_tasks.sources import read_source, rows_name, source_digests, source_said, unused_splits
 from distcore_tasks.text_classification.data import embedded
 from distcore_tasks.text_classification.data.encode import encode_all, tokenizer_of
 from distcore_tasks.text_classification.data.labelled import Rows, read_rows
@@ -176,7 +176,7 @@ def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | s
     if names is None:
         return labels
     found = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
-    source = source_name(options.data, embedded.EMBEDDED)
+    source = rows_name(options.data, embedded.EMBEDDED)
     if isinstance(labels[0], str):
         raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {found}")
     if len(names) != len(labels):
@@ -199,7 +199,7 @@ def _open(folder: Path, options: TextOptions) -> TextDatasets:
     cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
     # The entry names the option and not the file: the next run's file may be another one, of the same content.
     warnings = [
-        f"{source_name(getattr(options, source), embedded.EMBEDDED)}: {line}" for source, line in entry["warnings"]
+        f"{rows_name(getattr(options, source), embedded.EMBEDDED)}: {line}" for source, line in entry["warnings"]
     ]
     return TextDatasets(
         train=sets["train"],

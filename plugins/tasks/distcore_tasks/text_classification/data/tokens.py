@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data.arrays import ArrayFile, blocks, map_array
+from distcore.data import ArrayFile, array_blocks, map_array
 from distcore_tasks.text_classification.data.encode import Encoded
 
 if TYPE_CHECKING:
@@ -188,6 +188,6 @@ def _digest(*columns: np.ndarray) -> str:
     digest = hashlib.sha256()
     for column in columns:
         kind = "<f4" if column.dtype.kind == "f" else "<i8"  # the same bytes on every machine
-        for block in blocks(column):
+        for block in array_blocks(column):
             digest.update(np.ascontiguousarray(block, dtype=kind).data)
     return digest.hexdigest()

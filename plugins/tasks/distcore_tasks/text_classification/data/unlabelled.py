@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data.files import row_error
-from distcore.plugin.batching.columns import ConstantColumn
-from distcore.plugin.task.task import FileRows
+from distcore import ConstantColumn, FileRows
+from distcore.data import row_error
 from distcore_tasks.padding import pads_left
 from distcore_tasks.text_classification.data.encode import encode
 from distcore_tasks.text_classification.data.labelled import columns_of, record_problem

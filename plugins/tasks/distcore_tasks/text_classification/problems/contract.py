@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from distcore.plugin.task.task import Direction
+from distcore import Direction
 from distcore_tasks.classes import Labelled
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from distcore.data.files import describe_value
-from distcore.plugin.task.task import Direction
+from distcore import Direction
+from distcore.data import describe_value
 from distcore_tasks.class_checks import check_classes
 from distcore_tasks.classes import Labelled, class_numbers, distinct_labels, label_problem
 from distcore_tasks.classification import answer_lines, best_scored, scores_of

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from distcore.data.files import describe_value
-from distcore.errors import DataError
-from distcore.plugin.task.task import Direction
+from distcore import DataError, Direction
+from distcore.data import describe_value
 from distcore_tasks.classes import Labelled
 from distcore_tasks.classification import answer_lines
 from distcore_tasks.text_classification.problems.contract import Origins
