@@ -90,9 +90,17 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
         strategy = strategy_of(layout, nproc)
         world = strategy.setup(config, join(os.environ) or RankInfo())
         began = time.process_time()
-        model = strategy.build_model(config, world, source)
-        run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
-        model = strategy.wrap_model(run, model, None).model
+        built = strategy.build_model(config, world, source)
+        run = Run(
+            config=config,
+            world=world,
+            capabilities=strategy.capabilities,
+            module=built.model,
+            model=built.model,
+            strategy_state=built.state,
+        )
+        model = strategy.wrap_model(run, built.model, None).model
+        del built, run
     took = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del model

@@ -95,7 +95,8 @@ def prepared(world: Any, blocks: int, options: dict[str, Any]) -> tuple[Any, Run
     run = Run(
         config=RunConfig(device="cpu"), world=world, capabilities=strategy.capabilities, module=model, model=model
     )
-    return strategy, replace(run, model=strategy.wrap_model(run, model, None).model)
+    wrapped = strategy.wrap_model(run, model, None)
+    return strategy, replace(run, model=wrapped.model, strategy_state=wrapped.state)
 
 
 def loss(model: nn.Module, _micro: MicroBatch, batch: Batch) -> Tensor:

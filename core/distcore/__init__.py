@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from distcore.launchers.processes.available_cores import available_cores as available_cores
     from distcore.model.blocks import repeated_classes as repeated_classes
     from distcore.model.deferred_init.in_parts import build_in_parts as build_in_parts
-    from distcore.model.deferred_init.in_parts import take_weights as take_weights
     from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
     from distcore.model.transformers_log import silence_transformers as silence_transformers
     from distcore.plugin.batching.columns import Column as Column
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from distcore.plugin.strategy.capabilities import SPEC_VERSION as SPEC_VERSION
     from distcore.plugin.strategy.capabilities import Capabilities as Capabilities
     from distcore.plugin.strategy.contract import Base as Base
+    from distcore.plugin.strategy.contract import BuiltModel as BuiltModel
     from distcore.plugin.strategy.contract import Evaluation as Evaluation
     from distcore.plugin.strategy.contract import MicroBatch as MicroBatch
     from distcore.plugin.strategy.contract import ModelSource as ModelSource
@@ -96,6 +96,7 @@ _HOME = {
     "SPEC_VERSION": "distcore.plugin.strategy.capabilities",
     "Base": "distcore.plugin.strategy.contract",
     "Box": "distcore.plugin.strategy.state",
+    "BuiltModel": "distcore.plugin.strategy.contract",
     "Capabilities": "distcore.plugin.strategy.capabilities",
     "Clip": "distcore.config",
     "Column": "distcore.plugin.batching.columns",
@@ -125,7 +126,6 @@ _HOME = {
     "cached_folder": "distcore.data.cache",
     "device_of": "distcore.distributed.devices",
     "build_in_parts": "distcore.model.deferred_init.in_parts",
-    "take_weights": "distcore.model.deferred_init.in_parts",
     "return_large_blocks": "distcore.model.deferred_init.malloc",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",

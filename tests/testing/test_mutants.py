@@ -38,7 +38,8 @@ from distcore.testing.runner import measure
 
 pytestmark = pytest.mark.ranks
 
-DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+ddp: Any = pytest.importorskip("distcore_ddp.ddp")
+DDPStrategy: Any = ddp.DDPStrategy
 
 
 @dataclass(frozen=True)
@@ -296,8 +297,8 @@ class StaysInTraining(nn.parallel.DistributedDataParallel):
 class EvaluatesWithDropout(DDPStrategy):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=StaysInTraining(model), optimizer=optimizer)
+        optimizer, wrapped = make_optimizer(model) if make_optimizer else None, StaysInTraining(model)
+        return PreparedModel(model=wrapped, optimizer=optimizer, state=ddp.Replicated(wrapped))
 
 
 @mutant("gradient", "parameter-groups")

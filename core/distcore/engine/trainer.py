@@ -115,7 +115,8 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     With ``training=False`` the run only evaluates and has neither of them. Raises ConfigError if the model lacks
     gradient checkpointing, StrategyError if the strategy returns no optimizer.
     """
-    module = hooks.build_model(config, world, model_source(config, task, data))
+    built = hooks.build_model(config, world, model_source(config, task, data))
+    module = built.model
     if config.gradient_checkpointing:
         if not hasattr(module, "gradient_checkpointing_enable"):
             raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
@@ -142,11 +143,12 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         rows=len(data.train),
         accumulation=most_micro_batches(config, world.shards),
         scaler=scaler_for(config, hooks.capabilities, world),
+        strategy_state=built.state,
         base=base,
     )
     wrapped = hooks.wrap_model(run, module, optimizer_factory(config) if training else None)
     if not training:
-        return replace(run, model=wrapped.model)
+        return replace(run, model=wrapped.model, strategy_state=wrapped.state)
     if wrapped.optimizer is None:
         raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
     scheduler = None
@@ -154,6 +156,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
     scale = wrapped.loss_scale or run.scaler
     run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
+    run = replace(run, strategy_state=wrapped.state)
     return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 

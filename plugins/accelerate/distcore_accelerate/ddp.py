@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import nn
@@ -80,14 +80,15 @@ class Replicated(Backend):
         prepared.broadcast_buffers = has_state_in_buffers(model)
         if not prepared.find_unused_parameters:  # with it DDP does not rebuild its buckets
             rebuild_gradient_buckets(prepared, prepared.module)
-        return PreparedModel(model=prepared, optimizer=make_optimizer(model))
+        return PreparedModel(model=prepared, optimizer=make_optimizer(model), state=prepared)
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Return DDP's ``no_sync`` for every micro-batch but the last."""
-        return _NOTHING if last else cast(DistributedDataParallel, run.model).no_sync()
+        wrapped: DistributedDataParallel = run.strategy_state
+        return _NOTHING if last else wrapped.no_sync()
 
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient if none was expected."""
         if not self.options.find_unused:
-            check_gradients_averaged(cast(DistributedDataParallel, run.model), run.module, REMEDY)
+            check_gradients_averaged(run.strategy_state, run.module, REMEDY)
         return super().step(run, clip)

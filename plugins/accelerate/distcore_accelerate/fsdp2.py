@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -123,7 +123,7 @@ class Sharded(Backend):
             raise StrategyError(f"accelerate fell back: fsdp2 was asked for, the model is a {type(sharded).__name__}")
         if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
             register_fsdp_forward_method(model, "generate")
-        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model))
+        return PreparedModel(model=results_in_fp32(run, model), optimizer=make_optimizer(model), state=sharded)
 
     def for_evaluation(self, run: Run, model: nn.Module) -> nn.Module:
         """Return the whole model on every rank, in the precision of the run."""
@@ -131,7 +131,8 @@ class Sharded(Backend):
 
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Let FSDP2 reduce gradients only after the last micro-batch."""
-        cast(FSDPModule, run.model).set_requires_gradient_sync(last)
+        sharded: FSDPModule = run.strategy_state
+        sharded.set_requires_gradient_sync(last)
         return _NOTHING
 
     def save(self, run: Run) -> State:

@@ -35,7 +35,7 @@ class TracedShards:
         )
         sharded = fsdp2_prepare_model(accelerator, model)
         optimizer = make_optimizer(sharded) if make_optimizer else None
-        return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer)
+        return PreparedModel(model=results_in_fp32(run, sharded), optimizer=optimizer, state=sharded)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -39,10 +39,14 @@ REMEDY = "freeze it, or --set strategy_options.find_unused=true"
 """What to do about a parameter that gets no gradient."""
 
 
-class _Replicated(DistributedDataParallel):
-    """DDP that knows whether it has run: torch records a static graph in its very first, synchronising backward."""
+@dataclass
+class Replicated:
+    """The state of a run."""
 
-    has_run = False
+    wrapped: DistributedDataParallel
+    """The model in DDP."""
+    has_run: bool = False
+    """Whether it has run: torch records a static graph in its very first, synchronising backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ class DDPStrategy:
         model = model.to(run.world.device)
         if make_optimizer is None:  # an evaluation needs no gradients, and under DDP every rank would need rows
             return PreparedModel(model=model, optimizer=None)
-        replicated = _Replicated(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[run.world.device] if run.world.device.type != "cpu" else None,
             bucket_cap_mb=self.bucket_mb,
@@ -115,28 +119,28 @@ class DDPStrategy:
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused,
         )
-        replicated.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
+        wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
-            replicated.register_comm_hook(None, compression_hook(self.compression))
+            wrapped.register_comm_hook(None, compression_hook(self.compression))
         # A static graph must not see a dummy backward, and with find_unused torch does not regroup its buckets.
         if not (self.static_graph or self.find_unused):
-            rebuild_gradient_buckets(replicated, model)
-        return PreparedModel(model=replicated, optimizer=make_optimizer(model))
+            rebuild_gradient_buckets(wrapped, model)
+        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=Replicated(wrapped))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Send gradients after the last micro-batch only; a static graph also after the very first of all."""
-        replicated = cast(_Replicated, run.model)
+        replicated: Replicated = run.strategy_state
         if last or (self.static_graph and not replicated.has_run):
             replicated.has_run = True
             return _NO_CONTEXT
-        return replicated.no_sync()
+        return replicated.wrapped.no_sync()
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step. Raises StrategyError, one line, for a parameter without a gradient that no option allows."""
         if not (self.static_graph or self.find_unused):
-            check_gradients_averaged(cast(_Replicated, run.model), run.module, REMEDY)
+            check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)
 
     @hookimpl

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults, take_weights
+from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults
 from distcore_deepspeed import drawn, engine, library, ops
 from distcore_deepspeed.derived import resolve
 from distcore_deepspeed.json_config import Tree, UserConfig
@@ -29,7 +29,7 @@ def build(
     tree = resolve(user, run, model, training=make_optimizer is not None)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
-    values: Values | None = take_weights(model)
+    values: Values | None = run.strategy_state
     if make_optimizer is None:
         if values is not None:
             drawn.partition(model, values, tree)

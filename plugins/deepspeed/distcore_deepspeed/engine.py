@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,7 +41,8 @@ def prepare(
         engine = initialize()
     library.follow_order(engine)
     library.limit_waiting(run.config.timeout)
-    prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=dynamic_scale(engine.optimizer))
+    scale = dynamic_scale(engine.optimizer)
+    prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=scale, state=engine)
     if exact:
         # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
         flat_buffers.copy_weights(partitions.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
@@ -54,7 +55,7 @@ def prepare(
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
     """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
     # Not DeepSpeed's own count of micro-batches: the last step of an epoch may have fewer of them.
-    _engine(run).set_gradient_accumulation_boundary(last)
+    run.strategy_state.set_gradient_accumulation_boundary(last)
     return _NOTHING
 
 
@@ -62,15 +63,16 @@ def backward(run: Run, loss: Tensor) -> Tensor:
     """Accumulate gradients for ``loss``; return it detached."""
     # The loss is scaled already: DeepSpeed must not divide it by the number of micro-batches. Its mean over
     # ranks is the one that Capabilities.gradients declares.
-    _engine(run).backward(loss, scale_wrt_gas=False)
+    run.strategy_state.backward(loss, scale_wrt_gas=False)
     return loss.detach()
 
 
 def step(run: Run, clip: Clip) -> StepResult:
     """Clip and take the optimizer's step; raises LossScaleError if fp16 overflows at the smallest loss scale."""
-    engine = _engine(run)
+    engine = run.strategy_state
     if engine.zero_optimization_stage() == 0:  # where DeepSpeed clips but does not report the norm
-        norm = defaults.clip_gradients(cast(Any, run.optimizer), clip)
+        assert run.optimizer is not None  # the loop only steps runs that train
+        norm = defaults.clip_gradients(run.optimizer, clip)
         engine.step()
         return StepResult(grad_norm=norm)
     with explained():
@@ -117,7 +119,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
-
-
-def _engine(run: Run) -> Any:
-    return cast(Any, run.model)

@@ -7,11 +7,12 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from distcore import (
+    BuiltModel,
     Capabilities,
     Memory,
     ModelSource,
@@ -119,7 +120,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
 
     @hookimpl
-    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its random weights can be drawn in partitions, else a whole one."""
         return build_in_parts(source, "deepspeed", source.replayed if can_partition(self.user_config) else None)
 
@@ -160,5 +161,5 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     def on_run_start(self, run: Run) -> None:
         """Write DeepSpeed's resolved config to ``deepspeed.json`` in the run folder."""
         if run.world.is_main:
-            text = json.dumps(cast(Any, run.model).config, indent=2, sort_keys=True)
+            text = json.dumps(run.strategy_state.config, indent=2, sort_keys=True)
             (Path(str(run.config.out)) / "deepspeed.json").write_text(text + "\n", encoding="utf-8")

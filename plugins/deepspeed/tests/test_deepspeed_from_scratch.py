@@ -27,10 +27,14 @@ def started(world: World, name: str, precision: str, trains: bool) -> tuple[bool
     """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
     strategy, origin = DeepSpeedStrategy(stage=3), from_scratch(MODELS[name], SEED)
     config = RunConfig(device="cpu", seed=SEED, nproc=2, precision=precision, global_batch_size=2, micro_batch_size=1)
-    model = strategy.build_model(config, world, origin)
+    built = strategy.build_model(config, world, origin)
+    model = built.model
     was_whole = not all(parameter.is_meta for parameter in model.parameters())
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=1)
+    run = Run(
+        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model, total_steps=1,
+        strategy_state=built.state,
+    )  # fmt: skip
     prepared = strategy.wrap_model(run, model, torch_adamw if trains else None)
     whole = origin.build()
     wrong = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]

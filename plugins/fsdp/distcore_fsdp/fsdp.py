@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
 )
 
 from distcore import (
+    BuiltModel,
     Capabilities,
     ConfigError,
     Memory,
@@ -45,7 +46,6 @@ from distcore import (
     leave_process_group,
     return_large_blocks,
     sum_over_ranks,
-    take_weights,
 )
 from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
 from distcore_fsdp.planned import Sharded, planned
@@ -158,7 +158,7 @@ class FSDPStrategy:
         return world
 
     @hookimpl
-    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if it can be loaded, or drawn, shard by shard, else a whole one."""
         folder = (source.base or source).folder
         in_slices = partial(sliced, source, folder, config.seed) if folder and has_slices(folder) else None
@@ -167,12 +167,13 @@ class FSDPStrategy:
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Shard the units, then the root; load the shards if the model has no storage yet."""
-        weights: Weights | Values | None = take_weights(model)
+        weights: Weights | Values | None = run.strategy_state
         units = blocks(model, self.wrap)
         log.info("fsdp: %s", describe(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
-        for module in (*units.values(), model):
-            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, **self._reshard_options())
+        options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+        in_order = [fully_shard(module, **options) for module in units.values()][::-1]
+        root = fully_shard(model, **options)
         if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
             register_fsdp_forward_method(model, "generate")
         if isinstance(weights, Weights):
@@ -181,15 +182,15 @@ class FSDPStrategy:
             replay(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             recompute(units.values())
-        in_order = [cast(FSDPModule, module) for module in reversed(units.values())]
         _prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
-        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        optimizer = make_optimizer(model) if make_optimizer else None
+        return PreparedModel(model=model, optimizer=optimizer, state=root)
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
         """Send gradients after the last micro-batch only."""
         if run.accumulation > 1:
-            root = cast(FSDPModule, run.model)
+            root: FSDPModule = run.strategy_state
             root.set_requires_gradient_sync(last)
             if self._reshard_options():  # parameters are gathered once per step, not once per micro-batch
                 root.set_reshard_after_backward(last)

@@ -25,13 +25,14 @@ def a_run(strategy, accumulation=1):
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(CONFIG, rank_info)
     source = ModelSource(build=small, skeleton=small)
-    model = strategy.build_model(CONFIG, world, source)
+    built = strategy.build_model(CONFIG, world, source)
+    model = built.model
     run = Run(
         config=CONFIG, world=world, capabilities=strategy.capabilities, module=model, model=model,
         accumulation=accumulation, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0),
     )  # fmt: skip
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), lr=0.1, fused=True))
-    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer)
+    return replace(run, model=wrapped.model, optimizer=wrapped.optimizer, strategy_state=wrapped.state)
 
 
 def small():

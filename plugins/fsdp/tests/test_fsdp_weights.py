@@ -78,9 +78,13 @@ def with_lora(base):
 
 def sharded(strategy, config, world, origin):
     """The model as ``strategy`` shards it, and whether it was ever whole."""
-    model = strategy.build_model(config, world, origin)
+    built = strategy.build_model(config, world, origin)
+    model = built.model
     whole = not any(parameter.is_meta for parameter in model.parameters())
-    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
+    run = Run(
+        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model,
+        strategy_state=built.state,
+    )  # fmt: skip
     return strategy.wrap_model(run, model, None).model, whole
 
 
@@ -283,5 +287,5 @@ def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path):
 def test_a_folder_without_safetensors_is_built_whole(tmp_path):
     origin = replace(saved(tmp_path, BertForSequenceClassification(BERT)), folder=tmp_path / "none")
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    model = FSDPStrategy().build_model(RunConfig(), world, origin)
+    model = FSDPStrategy().build_model(RunConfig(), world, origin).model
     assert not any(parameter.is_meta for parameter in model.parameters())

@@ -24,7 +24,7 @@ class Absent(nn.Module):
         super().__init__()
         plain = {name: value for name, value in vars(block).items() if isinstance(value, str | int | float)}
         vars(self).update({name: value for name, value in plain.items() if name not in vars(self)})
-        vars(self)["distcore_block"] = block  # not a submodule: it has no parameters of the model here
+        self._block = [block]  # in a list, and so no submodule: it has no parameters of the model here
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 
@@ -32,7 +32,7 @@ class Absent(nn.Module):
         """Return what the block would return, with the hidden state that goes on."""
         hidden = inputs[0] if inputs else next(iter(named.values()))
         if self._form is None:
-            block = vars(self).pop("distcore_block")
+            block = self._block.pop()
             modes = {module: module.training for module in block.modules()}
             with torch.no_grad():
                 block.eval()  # draws no random numbers, which would shift later ones

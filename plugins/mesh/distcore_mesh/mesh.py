@@ -6,13 +6,14 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from distcore import (
+    BuiltModel,
     Capabilities,
     Clip,
     Memory,
@@ -38,7 +39,6 @@ from distcore import (
     repeated_classes,
     return_large_blocks,
     sum_over_ranks,
-    take_weights,
 )
 from distcore_fsdp import blocks
 from distcore_mesh.clipping import clip_gradients
@@ -50,9 +50,10 @@ from distcore_mesh.options import MeshOptions
 from distcore_mesh.pipeline import train_step
 from distcore_mesh.planned import planned_memory
 from distcore_mesh.plans import plan_for
-from distcore_mesh.sequences import split_sequences
+from distcore_mesh.sequences import Sequences, split_sequences
 from distcore_mesh.splits import Layout, Split
-from distcore_mesh.stages import run_stages, stages_of
+from distcore_mesh.stages import Stages, run_stages, stages_of
+from distcore_mesh.state import MeshState
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
@@ -119,20 +120,21 @@ class MeshStrategy(MeshOptions):
         return replace(world, shard=shard, shards=shards, speaks=number == 0 and stage == self.pp - 1)
 
     @hookimpl
-    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its random weights can be drawn one by one, else a whole one."""
         return build_in_parts(source, "mesh", source.replayed)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then shard what each rank holds."""
-        values: Values | None = take_weights(model)
+        values: Values | None = run.strategy_state
         mesh = mesh_of(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits: dict[str, Split] = {}
-        tokens = None
+        spread: Sequences | None = None
+        stages: Stages | None = None
         if self.tp > 1:
-            splits, tokens = split_layers(
+            splits, spread = split_layers(
                 model, plan_for(model, self.plan), layers, self.sequence_parallel, self.loss_parallel
             )
         layout = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
@@ -143,10 +145,8 @@ class MeshStrategy(MeshOptions):
             mine = cut_into_stages(model, stages, self.dtype_of(run.config, self.param_dtype), run.world.device)
             first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
-            vars(model)["distcore_stages"] = stages
-        # The model is all that the core hands from hook to hook.
-        vars(model)["distcore_layout"] = layout
-        vars(model)["distcore_sequences"] = split_sequences(model, sequences, self.tp) if self.cp > 1 else tokens
+        if self.cp > 1:
+            spread = split_sequences(model, sequences, self.tp)
         if values is None:
             model = model.to(run.world.device)
         units = blocks.blocks(model, kinds)
@@ -159,9 +159,10 @@ class MeshStrategy(MeshOptions):
             layout.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             blocks.recompute(units.values())
-        if self.pp > 1:
+        if stages is not None:
             run_stages(model, stages)
-        return PreparedModel(model=model, optimizer=make_optimizer(model) if make_optimizer else None)
+        optimizer = make_optimizer(model) if make_optimizer else None
+        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, spread, stages))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -174,11 +175,12 @@ class MeshStrategy(MeshOptions):
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip the whole gradient, parts and replicas joined; step the optimizer."""
         assert run.optimizer is not None  # the loop only steps runs that train
-        layout, sequences = _layout(run), vars(run.module).get("distcore_sequences")
+        state: MeshState = run.strategy_state
+        layout = state.layout
         gradients = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None}
         held = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
-        if sequences is not None:
-            sequences.sum_gradients(held)
+        if state.sequences is not None:
+            state.sequences.sum_gradients(held)
         counted = {
             name
             for name, gradient in gradients.items()
@@ -202,13 +204,15 @@ class MeshStrategy(MeshOptions):
     def save_checkpoint(self, run: Run) -> State:
         """Return the parts of tensors that this rank holds; nothing is gathered."""
         blocks.reshard(run.module)
-        return _layout(run).save(run)
+        mine: MeshState = run.strategy_state
+        return mine.layout.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Read the parts of tensors that this rank holds."""
         blocks.reshard(run.module)
-        return _layout(run).load(run, state)
+        mine: MeshState = run.strategy_state
+        return mine.layout.load(run, state)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
@@ -230,7 +234,3 @@ class MeshStrategy(MeshOptions):
 
 def _group(mesh: DeviceMesh) -> Group:
     return Group(mesh.get_group(), mesh.get_local_rank(), mesh.size())
-
-
-def _layout(run: Run) -> Layout:
-    return cast(Layout, vars(run.module)["distcore_layout"])

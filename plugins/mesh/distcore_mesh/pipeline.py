@@ -11,12 +11,15 @@ from torch.distributed.fsdp import FSDPModule
 from distcore import Batch, MicroBatch, Run, StepLoss, StrategyError, hookimpl
 from distcore_mesh.schedules import order
 from distcore_mesh.stages import SentError, Stages
+from distcore_mesh.state import MeshState
 
 
 @hookimpl
 def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
     """Run one step's passes through this rank's stages; return the sum of the losses, 0 but on the last rank."""
-    stages: Stages = vars(run.module)["distcore_stages"]
+    state: MeshState = run.strategy_state
+    stages = state.stages
+    assert stages is not None  # the strategy has this hook with pp > 1 only
     # Blocks of another stage draw other dropout masks: all ranks of the data shard were seeded alike.
     if stages.rank:
         torch.manual_seed(torch.initial_seed() ^ stages.rank)

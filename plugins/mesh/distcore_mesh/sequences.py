@@ -95,7 +95,8 @@ def split_sequences(model: nn.Module, group: Group, tp: int) -> Sequences:
         original = _implementation(attention)
         ALL_ATTENTION_FUNCTIONS.register(PREFIX + original, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PREFIX + original, ALL_MASK_ATTENTION_FUNCTIONS[original])
-        vars(attention)["distcore_sequences"] = (sequences, ALL_ATTENTION_FUNCTIONS[original])
+        # On the module: it is all that transformers' registry hands to ``_attend``.
+        attention.distcore_ulysses = (sequences, ALL_ATTENTION_FUNCTIONS[original])
     for attention in _attentions(blocks):  # after all are read: they share one config
         config: Any = attention.config
         config._attn_implementation = PREFIX + _implementation(attention)
@@ -128,7 +129,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for each in lists for block in each if type(block).__name__ in classes]
 
 
-def _attentions(blocks: list[nn.Module]) -> list[nn.Module]:
+def _attentions(blocks: list[nn.Module]) -> list[Any]:
     modules = (module for block in blocks for module in block.modules())
     return [module for module in modules if hasattr(module, "is_causal") and hasattr(module, "config")]
 
@@ -151,10 +152,10 @@ def _check_heads(config: Any, cp: int, tp: int) -> None:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention of transformers' registry, for this rank's tokens: shape ``(n, heads, tokens, size)`` each."""
-    sequences, attention = vars(module)["distcore_sequences"]
+    sequences, attention = module.distcore_ulysses
     if key.shape[2] != query.shape[2]:
         raise StrategyError("strategy 'mesh': with cp greater than 1 a model cannot generate; use cp = 1")
     output, _ = attention(module, *(sequences.heads(states) for states in (query, key, value)), mask, **options)

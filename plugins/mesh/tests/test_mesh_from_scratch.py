@@ -32,12 +32,16 @@ def started(layout, make, world):
     """Whether the rank built the model whole, and the tensors that differ from those of a whole build."""
     strategy, config = MeshStrategy(**LAYOUTS[layout]), RunConfig(device="cpu", seed=SEED)
     origin = from_scratch(make, SEED)
-    model = strategy.build_model(config, world, origin)
+    built = strategy.build_model(config, world, origin)
+    model = built.model
     was_whole = not all(parameter.is_meta for parameter in model.parameters())
-    run = Run(config=config, world=world, capabilities=strategy.capabilities, module=model, model=model)
+    run = Run(
+        config=config, world=world, capabilities=strategy.capabilities, module=model, model=model,
+        strategy_state=built.state,
+    )  # fmt: skip
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
     model, whole = wrapped.model, origin.build()
-    layout = vars(model)["distcore_layout"]
+    layout = wrapped.state.layout
     wrong = []
     for name, parameter in model.named_parameters():
         now = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

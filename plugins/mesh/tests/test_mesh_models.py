@@ -100,12 +100,12 @@ def distances():
         whole = make().eval()
         split = deepcopy(whole)
         run = Run(config=config, world=world, capabilities=strategy.capabilities, module=split, model=split)
-        strategy.wrap_model(run, split, None)
+        wrapped = strategy.wrap_model(run, split, None)
         batch = inputs(name)
         expected, loss = whole(**batch).loss, split(**batch).loss
         expected.backward()
         loss.backward()
-        layout = vars(split)["distcore_layout"]
+        layout = wrapped.state.layout
         errors = {"loss": float(abs(loss - expected) / expected)}
         largest = max(float(p.grad.abs().max()) for p in whole.parameters() if p.grad is not None)
         for at, parameter in whole.named_parameters():

@@ -117,7 +117,7 @@ def wrapped(lab, model, **options):
         config=RunConfig(device="cpu"), world=lab.world, capabilities=strategy.capabilities, module=model, model=model
     )
     prepared = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters()))
-    return strategy, replace(run, model=prepared.model, optimizer=prepared.optimizer)
+    return strategy, replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
 
 
 def compared(lab, name, options, micros):

@@ -121,9 +121,11 @@ def distance(name, strategy, world):
     reference = torch.optim.SGD(whole.parameters(), lr=0.1)
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
     reference.step()
-    result = strategy.step(replace(run, optimizer=wrapped.optimizer), Clip(norm=0.5, value=None))
+    result = strategy.step(
+        replace(run, optimizer=wrapped.optimizer, strategy_state=wrapped.state), Clip(norm=0.5, value=None)
+    )
     errors.append(float(abs(result.grad_norm - norm) / norm))
-    layout = vars(model)["distcore_layout"]
+    layout = wrapped.state.layout
     for at, parameter in whole.named_parameters():
         split = layout.splits.get(at)
         wanted = split.part_of(parameter, layout.rank, layout.ranks) if split else parameter

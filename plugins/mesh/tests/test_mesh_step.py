@@ -38,7 +38,7 @@ def in_a_rank(folder):
     with lab_of(subject, folder) as lab:
         job = lab.job(Problem(dropout=0.3), ema={"decay": 0.5})
         job.train(5)
-        splits = vars(job.run.module)["distcore_layout"].splits
+        splits = job.run.strategy_state.layout.splits
         replicated = {name: p.detach() for name, p in job.run.module.named_parameters() if name not in splits}
         average = {name: part for name, part in (job.run.ema or {}).items() if isinstance(part, torch.Tensor)}
         return replicated, average, *counted(lab)
@@ -56,7 +56,7 @@ def counted(lab):
     wrapped = strategy.wrap_model(run, model, lambda module: torch.optim.AdamW(module.parameters(), fused=True))
     run = Run(
         config=run.config, world=run.world, capabilities=run.capabilities, module=model, model=wrapped.model,
-        optimizer=wrapped.optimizer,
+        optimizer=wrapped.optimizer, strategy_state=wrapped.state,
     )  # fmt: skip
     with Collectives() as seen:
         defaults.backward(run, model(input_ids=torch.arange(12).view(2, 6)).logits.square().mean())

@@ -118,6 +118,16 @@ class LossScale(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltModel:
+    """What ``build_model`` returns to hand something on to ``wrap_model``; a module alone is the same without state."""
+
+    model: nn.Module
+    """The model before it is wrapped."""
+    state: Any = None
+    """What ``wrap_model`` finds in ``run.strategy_state``, such as where the values of a meta model come from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
     """What ``wrap_model`` returns: a model that is ready to run, and its optimizer."""
 
@@ -127,6 +137,8 @@ class PreparedModel:
     """What ``step`` steps; ``None`` if the run only evaluates."""
     loss_scale: LossScale | None = None
     """The dynamic loss scale of a strategy that owns ``precision``; checkpoints save and restore it."""
+    state: Any = None
+    """What the strategy's later hooks find in ``run.strategy_state``: whatever it must remember about this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +295,8 @@ class Run:
     """Rows of the training data."""
     accumulation: int = 1
     """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
+    strategy_state: Any = None
+    """The strategy's own: in ``wrap_model`` the state of ``BuiltModel``, in later hooks that of ``PreparedModel``."""
     base: Base | None = None
     """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
 

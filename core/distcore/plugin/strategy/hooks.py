@@ -21,6 +21,7 @@ from distcore.plugin.report import Report
 from distcore.plugin.strategy import defaults
 from distcore.plugin.strategy.capabilities import SPEC_VERSION, Capabilities
 from distcore.plugin.strategy.contract import (
+    BuiltModel,
     Evaluation,
     MicroBatch,
     ModelSource,
@@ -87,11 +88,12 @@ class Hooks:
         """Call the hook; raises StrategyError unless it returns a World."""
         return self._checked("setup", World, self._call.setup(config=config, rank_info=rank_info))
 
-    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
-        """Call the hook; raises StrategyError unless it returns a torch module."""
-        return self._checked(
-            "build_model", nn.Module, self._call.build_model(config=config, world=world, source=source)
-        )
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
+        """Call the hook; raises StrategyError unless it returns a torch module, alone or in a BuiltModel."""
+        answer = self._call.build_model(config=config, world=world, source=source)
+        if isinstance(answer, BuiltModel):
+            return answer
+        return BuiltModel(model=self._checked("build_model", nn.Module, answer))
 
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Call the hook; raises StrategyError unless it returns a PreparedModel whose optimizer will be stepped."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distcore.plugin.batching.sampling import BatchPlan
     from distcore.plugin.report import Report
     from distcore.plugin.strategy.contract import (
+        BuiltModel,
         Evaluation,
         MicroBatch,
         ModelSource,
@@ -66,13 +67,14 @@ class Operations:
         """
 
     @hookspec(firstresult=True)
-    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module:
-        """Return the model before it is wrapped; once, after ``setup``.
+    def build_model(self, config: RunConfig, world: World, source: ModelSource) -> nn.Module | BuiltModel:
+        """Return the model before it is wrapped; once per model, after ``setup``.
 
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
         strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
         its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replayed()``; where that
-        raises SkeletonError, it builds the whole model after all. Serves law 2.
+        raises SkeletonError, it builds the whole model after all. A ``BuiltModel`` also hands state on to
+        ``wrap_model``, as ``run.strategy_state``. Serves law 2.
 
         Example::
 
@@ -86,10 +88,12 @@ class Operations:
 
     @hookspec(firstresult=True)
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once.
+        """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once per model.
 
-        ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` when the run only evaluates,
-        and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. Serves law 2.
+        ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` for a model that is not trained and
+        for an evaluation, and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. What later
+        hooks must know of the model goes into the answer's ``state``: they find it in ``run.strategy_state``. Serves
+        law 2.
 
         Example::
 

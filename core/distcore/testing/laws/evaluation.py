@@ -38,10 +38,12 @@ def without_optimizer(lab: Lab) -> Measured:
     """Evaluation equals a plain forward pass also without an optimizer, as in ``distcore eval``."""
     job = lab.job(Problem())
     module = untrained(job.task, job.run.config, job.data)
-    wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module), module, None)
+    wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module, strategy_state=None), module, None)
     if wrapped.optimizer is not None:
         return Measured(error=1, bound=EXACT, note="wrap_model() returned an optimizer without being given a factory")
-    run = replace(job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None)
+    run = replace(
+        job.run, module=module, model=wrapped.model, optimizer=None, scheduler=None, strategy_state=wrapped.state
+    )
     return Measured(error=_error(replace(job, run=run), 2 * lab.world.size + 1), bound=FORWARD, note="")
 
 

@@ -134,7 +134,7 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
     if config.packing == "on" and isinstance(job.task, Unpads):
         job.task.unpad(module)
     prepared.model.train()
-    return replace(run, model=prepared.model, optimizer=prepared.optimizer)
+    return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
 
 
 def _without_values(skeleton: nn.Module, storages: Storages) -> nn.Module:
