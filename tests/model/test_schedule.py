@@ -8,7 +8,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from distcore import ConfigError, RunConfig
 from distcore.checkpoint.job_state import set_schedule_step
-from distcore.model.optim import check_schedule, known_schedules, scheduler_for
+from distcore.model.optim import check_schedule, scheduler_for
+from distcore.model.schedules import SCHEDULES, lambda_scheduler
 
 
 def rates(steps: int, **schedule: object) -> list[float]:
@@ -37,13 +38,13 @@ def test_warmup_and_decay_that_exceed_the_run_leave_no_stable_part() -> None:
 
 
 def test_these_are_the_schedules_without_arguments_of_their_own() -> None:
-    assert known_schedules() == [
+    assert sorted(SCHEDULES) == [
         "constant", "constant_with_warmup", "cosine", "cosine_with_restarts", "inverse_sqrt", "linear", "polynomial",
         "warmup_stable_decay",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted({*known_schedules()} - {"constant"}))
+@pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"constant"}))
 def test_each_rises_to_its_peak_and_resumes_at_any_step(name: str) -> None:
     config = RunConfig(schedule={"name": name, "warmup_steps": 3}, lr=1.0)
     check_schedule(config)
@@ -71,3 +72,31 @@ def test_a_rate_below_the_end_of_the_polynomial_is_one_line() -> None:
 def test_a_schedule_that_needs_more_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"^schedule.name = 'reduce_lr_on_plateau': no such .*warmup_stable_decay"):
         check_schedule(RunConfig(schedule={"name": "reduce_lr_on_plateau"}))
+
+
+@pytest.mark.parametrize("name", sorted({*SCHEDULES} - {"constant"}))
+@pytest.mark.parametrize(
+    ("warmup", "total", "decay"), [(0, 1, 1), (0, 7, 3), (3, 12, 9), (5, 100, 20), (10, 10, 0), (117, 1001, 334)]
+)
+def test_each_is_the_schedule_of_transformers_to_the_last_bit(name: str, warmup: int, total: int, decay: int) -> None:
+    optimization = pytest.importorskip("transformers.optimization")
+
+    def optimizer() -> torch.optim.Optimizer:
+        groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (3e-4, 0.7)]
+        return torch.optim.SGD(groups, lr=3e-4)
+
+    more = {"num_decay_steps": decay} if name == "warmup_stable_decay" else {}
+    ours, theirs = optimizer(), optimizer()
+    mine = lambda_scheduler(name, ours, warmup, total, decay)
+    other = optimization.get_scheduler(name, theirs, warmup, total, scheduler_specific_kwargs=more)
+    for _ in range(total + 2 if name != "polynomial" or warmup < total else warmup - 1):
+        assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups]
+        for each in (ours, theirs, mine, other):
+            each.step()
+    assert mine.state_dict() == other.state_dict()
+    mine.load_state_dict(other.state_dict())
+    assert mine.get_last_lr() == other.get_last_lr()
+
+
+def test_a_warm_up_as_long_as_the_run_ends_at_the_peak() -> None:
+    assert rates(4, name="polynomial", warmup_steps=4)[-1] == 1

@@ -79,7 +79,7 @@ def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "order": order_kind(run.rows),
         "config": run.config.model_dump(mode="json"),
-        "environment": environment(run.config.strategy),
+        "environment": environment(run.config.strategy, run.config.task),
         **({"base": {"sha256": run.base.digest, "what": run.base.what}} if run.base else {}),
     }
 

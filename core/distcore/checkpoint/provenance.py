@@ -18,8 +18,8 @@ from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.report import Report
 
-PACKAGES = ("distcore", "torch", "transformers", "tokenizers")
-"""Packages whose versions a result depends on, beside the one that provides the strategy."""
+PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
+"""Packages whose versions a result depends on, where they are installed, beside those behind strategy and task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,9 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
 
     ``model`` is the name of the model's class.
     """
-    found = job_state.get("environment") or environment(config.strategy)  # checkpoints of earlier versions have none
+    found = job_state.get("environment") or environment(
+        config.strategy, config.task
+    )  # checkpoints of earlier versions have none
     return Provenance(
         model=model,
         task=without_folder(config.task),
@@ -76,13 +78,15 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
 
 
 @cache  # it is asked for with every checkpoint
-def environment(strategy: str) -> dict[str, str]:
-    """Return the versions that a result depends on, by package: Python, ours, and the strategy's with what it needs.
+def environment(strategy: str, task: str) -> dict[str, str]:
+    """Return the versions that a result depends on, by package.
+
+    Those are Python, the core, the task's distribution, and the strategy's with what it needs.
 
     What runs from its sources, without metadata, is left out.
     """
     found = {"python": platform.python_version()}
-    for package in dict.fromkeys((*PACKAGES, *_behind(strategy))):
+    for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *_distributions("tasks", task))):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
@@ -95,6 +99,13 @@ def _behind(strategy: str) -> Iterator[str]:
             yield entry.dist.name
             needs = [line for line in entry.dist.requires or () if "extra ==" not in line]
             yield from (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in needs)
+
+
+def _distributions(group: str, name: str) -> Iterator[str]:
+    """Yield the distributions that offer a plugin; none for one that is a file."""
+    for entry in registry.offers(group).get(name, ()):
+        if entry.dist is not None:
+            yield entry.dist.name
 
 
 def without_folder(value: object) -> str:

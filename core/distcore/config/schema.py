@@ -104,7 +104,7 @@ class Optimizer(_Tree):
 
 
 class Schedule(_Tree):
-    """Learning rate over the run, by the names of ``transformers.get_scheduler``."""
+    """Learning rate over the run, by the names of ``distcore.model.schedules``."""
 
     name: str = Field("linear", description="linear, cosine, constant, constant_with_warmup, polynomial …")
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = Field(

@@ -12,6 +12,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def source_name(source: Source) -> str:
 def check_source(source: Source) -> None:
     """Raise DataError unless ``source`` is a split, or a readable file, not empty, in a known format."""
     if isinstance(source, Split):
+        _check_pyarrow(source)
         return
     if source.is_dir():
         expected = f"a file ({', '.join(READERS)}) or a folder that save_to_disk of datasets wrote"
@@ -70,6 +72,14 @@ def check_source(source: Source) -> None:
         raise DataError(f"data file {source}: not a regular file")
     if source.stat().st_size == 0:
         raise DataError(f"data file {source}: is empty")
+    if source.suffix.lower() == ".parquet":
+        _check_pyarrow(source)
+
+
+def _check_pyarrow(source: Source) -> None:
+    if find_spec("pyarrow") is None:
+        needs = "needs pyarrow, which is not installed: pip install 'distcore-core[parquet]'"
+        raise DataError(f"{name_of(source)}: {needs}")
 
 
 def source_digest(source: Source) -> str:

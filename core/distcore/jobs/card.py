@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import nn
 
 from distcore.checkpoint.provenance import provenance, without_folder
@@ -42,15 +43,19 @@ def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[s
     ``module`` is the model, whole or the base; ``config`` and ``job_state``, with ``weights`` beside, are those of the
     checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
     """
-    from huggingface_hub import ModelCardData  # comes with transformers
-
     model = type(module).__name__
     kind = next((kind for end, kind in KINDS.items() if model.endswith(end)), None)
     is_adapter = (to / ADAPTER_CONFIG).is_file()
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
-    head = ModelCardData(library_name=library, pipeline_tag=kind, tags=tags)
+    head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
     use = _how_to_use(to, module, config) if is_adapter else ()
-    lines = ["---", head.to_yaml(), "---", "", *_body(to.name, model, config, job_state, run, use)]
+    lines = [
+        "---",
+        yaml.safe_dump(head, sort_keys=False).strip(),
+        "---",
+        "",
+        *_body(to.name, model, config, job_state, run, use),
+    ]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -140,13 +140,13 @@ def _start(config: RunConfig, dry_run: bool) -> None:
 
 
 def preload(config: RunConfig, data: Datasets, task: Task | None = None) -> None:
-    """Import the code of model and schedule once, in this process: ranks, restarted ones too, are forked from it."""
+    """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it."""
     from distcore.model.model_source import model_source
     from distcore.resolve.resolve import load_task
 
     with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
         model_source(config, task or load_task(config), data).skeleton()
-    import_module("transformers.optimization")
+    import_module("torch._dynamo")  # torch imports it with the first step of an optimizer
 
 
 def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:

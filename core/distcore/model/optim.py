@@ -15,14 +15,10 @@ from distcore.errors import ConfigError, nearest
 from distcore.model.optimizers.adam import AdamW
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import parameter_groups
+from distcore.model.schedules import POLYNOMIAL_END, SCHEDULES, lambda_scheduler
 from distcore.plugin.optimizer import BuildsOptimizer
 from distcore.plugin.options import build, options_of, values_of
 from distcore.plugin.strategy.contract import OptimizerFactory
-
-WARMUP_STABLE_DECAY = "warmup_stable_decay"
-"""The schedule that holds its peak until the last part of the run, ``schedule.decay_ratio``."""
-POLYNOMIAL_END = 1e-7
-"""Learning rate at which transformers' polynomial schedule ends."""
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:
@@ -121,28 +117,14 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
     """Return the schedule, to be stepped once per optimizer step; ``None`` for a constant learning rate."""
     if config.schedule.name == "constant":
         return None
-    from transformers.optimization import get_scheduler  # slow to import
-
-    warmup, more = warmup_steps(config, total_steps), {}
-    if config.schedule.name == WARMUP_STABLE_DECAY:
-        more = {"num_decay_steps": min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)}
-    scheduler: LRScheduler = get_scheduler(
-        config.schedule.name, optimizer, warmup, total_steps, scheduler_specific_kwargs=more
-    )
-    return scheduler
-
-
-def known_schedules() -> list[str]:
-    """Return the names of the schedules of transformers that need no arguments of their own."""
-    from transformers.trainer_utils import SchedulerType
-
-    takes_more = ("plateau", "min_lr", "greedy")
-    return sorted(kind.value for kind in SchedulerType if not any(word in kind.value for word in takes_more))
+    warmup = warmup_steps(config, total_steps)
+    decay = min(round(config.schedule.decay_ratio * total_steps), total_steps - warmup)
+    return lambda_scheduler(config.schedule.name, optimizer, warmup, total_steps, decay)
 
 
 def check_schedule(config: RunConfig) -> None:
     """Raise ConfigError unless there is a schedule of this name that takes what is set beside it."""
-    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, known_schedules()
+    name, warmup, known = config.schedule.name, config.schedule.warmup_steps, sorted(SCHEDULES)
     if name not in known:
         hint, names = nearest(name, known), ", ".join(known)
         raise ConfigError(f"schedule.name = {name!r}: no such schedule{hint} (known: {names})")

@@ -118,8 +118,7 @@ class _Work:
 
     def do(self) -> list[list[Finding] | DistcoreError]:
         """Measure everything; for each subject its findings or its error."""
-        for heavy in ("transformers.optimization", "torch._dynamo"):  # once, here, not in every rank that is forked
-            import_module(heavy)
+        import_module("torch._dynamo")  # once, here, not in every rank that is forked
         for number, subject in enumerate(self.subjects):
             try:
                 self._plan(number, subject)

@@ -1,0 +1,98 @@
+"""Learning-rate schedules: the factor of the peak rate at each optimizer step.
+
+Each is the schedule of the same name in ``transformers.get_scheduler``, to the last bit, so that configs and
+checkpoints mean the same in both libraries. A factor is a function of ``(step, warmup, total, ...)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+WARMUP_STABLE_DECAY = "warmup_stable_decay"
+"""The schedule that holds its peak until the last part of the run."""
+POLYNOMIAL_END = 1e-7
+"""Learning rate at which the polynomial schedule ends."""
+INVERSE_SQRT_STEPS = 10_000
+"""Time scale of ``inverse_sqrt`` without a warm-up, in steps."""
+
+
+def lambda_scheduler(name: str, optimizer: Optimizer, warmup: int, total: int, decay: int) -> LambdaLR:
+    """Return a schedule, to be stepped once per optimizer step.
+
+    ``warmup``, ``total`` and ``decay`` are numbers of optimizer steps; ``decay`` is used by ``warmup_stable_decay``
+    alone. Raises KeyError for a name that is not in ``SCHEDULES``.
+    """
+    factor = SCHEDULES[name]
+    if name == "polynomial":
+        factor = partial(factor, peak=optimizer.defaults["lr"])
+    elif name == WARMUP_STABLE_DECAY:
+        factor = partial(factor, decay=decay)
+    # A partial, not a function: LambdaLR saves a state for it, and checkpoints have always had that (empty) state.
+    return LambdaLR(optimizer, partial(_warmed_up, factor=factor, warmup=warmup, total=total))
+
+
+def _warmed_up(step: int, *, factor: Callable[..., float], warmup: int, total: int) -> float:
+    """Rise linearly from 0 to 1 over the warm-up, then follow ``factor``."""
+    return step / max(1, warmup) if step < warmup else factor(step, warmup, total)
+
+
+def _progress(step: int, warmup: int, total: int) -> float:
+    """Return the fraction of the steps after the warm-up that are done."""
+    return (step - warmup) / max(1, total - warmup)
+
+
+def _constant(step: int, warmup: int, total: int) -> float:
+    return 1.0
+
+
+def _linear(step: int, warmup: int, total: int) -> float:
+    return max(0.0, (total - step) / max(1, total - warmup))
+
+
+def _cosine(step: int, warmup: int, total: int) -> float:
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * _progress(step, warmup, total))))
+
+
+def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
+    """Follow one cosine: that of ``transformers`` without arguments, which ends at 0 instead of restarting."""
+    progress = _progress(step, warmup, total)
+    return 0.0 if progress >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
+
+
+def _polynomial(step: int, warmup: int, total: int, peak: float) -> float:
+    """Fall linearly, the polynomial of power 1, from ``peak`` to ``POLYNOMIAL_END``."""
+    if step > total:
+        return POLYNOMIAL_END / peak
+    left = 1 - (step - warmup) / max(1, total - warmup)
+    return ((peak - POLYNOMIAL_END) * left + POLYNOMIAL_END) / peak
+
+
+def _inverse_sqrt(step: int, warmup: int, total: int) -> float:
+    scale = warmup or INVERSE_SQRT_STEPS
+    return 1.0 / math.sqrt((step + scale - warmup) / scale)
+
+
+def _warmup_stable_decay(step: int, warmup: int, total: int, decay: int) -> float:
+    if step < total - decay:
+        return 1.0
+    if step < total:
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - (total - decay)) / max(1, decay)))))
+    return 0.0
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": _constant,
+    "constant_with_warmup": _constant,
+    "cosine": _cosine,
+    "cosine_with_restarts": _cosine_with_restarts,
+    "inverse_sqrt": _inverse_sqrt,
+    "linear": _linear,
+    "polynomial": _polynomial,
+    WARMUP_STABLE_DECAY: _warmup_stable_decay,
+}
+"""Factor after the warm-up, by the name that ``schedule.name`` takes."""
