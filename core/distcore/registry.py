@@ -171,6 +171,8 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
         return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
     extra = _extra_that_brings(name) if group == "strategies" else None
     how = f". Install it with: pip install 'distcore[{extra}]'" if extra else nearest(name, installed)
+    if group == "tasks" and not installed:
+        how = ". Install some with: pip install distcore-tasks; or train your own: --task file.py:Class"
     return f"no {kind} named {name!r} (installed: {names}){how}"
 
 

@@ -59,9 +59,8 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
 
     ``model`` is the name of the model's class.
     """
-    found = job_state.get("environment") or environment(
-        config.strategy, config.task
-    )  # checkpoints of earlier versions have none
+    # Checkpoints of earlier versions have none.
+    found = job_state.get("environment") or environment(config.strategy, config.task)
     return Provenance(
         model=model,
         task=without_folder(config.task),

@@ -79,7 +79,7 @@ def check_source(source: Source) -> None:
 def _check_pyarrow(source: Source) -> None:
     if find_spec("pyarrow") is None:
         needs = "needs pyarrow, which is not installed: pip install 'distcore-core[parquet]'"
-        raise DataError(f"{name_of(source)}: {needs}")
+        raise DataError(f"{source_name(source)}: {needs}")
 
 
 def source_digest(source: Source) -> str:

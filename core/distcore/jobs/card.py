@@ -49,13 +49,8 @@ def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[s
     library, tags = ("peft", ["distcore", "lora"]) if is_adapter else ("transformers", ["distcore"])
     head = {"library_name": library} | ({"pipeline_tag": kind} if kind else {}) | {"tags": tags}
     use = _how_to_use(to, module, config) if is_adapter else ()
-    lines = [
-        "---",
-        yaml.safe_dump(head, sort_keys=False).strip(),
-        "---",
-        "",
-        *_body(to.name, model, config, job_state, run, use),
-    ]
+    body = _body(to.name, model, config, job_state, run, use)
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", "", *body]
     (to / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
