@@ -3,7 +3,7 @@
     python tools/release_check.py dist
 
 Each distribution must have an sdist and a wheel of one version, the version that its package states; each archive
-must hold the project's LICENSE and no placeholder for an address; the core's changelog must have a dated section for
+must hold the project's LICENSE and no placeholder for an address; the changelog must have a dated section for
 the version. What every index checks by itself (fields, classifiers, the description) is left to ``twine check``.
 """
 
@@ -28,6 +28,10 @@ PLACEHOLDER = "example.invalid"
 """The host in pyproject.toml, CHANGELOG.md and SECURITY.md until the project has real addresses."""
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 SPDX = "Apache-2.0"
+TOP = "distcore"
+"""The distribution without code, whose sdist holds the changelog, and the file that states its version."""
+IMPORTED = {"distcore-core": "distcore"}
+"""The package of a distribution, where its name is not that of the distribution."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ def version_problems(archive: Archive) -> Iterator[str]:
     named = (parse_wheel_filename if archive.is_wheel else parse_sdist_filename)(archive.file.name)[1]
     if stated != str(named):
         yield f"the metadata says version {stated}, the file name {named}"
-    package = archive.name.replace("-", "_")
+    if archive.name == TOP and archive.is_wheel:
+        return  # no code
+    package = IMPORTED.get(archive.name, archive.name.replace("-", "_"))
     source = archive.members.get(f"{package}/__init__.py") or archive.members.get(f"core/{package}/__init__.py", b"")
     found = re.search(r'^__version__ = "(.+)"$', source.decode(), re.M)
     if found is None:
@@ -103,7 +109,7 @@ def address_problems(archive: Archive) -> Iterator[str]:
 
 
 def changelog_problems(archive: Archive) -> Iterator[str]:
-    """Check the changelog, in the one archive that has one: the core's sdist."""
+    """Check the changelog, in the one archive that has one: the sdist of ``distcore``."""
     changelog = archive.members.get("CHANGELOG.md", b"").decode()
     heading = rf"^## \[{re.escape(str(archive.metadata['Version']))}\] - \d{{4}}-\d\d-\d\d$"
     if changelog and not re.search(heading, changelog, re.M):

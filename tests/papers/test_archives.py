@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LICENSE = (ROOT / "LICENSE").read_bytes()
 PLUGINS = sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))
-PACKAGES = ["distcore", *(f"distcore_{plugin.name}" for plugin in PLUGINS)]
+PACKAGES = ["distcore_core", *(f"distcore_{plugin.name}" for plugin in PLUGINS)]
+DISTRIBUTIONS = ["distcore", *PACKAGES]
 
 pytestmark = pytest.mark.programs
 
@@ -31,14 +32,19 @@ def wheel(folder: Path, package: str) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+def plugin_of(package: str) -> Path:
+    """The folder of a plugin, by the name of its package."""
+    return ROOT / "plugins" / package.removeprefix("distcore_")
+
+
 def test_make_dist_builds_an_sdist_and_a_wheel_of_every_distribution(distributions: Path) -> None:
     expected = {
-        f"{package}-{version(package)}{end}" for package in PACKAGES for end in (".tar.gz", "-py3-none-any.whl")
+        f"{package}-{version(package)}{end}" for package in DISTRIBUTIONS for end in (".tar.gz", "-py3-none-any.whl")
     }
     assert {file.name for file in distributions.iterdir()} == expected
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", DISTRIBUTIONS)
 def test_the_license_reaches_sdist_and_wheel(distributions: Path, package: str) -> None:
     assert sdist(distributions, package)["LICENSE"] == LICENSE
     assert wheel(distributions, package)[f"{package}-{version(package)}.dist-info/licenses/LICENSE"] == LICENSE
@@ -46,16 +52,23 @@ def test_the_license_reaches_sdist_and_wheel(distributions: Path, package: str) 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_wheel_is_typed_and_holds_every_file_of_the_package(distributions: Path, package: str) -> None:
-    source = ROOT / "core" if package == "distcore" else ROOT / "plugins" / package.removeprefix("distcore_")
-    files = {str(file.relative_to(source)) for file in (source / package).rglob("*") if file.is_file()}
+    core = package == "distcore_core"
+    source, imported = (ROOT / "core", "distcore") if core else (plugin_of(package), package)
+    files = {str(file.relative_to(source)) for file in (source / imported).rglob("*") if file.is_file()}
     expected = {name for name in files if "__pycache__" not in name}
-    assert f"{package}/py.typed" in expected
+    assert f"{imported}/py.typed" in expected
     assert {name for name in wheel(distributions, package) if ".dist-info/" not in name} == expected
 
 
-def test_the_core_sdist_holds_sources_and_papers_and_nothing_else(distributions: Path) -> None:
+def test_the_top_has_no_code_but_papers_and_the_file_of_its_version(distributions: Path) -> None:
     papers = {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
-    assert {name for name in sdist(distributions, "distcore") if not name.startswith("core/distcore/")} == papers
+    assert {*sdist(distributions, "distcore")} == papers | {"core/distcore/__init__.py"}
+    assert not [name for name in wheel(distributions, "distcore") if ".dist-info/" not in name]
+
+
+def test_the_core_sdist_holds_sources_and_papers_and_nothing_else(distributions: Path) -> None:
+    papers = {"README.md", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {name for name in sdist(distributions, "distcore_core") if not name.startswith("distcore/")} == papers
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import metadata, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import distcore
 
 ROOT = Path(__file__).parents[2]
-PROJECTS = [ROOT, *sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))]
+PROJECTS = [ROOT, ROOT / "core", *sorted(file.parent for file in ROOT.glob("plugins/*/pyproject.toml"))]
 TYPED = [file for place in ("core", "plugins/*", "examples/*") for file in sorted(ROOT.glob(f"{place}/*/__init__.py"))]
 PAPERS = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 
@@ -44,6 +45,29 @@ def test_distributions_describe_themselves_alike(project: Path) -> None:
 @pytest.mark.parametrize("file", TYPED, ids=lambda file: file.parent.name)
 def test_every_package_is_typed(file: Path) -> None:
     assert file.with_name("py.typed").is_file()
+
+
+def test_the_extras_that_the_docs_name_are_those_of_the_metadata() -> None:
+    extras = set(metadata("distcore").get_all("Provides-Extra") or ())
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+    named = {
+        extra
+        for page in pages
+        for listed in re.findall(r"distcore\[([\w,-]+)\]", page.read_text())
+        for extra in listed.split(",")
+    }
+    assert named <= extras
+    listed = re.search(r"The extras are ([^.]+)\.", (ROOT / "docs/quickstart.md").read_text())
+    assert listed, "docs/quickstart.md lists them"
+    assert set(re.findall(r"`([\w-]+)`", listed[1])) == extras
+
+
+def test_every_extra_asks_for_what_this_repository_has() -> None:
+    """A distribution, or an extra of one, that is built here and of a version that is accepted."""
+    for line in requires("distcore") or ():
+        needed = Requirement(line)
+        assert version(needed.name) in needed.specifier, line
+        assert needed.extras <= set(metadata(needed.name).get_all("Provides-Extra") or ()), line
 
 
 def test_the_changelog_has_sections_for_this_version_and_the_next() -> None:

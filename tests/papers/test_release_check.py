@@ -18,7 +18,7 @@ import distcore
 pytestmark = pytest.mark.programs
 
 ROOT = Path(__file__).parents[2]
-CORE = f"distcore-{distcore.__version__}"
+TOP, CORE = f"distcore-{distcore.__version__}", f"distcore_core-{distcore.__version__}"
 PLACEHOLDER, ADDRESS = b"example.invalid", b"distcore.org"
 FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """Of tarfile, from Python 3.11.4 on."""
@@ -31,11 +31,11 @@ def check(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def releasable(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sdist and wheel of the core, built from its own sdist with addresses in place of the placeholders."""
+    """Sdist and wheel of the top distribution, built from its own sdist with addresses in place of the placeholders."""
     folder = tmp_path_factory.mktemp("release")
-    with tarfile.open(distributions / f"{CORE}.tar.gz") as archive:
+    with tarfile.open(distributions / f"{TOP}.tar.gz") as archive:
         archive.extractall(folder, **FILTER)
-    source = folder / CORE
+    source = folder / TOP
     for file in (source / name for name in ("pyproject.toml", "CHANGELOG.md", "SECURITY.md")):
         file.write_bytes(file.read_bytes().replace(PLACEHOLDER, ADDRESS))
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(source)]
@@ -64,8 +64,8 @@ def test_today_is_refused_for_its_placeholders_and_for_nothing_else(distribution
     done = check(distributions)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
-    assert f"{CORE}.tar.gz: pyproject.toml: example.invalid is a placeholder; put the real address in" in lines
-    assert f"{CORE}.tar.gz: SECURITY.md: example.invalid is a placeholder; put the real address in" in lines
+    assert f"{TOP}.tar.gz: pyproject.toml: example.invalid is a placeholder; put the real address in" in lines
+    assert f"{TOP}.tar.gz: SECURITY.md: example.invalid is a placeholder; put the real address in" in lines
     assert {line.partition(": ")[0] for line in lines} == {file.name for file in distributions.iterdir()}
     assert all("placeholder" in line for line in lines)
 
@@ -77,38 +77,45 @@ def test_a_build_with_addresses_may_be_published(releasable: Path) -> None:
 
 def test_a_missing_license_is_refused(copied: Path) -> None:
     rewrite(copied, lambda name, content: None if name.endswith("/LICENSE") else content)
-    assert f"{CORE}-py3-none-any.whl: holds no LICENSE" in check(copied).stdout
+    assert f"{TOP}-py3-none-any.whl: holds no LICENSE" in check(copied).stdout
 
 
 def test_another_license_is_refused(copied: Path) -> None:
     rewrite(copied, lambda name, content: b"All rights reserved." if name.endswith("/LICENSE") else content)
-    assert f"{CORE}-py3-none-any.whl: its LICENSE is not the project's" in check(copied).stdout
+    assert f"{TOP}-py3-none-any.whl: its LICENSE is not the project's" in check(copied).stdout
 
 
 def test_versions_that_differ_are_refused(copied: Path) -> None:
     stated = f"\nVersion: {distcore.__version__}\n".encode()
     rewrite(copied, lambda _, content: content.replace(stated, b"\nVersion: 9.9\n"))
     found = check(copied).stdout.splitlines()
-    now, file = distcore.__version__, f"{CORE}-py3-none-any.whl"
+    now, file = distcore.__version__, f"{TOP}-py3-none-any.whl"
     assert found == [
         f"distcore: expected one sdist and one wheel of one version, found sdist {now}, wheel 9.9",
         f"{file}: the metadata says version 9.9, the file name {now}",
-        f"{file}: the metadata says version 9.9, distcore.__version__ {now}",
     ]
+
+
+def test_a_version_that_the_package_does_not_state_is_refused(distributions: Path, tmp_path: Path) -> None:
+    now, file = distcore.__version__, f"{CORE}-py3-none-any.whl"
+    shutil.copy(distributions / file, tmp_path)
+    stated = f'\n__version__ = "{now}"\n'.encode()
+    rewrite(tmp_path, lambda _, content: content.replace(stated, b'\n__version__ = "9.9"\n'))
+    assert f"{file}: the metadata says version {now}, distcore.__version__ 9.9" in check(tmp_path).stdout.splitlines()
 
 
 def test_metadata_without_addresses_is_refused(copied: Path) -> None:
     rewrite(copied, lambda _, content: content.replace(b"\nProject-URL: ", b"\nKeywords: "))
-    assert check(copied).stdout == f"{CORE}-py3-none-any.whl: no project URLs\n"
+    assert check(copied).stdout == f"{TOP}-py3-none-any.whl: no project URLs\n"
 
 
 def test_a_changelog_without_the_version_is_refused(copied: Path, tmp_path: Path) -> None:
-    with tarfile.open(copied / f"{CORE}.tar.gz") as archive:
+    with tarfile.open(copied / f"{TOP}.tar.gz") as archive:
         archive.extractall(tmp_path, **FILTER)
-    (tmp_path / CORE / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
-    with tarfile.open(copied / f"{CORE}.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / CORE, CORE)
-    expected = f"{CORE}.tar.gz: CHANGELOG.md: no section '## [{distcore.__version__}] - YYYY-MM-DD'\n"
+    (tmp_path / TOP / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
+    with tarfile.open(copied / f"{TOP}.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / TOP, TOP)
+    expected = f"{TOP}.tar.gz: CHANGELOG.md: no section '## [{distcore.__version__}] - YYYY-MM-DD'\n"
     assert check(copied).stdout == expected
 
 
