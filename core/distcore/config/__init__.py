@@ -1,4 +1,7 @@
-"""The config: one typed tree, from YAML, flags and ``--set``. Importing it does not import torch."""
+"""The config: one typed tree, from YAML, flags and ``--set``. Importing it does not import torch.
+
+Begin with `schema`.
+"""
 
 from distcore.config.aliases import DEFAULT_TASK as DEFAULT_TASK
 from distcore.config.aliases import canonical as canonical

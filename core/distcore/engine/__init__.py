@@ -1,1 +1,1 @@
-"""The training loop, and the steps around it: resolve a config, build a run, train, evaluate, log."""
+"""The run: the training loop, and what stands around it. Begin with `loop`."""

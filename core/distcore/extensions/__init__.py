@@ -1,1 +1,4 @@
-"""The extensions that ship with distcore. An extension listens to the events of a run, or wraps its operations."""
+"""The extensions that come with the core: they listen to the events of a run, or wrap its operations.
+
+Begin with `nan_guard`.
+"""

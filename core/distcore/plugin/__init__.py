@@ -1,1 +1,4 @@
-"""What a plugin sees: contract, hooks, sampler and options; and how plugins are found and registered."""
+"""What a plugin sees, cut into the side of a strategy, the side of a task, and batching.
+
+Begin with `strategy.hookspecs`.
+"""

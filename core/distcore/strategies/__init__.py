@@ -1,1 +1,1 @@
-"""The strategy that comes with the core: `single`, which the laws compare every other one with."""
+"""The strategy that comes with the core, which the laws compare every other one with. Begin with `single`."""
