@@ -125,10 +125,10 @@ class Made:
             return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **wide, image_size=side))
         return transformers.BertForSequenceClassification(transformers.BertConfig(**shape, **wide))
 
-    def why_not_unpadded(self) -> str | None:
+    def why_not_padding_free(self) -> str | None:
         return "images have no padding" if self.kind in IMAGES else None
 
-    def unpad(self, module: nn.Module) -> Callable[[], None]:
+    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
         return unpad(module, read="first" if self.kind == "bert" else "any")
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import distcore
-from distcore import RankInfo, RunConfig, Task, hookimpl, join_process_group, leave_process_group, load_config
+from distcore import RankInfo, RunConfig, hookimpl, join_process_group, leave_process_group, load_config
 from distcore.checkpoint import read_tensors
 from distcore.engine.trainer import train_in
 from distcore.jobs import predict
 from distcore.jobs.evaluate import config_for
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
 from distcore.plugin.strategy.hookspecs import Events, Operations
-from distcore.plugin.task import optional as abilities
+from distcore.plugin.task.bound import METHODS
+from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.cases import all_cases
@@ -36,15 +37,10 @@ from distcore.testing.rank import Subject
 from distcore.testing.reference import apart
 from distcore.testing.runner import measure
 
-ABILITIES = [kind for kind in vars(abilities).values() if getattr(kind, "__module__", "") == abilities.__name__]
-TASK_METHODS = {
-    name: owner
-    for owner in (Task, *ABILITIES)
-    for name in vars(owner)
-    if inspect.isfunction(vars(owner)[name]) and not name.startswith("_")
-}
-"""The methods of a task, each with the protocol that has its example."""
-PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"], ["open_rows", "unlabelled"])
+TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
+"""The methods of a task, in call order."""
+PADDING_FREE = ["why_not_padding_free", "enable_padding_free"]
+PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"], ["open_rows", "unlabelled"], PADDING_FREE)
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
@@ -80,6 +76,13 @@ def example(owner: type, name: str) -> str:
     return textwrap.dedent(found[1])
 
 
+ASKED: dict[str, dict[str, Any]] = {
+    "suggest": {"lr": "auto"}, "skipped_fraction": {"packing": "auto"},
+    **{name: {"packing": "on"} for name in (*PADDING_FREE, "select_logits")},
+}  # fmt: skip
+"""The settings under which the core calls a method that it would not call in any run."""
+
+
 def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
     """The methods that the examples define; each notes in ``called`` that it was called."""
     found: dict[str, Any] = {}
@@ -91,8 +94,8 @@ def methods(owner: type, names: Iterable[str], called: set[str]) -> dict[str, Ca
 
 
 def task_methods(names: Iterable[str], called: set[str]) -> dict[str, Callable[..., Any]]:
-    """The methods that the examples of a task's protocols define."""
-    return {name: method for each in names for name, method in methods(TASK_METHODS[each], [each], called).items()}
+    """The methods that the examples of a task's methods define."""
+    return {name: method for each in names for name, method in methods(TaskSpec, [each], called).items()}
 
 
 def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
@@ -184,10 +187,12 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
 ) -> None:
     called: set[str] = set()
     names = next((pair for pair in PAIRS if name in pair), [name])
+    if name in ("skipped_fraction", "select_logits"):
+        names = [*PADDING_FREE, name]
     without_loss = {"loss": None} if name == "row_loss" else {}
     task = type("Example", (Problem,), task_methods(names, called) | without_loss)()
     out = tmp_path / "run"
-    with trained(out, Hooks("single", SingleStrategy()), task) as report:
+    with trained(out, Hooks("single", SingleStrategy()), task, **ASKED.get(name, {})) as report:
         same = {key: report["evaluation"][key] for key in reference[1]["evaluation"]}
         assert same == pytest.approx(reference[1]["evaluation"])
         assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(same["accuracy"])

@@ -15,7 +15,7 @@ import pytest
 from distcore import Simple
 from distcore.cli.main import main
 from distcore.errors import TaskError
-from distcore.plugin.task.predictions import check_reads_rows
+from distcore.plugin.task.bound import BoundTask
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -189,6 +189,6 @@ def test_what_cannot_be_predicted_is_one_line_before_anything_is_written(
 
 def test_a_task_that_reads_no_rows_says_what_to_add_and_an_installed_one_what_else_there_is() -> None:
     with pytest.raises(TaskError, match=r"lacks row_columns\(\) and unlabelled\(\), predictions\(\): add them; docs/"):
-        check_reads_rows(Simple(), "digits.py:Digits")
+        BoundTask.of(Simple()).check_predicts_rows("digits.py:Digits")
     with pytest.raises(TaskError, match=r"task digits: .* predictions\(\); distcore eval measures it on rows that"):
-        check_reads_rows(Simple(), "digits")
+        BoundTask.of(Simple()).check_predicts_rows("digits")

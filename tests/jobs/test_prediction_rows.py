@@ -6,6 +6,7 @@ import os
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from data_cases import write
 
 from distcore.errors import DataError
 from distcore.jobs.prediction_rows import content, windows
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Dataset, Datasets, FileRows
 
 
@@ -35,10 +37,15 @@ class OpensFolder(ReadsTexts):
             yield path.name, *others.values()
 
 
+def bound(task: Any) -> BoundTask:
+    """The face of a task that has only what reads rows."""
+    return BoundTask.of(task)
+
+
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".parquet"])
 def test_windows_are_the_rows_of_the_file_in_order_with_their_numbers(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a{suffix}", text=[f"text {n}" for n in range(10)], label=list("abcdefghij"))
-    found = list(windows(ReadsTexts(), path, None, 4, skip=3))
+    found = list(windows(bound(ReadsTexts()), path, None, 4, skip=3))
     assert [(window.file, window.start, len(window.records)) for window in found] == [
         (str(path), 4, 4),
         (str(path), 8, 3),
@@ -55,7 +62,7 @@ def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) ->
     before, allocated = pa.total_allocated_bytes(), 0
     tracemalloc.start()
     try:
-        for window in windows(ReadsTexts(), rows, None, 50):
+        for window in windows(bound(ReadsTexts()), rows, None, 50):
             allocated = max(allocated, pa.total_allocated_bytes() - before)
             assert len(window.records) == 50
         _, peak = tracemalloc.get_traced_memory()
@@ -66,18 +73,19 @@ def test_of_a_large_file_one_window_is_in_memory(tmp_path: Path, suffix: str) ->
 
 def test_a_column_names_the_rows_and_is_no_part_of_a_record(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", 2])
-    [window] = windows(ReadsTexts(), path, "key", 4)
+    [window] = windows(bound(ReadsTexts()), path, "key", 4)
     assert (window.records, window.ids) == ([("x", "a"), ("y", "b")], ["r1", 2])
     path = write(tmp_path / "b.jsonl", text=["x", "y"], label=["a", "b"], key=["r1", True])
     with pytest.raises(DataError, match=r"b.jsonl, row 2: id is a boolean \(True\), expected an integer or a string"):
-        list(windows(ReadsTexts(), path, "key", 4))
+        list(windows(bound(ReadsTexts()), path, "key", 4))
 
 
 def test_a_task_may_open_what_is_no_file_itself(tmp_path: Path) -> None:
     for name in "cab":
         (tmp_path / name).touch()
-    assert [window.records for window in windows(OpensFolder(), tmp_path, None, 2)] == [[("a",), ("b",)], [("c",)]]
-    assert [window.ids for window in windows(OpensFolder(), tmp_path, "key", 3, skip=1)] == [["key", "key"]]
+    task = bound(OpensFolder())
+    assert [window.records for window in windows(task, tmp_path, None, 2)] == [[("a",), ("b",)], [("c",)]]
+    assert [window.ids for window in windows(task, tmp_path, "key", 3, skip=1)] == [["key", "key"]]
 
 
 def test_a_folder_or_file_is_known_again_until_it_changes(tmp_path: Path) -> None:

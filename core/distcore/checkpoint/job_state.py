@@ -24,7 +24,8 @@ from distcore.files import same_place
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.batching.permutation import BLOCK, order_kind
 from distcore.plugin.strategy.contract import Base, Progress, Run
-from distcore.plugin.task.task import Dataset, Identified, OnResume
+from distcore.plugin.task.datasets import content_of
+from distcore.plugin.task.task import Dataset, OnResume
 
 FIXED = (
     "task", "global_batch_size", "seed", "loader.length_grouping", "loader.window",
@@ -48,7 +49,7 @@ def fingerprint(dataset: Dataset) -> str:
     Raises TaskError for columns that are no arrays of a dataset without such a digest.
     """
     columns, digest = (dataset.lengths, dataset.items), hashlib.sha256()
-    content = dataset.content if isinstance(dataset, Identified) else None
+    content = content_of(dataset)
     if content is None and not all(isinstance(column, np.ndarray | ConstantColumn) for column in columns):
         raise TaskError(
             "task: prepare() returned training data whose lengths or items are no numpy arrays: give the data set an "

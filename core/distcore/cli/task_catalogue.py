@@ -7,7 +7,7 @@ import inspect
 from rich.console import Console
 
 from distcore.cli.catalogue import Catalogue, Description, described, how_to_set, show_options
-from distcore.plugin.task.task import declared_metrics
+from distcore.plugin.task.bound import declared_metrics
 from distcore.tables import print_described
 
 ARROWS = {"min": "↓", "max": "↑"}

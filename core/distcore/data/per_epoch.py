@@ -6,7 +6,8 @@ import numpy as np
 
 from distcore.errors import TaskError
 from distcore.plugin.batching.columns import is_windowed, whole
-from distcore.plugin.task.task import Dataset, Varying
+from distcore.plugin.task.datasets import at_epoch, varies
+from distcore.plugin.task.task import Dataset
 
 
 def row_random(seed: int, epoch: int, row: int) -> np.random.Generator:
@@ -23,9 +24,9 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
 
     Raises TaskError if they are not as many as before, or not as long: the order of the rows stands on that.
     """
-    if not isinstance(dataset, Varying):
+    if not varies(dataset):
         return dataset
-    rows = dataset.at(epoch)
+    rows = at_epoch(dataset, epoch)
     if not hasattr(rows, "batch"):
         raise TaskError(f"data set: at({epoch}) returned {type(rows).__name__}; expected a data set")
     if len(rows) != len(dataset):

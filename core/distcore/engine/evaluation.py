@@ -18,9 +18,8 @@ from distcore.model.averages import averaged
 from distcore.plugin.batching.sampling import evaluation_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.calls import Evaluate, evaluation_of, metrics_of
+from distcore.plugin.task.bound import BoundTask, Evaluate
 from distcore.plugin.task.outputs import Collected, Collector, gather
-from distcore.plugin.task.predictions import try_predictions
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
 log = logging.getLogger("distcore")
@@ -37,11 +36,12 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     for what the task must not return.
     """
     share_buffers(run, hooks)
+    bound = BoundTask.of(task)
     with averaged(run, hooks):
-        found = collect(run, hooks, dataset, evaluation_of(run, task))
+        found = collect(run, hooks, dataset, bound.evaluation(run))
     return Evaluation(
         outputs=found.outputs,
-        metrics=metrics_of(task, found, dataset, data),
+        metrics=bound.metrics(found, dataset, data),
         evaluated=len(found.index),
         unique=len(torch.unique(found.index)),
         dataset_size=len(dataset),
@@ -71,14 +71,14 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     well; on a CPU, where a start would wait for them, some of them. Raises TaskError before the first step rather than
     after the last.
     """
-    rows, found = len(data.evaluation), Collected()
+    bound, rows, found = BoundTask.of(task), len(data.evaluation), Collected()
     if rows:
-        found = forward_all(run, hooks, data.evaluation, evaluation_of(run, task), rehearsing=True)
+        found = forward_all(run, hooks, data.evaluation, bound.evaluation(run), rehearsing=True)
         found = found.take(torch.arange(rows) % len(found.index))
-    metrics, best = metrics_of(task, found, data.evaluation, data), run.config.checkpoints.best
+    metrics, best = bound.metrics(found, data.evaluation, data), run.config.checkpoints.best
     if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
         log.warning("the report has no %r, so no best checkpoint is kept; `metrics` of the task says what it has", best)
-    try_predictions(task, found.outputs, replace(data, test=data.evaluation))
+    bound.try_predictions(found.outputs, replace(data, test=data.evaluation))
 
 
 def _first_of(sampler: Sampler, rows: int | None) -> Sampler:

@@ -16,9 +16,8 @@ from distcore.files import strict_json
 from distcore.plugin.report import BestEvaluation, Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.optional import Predicts
-from distcore.plugin.task.predictions import prediction_lines
-from distcore.plugin.task.task import Datasets, Task, declared_metrics
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets
 from distcore.resolve.run_folder import on_main
 
 log = logging.getLogger("distcore")
@@ -27,7 +26,7 @@ log = logging.getLogger("distcore")
 def finish(
     run: Run,
     hooks: Hooks,
-    task: Task,
+    task: BoundTask,
     data: Datasets,
     progress: Progress,
     best: Best | None,
@@ -54,15 +53,15 @@ def finish(
         "best": BestEvaluation(step=best.step, metric=best.metric, value=best.value) if best else None,
         "data": data.facts,
         "evaluation": tested.summary(),
-        "metrics": dict(declared_metrics(task)),
+        "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
     }
 
     def write(out: Path) -> None:
         (out / "report.json").write_text(strict_json(report, indent=1), encoding="utf-8")
-        if isinstance(task, Predicts):
+        if task.predicts:
             with (out / "predictions.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(prediction_lines(task, tested.outputs, data))
+                file.writelines(task.predictions(tested.outputs, data))
 
     on_main(run, hooks, write)
     if run.compiled and run.config.compile != "off":

@@ -23,7 +23,7 @@ from distcore.plugin.batching.columns import common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, StepLoss, StepResult
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.calls import Loss, loss_of
+from distcore.plugin.task.bound import BoundTask, Loss
 from distcore.plugin.task.task import Batch, Dataset, Task
 
 
@@ -40,7 +40,7 @@ def steps(
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = hooks.passes_or(partial(train_step, hooks))
-    task_loss = loss_of(task)
+    task_loss = BoundTask.of(task).loss
     guarded = progress.step + run.config.data_guard_steps  # up to here rows are checked: a gather, a second collation
     run.model.train()
     with Ahead(run.world.device) as ahead:

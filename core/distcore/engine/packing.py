@@ -20,9 +20,9 @@ from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Packing, Run
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.calls import loss_of
-from distcore.plugin.task.optional import HasOutputs, RowLoss
-from distcore.plugin.task.task import Dataset, Datasets, LeavesOut, Narrows, Packs, PacksOrPads, Task, Unpads
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.datasets import is_padding_free, padded_rows
+from distcore.plugin.task.task import Dataset, Datasets, Task
 
 log = logging.getLogger("distcore")
 
@@ -45,8 +45,9 @@ def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets
     """
     if config.packing == "off":
         return config, ""
-    if isinstance(data.train, Packs) and not isinstance(task, Unpads):  # the task has chosen
-        return config.model_copy(update={"packing": "on" if data.train.packed else "off"}), ""
+    own = is_padding_free(data.train)
+    if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
+        return config.model_copy(update={"packing": "on" if own else "off"}), ""
     reason = _why_not(config, declared, task)
     if config.packing == "on":
         if reason:
@@ -57,7 +58,8 @@ def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets
     on = config.model_copy(update={"packing": "on"})
     if not reason:
         shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
-        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, _left_out(task))
+        skipped = BoundTask.of(task).skipped_fraction()
+        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
         if packed <= (1 - GAIN) * padded:
             return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
         reason = "it would save too little" if padded else "there are no rows"
@@ -70,11 +72,11 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
     Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
     goes on with padding and 'on' raises ConfigError.
     """
-    asked = run.config.packing
+    task, asked = BoundTask.of(task), run.config.packing
     config, why = choose(run.config, run.capabilities, task, data)
     run = replace(run, config=config, packing=Packing(packed=config.packing == "on"))
     if config.packing == "off":
-        if why and run.world.is_main and isinstance(task, Unpads):
+        if why and run.world.is_main and task.computes_padding_free:
             log.info("packing: off: %s", why)
         return run, data
     padded = _padded(data)
@@ -82,7 +84,7 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
         return run, data
     rows = _some_rows(config, data.train)
     expected = _row_losses(run, task, padded.train, rows)
-    undo = task.unpad(run.module) if isinstance(task, Unpads) else None
+    undo = task.enable_padding_free(run.module)
     data = _narrowed(run, task, data)
     apart = _difference(expected, _row_losses(run, task, data.train, rows))
     apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
@@ -94,8 +96,7 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
         return replace(run, packing=Packing(packed=True, difference=apart)), data
     if asked == "on":
         raise ConfigError(f"packing = 'on': {found}; use --packing off")
-    if undo:
-        undo()
+    undo()
     if run.world.is_main:
         log.warning("packing: off: %s", found)
     off = config.model_copy(update={"packing": "off"})
@@ -104,49 +105,46 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
 
 def packed_as_trained(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Return a run that only evaluates with ``packing`` on if it was on in training, its model so, and its data."""
-    config = run.config
-    on = config.packing == "on" and isinstance(task, Unpads) and not _why_not(config, run.capabilities, task)
-    if on and isinstance(task, Unpads):
-        task.unpad(run.module)
-    if on or not isinstance(task, Unpads):  # such a task has chosen for its data
+    task, config = BoundTask.of(task), run.config
+    on = config.packing == "on" and not _why_not(config, run.capabilities, task)
+    if on:
+        task.enable_padding_free(run.module)
+    if on or not task.computes_padding_free:  # such a task has chosen for its data
         data = _narrowed(run, task, data)
     return replace(run, config=config.model_copy(update={"packing": "on" if on else "off"})), data
 
 
 def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
     """Return why the rows of a task cannot be packed by ``unpad``; ``None`` if they can."""
-    if not isinstance(task, Unpads):
+    bound = BoundTask.of(task)
+    if not bound.computes_padding_free:
         return f"task {config.task!r} has no form without padding"
     if config.compile != "off":
         return f"with compile = {config.compile!r} each step would be compiled anew"
     if declared.ranks_per_shard > 1:
         return f"strategy {config.strategy!r} computes a row on several ranks"
-    return task.why_not_unpadded()
+    return bound.why_not_padding_free()
 
 
-def _narrowed(run: Run, task: Task, data: Datasets) -> Datasets:
+def _narrowed(run: Run, task: BoundTask, data: Datasets) -> Datasets:
     """Have the model leave out what is no target, and the data sets say what is, if the task can."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
-    return task.narrow(run.module, data) if can and isinstance(task, Narrows) else data
+    return task.select_logits(run.module, data) if can else data
 
 
-def _left_out(task: Task) -> float:
-    """Return which part of the work for a token is not done in the packed form."""
-    return task.left_out() if isinstance(task, LeavesOut) else 0.0
-
-
-def _cost(config: RunConfig, dataset: Dataset, shards: int, left_out: float = 0.0) -> float:
+def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
     """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
     if not len(dataset):
         return 0
     plan, cost = training_plan(config, dataset), 0.0
     forward = config.loader.forward_tokens
-    is_packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
+    own = is_padding_free(dataset)
+    is_packed = config.packing == "on" if own is None else own
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
             tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
-            cost += (1 - left_out) * int(tokens) + (forward if isinstance(forward, int) else 0)
+            cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
     return cost
 
 
@@ -157,11 +155,6 @@ def _padded(data: Datasets) -> Datasets | None:
     if train is None or evaluation is None or test is None:
         return None
     return replace(data, train=train, evaluation=evaluation, test=test)
-
-
-def padded_rows(dataset: Dataset) -> Dataset | None:
-    """Return the rows of a data set, padded; ``None`` if they are not the same then."""
-    return dataset.padded() if isinstance(dataset, PacksOrPads) else dataset
 
 
 def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
@@ -176,20 +169,12 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 
 
 @torch.no_grad()
-def _row_losses(run: Run, task: Task, dataset: Dataset, rows: np.ndarray) -> Tensor:
+def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
     """Return the losses of ``rows`` without dropout, fp32 ``(n,)``; their sum, ``(1,)``, if a task gives no more."""
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     run.model.eval()
     with autocast_for(run.config, run.capabilities, run.world):
-        found: Tensor | None = None
-        if isinstance(task, HasOutputs):
-            outputs = task.outputs(run.model, batch)
-            loss = outputs.get("loss")
-            found = loss if isinstance(loss, Tensor) else None
-        elif isinstance(task, RowLoss):
-            found = task.row_loss(run.model, batch)
-        if found is None:
-            found = loss_of(task)(run.model, batch)[None]
+        found = task.row_losses(run.model, batch)
     run.model.train()
     return found.float()
 

@@ -35,8 +35,8 @@ from distcore.plugin.extensions import load_extensions
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task import calls as task_calls
-from distcore.plugin.task.task import Datasets, Task, declared_metrics, on_resume_of
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
 from distcore.rank_environment.network import prepare_network, spans_machines
 from distcore.resolve.absolute_paths import with_absolute_paths
@@ -56,7 +56,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     rank_info = join(os.environ) or RankInfo()
     config = resolve(config, rank_info.size, rank_info.launcher, task=task)
     check_out(config)
-    task = task or load_task(config)
+    task = BoundTask.of(task or load_task(config))
     hooks, world = set_up(config, rank_info)
     stopped = None
     try:
@@ -75,7 +75,8 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
 def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. After it no reference to the run is left."""
-    data = task_calls.prepare(task, config)
+    task = BoundTask.of(task)
+    data = task.prepare(config)
     for warning in data.warnings if world.is_main else ():
         log.warning("%s", warning)
     run = build_run(config, hooks, world, task, data)
@@ -165,13 +166,13 @@ def total_steps_of(config: RunConfig, rows: int) -> int:
     return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
-def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets, rows: str) -> tuple[Progress, Best | None]:
+def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:
     """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is.
 
     ``rows`` is the fingerprint of the training rows.
     """
     progress, best = Progress(), None
-    if found := checkpoint.resume(run, hooks, rows, on_resume_of(task)):
+    if found := checkpoint.resume(run, hooks, rows, task.on_resume):
         path, progress, job_state = found
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
@@ -181,8 +182,8 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets, rows: st
         # "x" fails if another run took the same folder after it was checked.
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
-        task_calls.save(task, out, run.config, data)
-        task_calls.reopen(task, out, run.config)  # so that an export of what is trained now will not fail
+        task.save(out, run.config, data)
+        task.reopen(out, run.config)  # so that an export of what is trained now will not fail
 
     on_main(run, hooks, write_start_files)
     hooks.on_run_start(run, progress)
@@ -192,7 +193,7 @@ def resume_or_start(run: Run, hooks: Hooks, task: Task, data: Datasets, rows: st
 def fit(
     run: Run,
     hooks: Hooks,
-    task: Task,
+    task: BoundTask,
     data: Datasets,
     saver: Saver,
     progress: Progress,
@@ -223,7 +224,7 @@ def fit(
                 if evaluating:
                     last = evaluate(run, hooks, task, data.evaluation, data)
                     hooks.on_evaluation_end(run, progress, last)
-                    best, improved = update_best(run, progress, best, last, declared_metrics(task))
+                    best, improved = update_best(run, progress, best, last, task.declared_metrics)
                     ended = out_of_patience(config, best)
                 if saving or improved or ended:
                     saver.save(progress, asdict(best) if best else None)

@@ -26,7 +26,7 @@ from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.batching.token_budget import SIZELESS
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.calls import prepare
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 from distcore.rank_environment import join
 from distcore.resolve.resolve import load_task, resolve
@@ -48,7 +48,8 @@ def run(
     if rank_info is not None:
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
-    prepare(load_task(config), resolve(config, training=False))  # errors in config and data come before ranks start
+    # Errors in config and data come before ranks start.
+    BoundTask.of(load_task(config)).prepare(resolve(config, training=False))
     if nproc == 1:
         rank()
     else:
@@ -78,7 +79,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     """
     rank_info = join(os.environ) or RankInfo()
     config = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
-    task = task or load_task(config)
+    task = BoundTask.of(task or load_task(config))
     hooks, world = set_up(config, rank_info)
     with deterministic(config):
         report = _evaluate_in(world, config, hooks, task, rank_info, path)
@@ -87,10 +88,10 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
 
 
 def _evaluate_in(
-    world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo, path: Path
+    world: World, config: RunConfig, hooks: Hooks, task: BoundTask, rank_info: RankInfo, path: Path
 ) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
-    data = prepare(task, config)
+    data = task.prepare(config)
     run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)

@@ -21,8 +21,7 @@ from distcore.jobs.adapter import take_out, write_adapter
 from distcore.jobs.card import write_card
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
-from distcore.plugin.task import calls as task_calls
-from distcore.plugin.task.task import Task
+from distcore.plugin.task.bound import BoundTask
 from distcore.resolve.resolve import load_task
 
 SHARD = "5GB"
@@ -47,8 +46,8 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
     has_adapter = config.lora.rank is not None
     if merged and not has_adapter:
         raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
-    task = load_task(config.model_copy(update={"task": task_name or config.task}))
-    data = task_calls.data_of(task, path, config)
+    task = BoundTask.of(load_task(config.model_copy(update={"task": task_name or config.task})))
+    data = task.data_of(path, config)
     module: Any = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):
         raise CheckpointError(f"{path}: its model is a {type(module).__name__}, not one of transformers")
@@ -63,7 +62,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
             else:
                 whole = take_out(module, merge=True) if has_adapter else module
                 whole.save_pretrained(to, max_shard_size=SHARD)
-        task_calls.save(task, to, config, data)
+        task.save(to, config, data)
         job_state |= {"weights": weights_of(checkpoint)}
         write_card(to, module, config, job_state, path.absolute().parent.parent)
     except (OSError, SafetensorError) as error:
@@ -72,9 +71,9 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
         raise CheckpointError(f"--to {to}: cannot be written: {reason}") from error
 
 
-def _base(config: RunConfig, task: Task) -> str | None:
+def _base(config: RunConfig, task: BoundTask) -> str | None:
     """Return what peft is to load as the base: a name of the hub, or a folder; ``None`` if there is neither."""
-    folder = task_calls.weights_folder(task, config)
+    folder = task.weights_folder(config)
     if folder is None:
         return None
     model = str(config.task_options.get("model", folder))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from distcore import checkpoint
 from distcore.checkpoint.choice import choose
@@ -33,10 +33,8 @@ from distcore.launchers import launch
 from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.calls import data_of, evaluation_of
-from distcore.plugin.task.optional import HasOutputs, OpensRows, Predicts, ReadsRows
-from distcore.plugin.task.predictions import Outputs, check_reads_rows, unlabelled, unlabelled_lines
-from distcore.plugin.task.task import Datasets, FileRows, Task
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets, FileRows, Outputs, Task
 from distcore.rank_environment import join
 from distcore.resolve.resolve import load_task, resolve
 
@@ -45,10 +43,6 @@ WINDOW = 32
 """Micro-batches of each rank whose rows are in memory at the same time, and are written together."""
 LOG_SECONDS = 10
 """Least time between two log lines."""
-
-
-class PredictingTask(Task, HasOutputs, Predicts, ReadsRows, Protocol):
-    """What ``check_reads_rows`` lets pass; ``generate`` may stand for ``outputs``, ``OpensRows`` for ``ReadsRows``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +62,7 @@ class Prediction:
     out: PredictionFile
     """The lines."""
 
-    def windows(self, task: ReadsRows | OpensRows, skip: int = 0) -> Iterator[FileRows]:
+    def windows(self, task: BoundTask, skip: int = 0) -> Iterator[FileRows]:
         """Yield the rows behind the first ``skip`` of them, as many at a time as are in memory."""
         size = WINDOW * self.config.global_batch_size
         return prediction_rows.windows(task, self.file, self.id_column, size, skip)
@@ -120,8 +114,8 @@ def check(
     begun = PredictionFile(out, facts)
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
-    data = data_of(predicting, path, resolved)
-    rows = sum(len(unlabelled(predicting, window, data).test) for window in prediction.windows(predicting))
+    data = predicting.data_of(path, resolved)
+    rows = sum(len(predicting.unlabelled(window, data).test) for window in prediction.windows(predicting))
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
     return replace(prediction, rows=rows)
@@ -147,12 +141,12 @@ def _predict_in(
     world: World,
     config: RunConfig,
     hooks: Hooks,
-    task: PredictingTask,
+    task: BoundTask,
     rank_info: RankInfo,
     prediction: Prediction,
 ) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
-    data, out = data_of(task, prediction.path, config), prediction.out
+    data, out = task.data_of(prediction.path, config), prediction.out
     run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
@@ -162,9 +156,9 @@ def _predict_in(
     done = int(broadcast_from_main(run, hooks, str(begun)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
-    evaluate_batch, said = evaluation_of(run, task, labelled=False), time.monotonic()
+    evaluate_batch, said = task.evaluation(run, labelled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
-        named = unlabelled(task, rows, data)
+        named = task.unlabelled(rows, data)
         with one_line_for_mixed_devices(run, hooks):
             found = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, found.outputs, named, rows)
@@ -176,8 +170,8 @@ def _predict_in(
     on_all_ranks(run, hooks, failed, out.finish if world.is_main else _nothing)
 
 
-def _write(out: PredictionFile, task: Predicts, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
-    out.add(unlabelled_lines(task, outputs, data, rows))
+def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
+    out.add(task.unlabelled_lines(outputs, data, rows))
 
 
 def _resolved(config: RunConfig, task: Task | None) -> RunConfig:
@@ -187,10 +181,10 @@ def _resolved(config: RunConfig, task: Task | None) -> RunConfig:
     return resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
 
 
-def _checked(task: Any, name: str) -> PredictingTask:
-    check_reads_rows(task, name)
-    checked: PredictingTask = task
-    return checked
+def _checked(task: Task, name: str) -> BoundTask:
+    bound = BoundTask.of(task)
+    bound.check_predicts_rows(name)
+    return bound
 
 
 def _nothing() -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from distcore.data.files import READERS, describe_value, read_records, row_error, source_digest
 from distcore.data.splits import find_split
-from distcore.plugin.task.optional import OpensRows, ReadsRows
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
 
 
-def windows(
-    task: ReadsRows | OpensRows, source: Path, id_column: str | None, size: int, skip: int = 0
-) -> Iterator[FileRows]:
+def windows(task: BoundTask, source: Path, id_column: str | None, size: int, skip: int = 0) -> Iterator[FileRows]:
     """Yield the rows of ``source`` behind the first ``skip`` of them, in order, at most ``size`` at a time.
 
     ``id_column`` names the rows, if it is given. Raises DataError.
@@ -48,10 +46,13 @@ def content(source: Path) -> str:
     return source_digest(source)
 
 
-def _records(task: ReadsRows | OpensRows, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-    if isinstance(task, OpensRows):
-        return task.open_rows(source, others)
-    return read_records(find_split(str(source)) or source, {**task.row_columns(), **others})
+def _records(task: BoundTask, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+    opened = task.open_rows(source, others)
+    return (
+        opened
+        if opened is not None
+        else read_records(find_split(str(source)) or source, {**task.row_columns(), **others})
+    )
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:

@@ -206,7 +206,7 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     from distcore.model.model_source import check_model
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.strategy.hooks import Hooks
-    from distcore.plugin.task.calls import prepare
+    from distcore.plugin.task.bound import BoundTask
     from distcore.resolve.resolve import build_strategy, load_task, resolve
     from distcore.resolve.run_folder import check_out
 
@@ -218,8 +218,8 @@ def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | Non
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    task = task or load_task(config)
-    data = prepare(task, config)
+    task = BoundTask.of(task or load_task(config))
+    data = task.prepare(config)
     check_model(config, task, data, strategy)
     _with_packing(config, task, data)
     return config, data

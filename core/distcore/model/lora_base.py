@@ -14,7 +14,7 @@ from torch import nn
 from distcore.config import RunConfig
 from distcore.errors import ModelError
 from distcore.plugin.strategy.contract import Base
-from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 
 FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -31,10 +31,11 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
     if config.lora.rank is None:
         return None
     parameters = frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)
-    folder = task_calls.weights_folder(task, config)
+    bound = BoundTask.of(task)
+    folder = bound.weights_folder(config)
     if folder is not None:
         digest, what = digest_of_files(folder), f"the weights in {folder}"
-    elif getattr(task, "from_scratch", False):  # tasks that ship say so of random weights
+    elif bound.from_scratch:
         digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
     else:  # it may have read weights that nobody else knows of
         digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"

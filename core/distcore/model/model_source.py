@@ -16,7 +16,7 @@ from distcore.model.lora import adapt
 from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import ModelSource, Values
-from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 
 
@@ -89,7 +89,7 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
 
         return replayed(partial(task.build_model, config, data), skeleton(), config.seed)
 
-    folder = task_calls.weights_folder(task, config)
+    folder = BoundTask.of(task).weights_folder(config)
     return ModelSource(build=build, skeleton=skeleton, folder=folder, replayed=None if folder else replay)
 
 

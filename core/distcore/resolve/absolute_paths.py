@@ -9,6 +9,7 @@ from typing import Any
 
 from distcore.config import RunConfig
 from distcore.files import absolute
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 from distcore.resolve.resolve import build_strategy
 
@@ -22,7 +23,7 @@ def with_absolute_paths(config: RunConfig, task: Task) -> RunConfig:
     return config.model_copy(
         update={
             "task": absolute(config.task),
-            "task_options": _absolute_options(config.task_options, task),
+            "task_options": _absolute_options(config.task_options, BoundTask.of(task).task),
             "strategy_options": _absolute_options(config.strategy_options, strategy),
             "optimizer": config.optimizer.model_copy(update={"name": absolute(config.optimizer.name)}),
             "extensions": {absolute(name): given for name, given in config.extensions.items()},

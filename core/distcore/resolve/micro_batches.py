@@ -5,7 +5,8 @@ from __future__ import annotations
 from distcore.config import RunConfig
 from distcore.config.schema import Loader
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.task.task import Task, Unpads
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Task
 
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
@@ -33,7 +34,7 @@ def with_length_grouping(config: RunConfig, task: Task) -> Loader:
     if config.loader.length_grouping != "auto":
         return config.loader
     slow = config.device == "cpu" and config.precision == "fp32"  # products cost more than what stands around them
-    saves_nothing = slow and isinstance(task, Unpads) and not task.why_not_unpadded()
+    saves_nothing = slow and BoundTask.of(task).why_not_padding_free() is None
     return config.loader.model_copy(update={"length_grouping": "batch" if saves_nothing else "window"})
 
 

@@ -12,7 +12,8 @@ from distcore.plugin.options import build, values_of
 from distcore.plugin.strategy.argument import expand_shorthand
 from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, ChecksEvaluation, FillsConfig
 from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.plugin.task.task import Suggests, Task, declared_metrics
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Task
 from distcore.resolve.check_capabilities import check_average, check_declared, compiled, with_optimizer
 from distcore.resolve.micro_batches import micro_batch_tokens, with_forward_tokens, with_length_grouping
 from distcore.resolve.run_folder import new_run_folder
@@ -148,7 +149,7 @@ def _precision(config: RunConfig, declared: Capabilities) -> str:
 
 def _best_metric(config: RunConfig, task: Task) -> str | None:
     """Return the metric of ``checkpoints.best``; for 'auto' the loss, or the first that the task declares."""
-    best, metrics = config.checkpoints.best, declared_metrics(task)
+    best, metrics = config.checkpoints.best, BoundTask.of(task).declared_metrics
     if best == "auto":
         best = "loss" if "loss" in metrics else next(iter(metrics), None)
     if best is None and config.patience:
@@ -163,7 +164,7 @@ def _best_metric(config: RunConfig, task: Task) -> str | None:
 
 def _learning_rate(config: RunConfig, task: Task) -> float:
     if config.lr == "auto":
-        suggested = task.suggest(config).get("lr") if isinstance(task, Suggests) else None
+        suggested = BoundTask.of(task).suggest(config).get("lr")
         if not isinstance(suggested, float):
             raise ConfigError(f"lr = 'auto': task {type(task).__name__} suggests none; give one with --lr")
         return suggested

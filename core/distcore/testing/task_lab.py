@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from distcore.config import RunConfig, load_config
 from distcore.plugin.batching.columns import read
 from distcore.plugin.strategy.contract import Run, World
-from distcore.plugin.task import calls as task_calls
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import Collected, Collector
-from distcore.plugin.task.task import Batch, Dataset, Datasets, Task
+from distcore.plugin.task.task import Batch, Dataset, Datasets
 from distcore.resolve.resolve import load_task, resolve
 from distcore.strategies.single import SingleStrategy
 
@@ -33,7 +33,7 @@ class TaskLab:
 
     config: RunConfig
     """Resolved, for one process."""
-    task: Task
+    task: BoundTask
     """The task, with the options of the config."""
     folder: Path
     """An empty folder, for what the task writes."""
@@ -41,7 +41,7 @@ class TaskLab:
     @cached_property
     def data(self) -> Datasets:
         """The task's data sets."""
-        return task_calls.prepare(self.task, self.config)
+        return self.task.prepare(self.config)
 
     def build(self) -> nn.Module:
         """Return a new model, from the seed of the config, without dropout and in the mode for training."""
@@ -66,14 +66,14 @@ class TaskLab:
         model.eval()
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         run = Run(config=self.config, world=world, capabilities=SingleStrategy.capabilities, module=model, model=model)
-        outputs, sums = task_calls.evaluation_of(run, self.task)(batch, rows)
+        outputs, sums = self.task.evaluation(run)(batch, rows)
         collector = Collector()
         collector.add(np.arange(rows), outputs, sums, counts=True)
         return collector.joined()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of a batch, summed over its items."""
-        return task_calls.loss_of(self.task)(model, batch)
+        return self.task.loss(model, batch)
 
 
 class FirstRows:
@@ -96,7 +96,7 @@ def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
     """Return the lab of the task ``name`` under ``settings``, config keys by dotted name; raises DistcoreError."""
     changes = {"task": name, "device": "cpu", "lr": 1e-3, "out": str(folder / "run"), **settings}
     config = resolve(load_config(None, changes))
-    return TaskLab(config=config, task=load_task(config), folder=folder)
+    return TaskLab(config=config, task=BoundTask.of(load_task(config)), folder=folder)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

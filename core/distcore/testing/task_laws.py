@@ -10,11 +10,8 @@ import torch
 from distcore.checkpoint.job_state import fingerprint
 from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
-from distcore.plugin.task import calls as task_calls
-from distcore.plugin.task.optional import Predicts
+from distcore.plugin.task.datasets import at_epoch, content_of
 from distcore.plugin.task.outputs import Collected
-from distcore.plugin.task.predictions import prediction_lines
-from distcore.plugin.task.task import Identified, Reopens, Varying, declared_metrics
 from distcore.resolve.resolve import load_task
 from distcore.testing.cases import EXACT, FP32, Measured, Skip, task_law
 from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
@@ -27,7 +24,7 @@ MOST_ROWS = 100_000
 @task_law("order")
 def same_rows_again(lab: TaskLab) -> Measured:
     """``prepare`` gives the same rows in the same order each time, as it must on every rank."""
-    again = task_calls.prepare(lab.task, lab.config)
+    again = lab.task.prepare(lab.config)
     differing = []
     for name in ("train", "evaluation", "test"):
         one, other = getattr(lab.data, name), getattr(again, name)
@@ -43,10 +40,10 @@ def same_batch_again(lab: TaskLab) -> Measured:
     differing = 0
     for epoch in range(2):
         with other_random_state(epoch):
-            one = lab.data.train.at(epoch) if isinstance(lab.data.train, Varying) else lab.data.train
+            one = at_epoch(lab.data.train, epoch)
             first = one.batch(lab.rows(one))
         with other_random_state(epoch + 100):
-            other = lab.data.train.at(epoch) if isinstance(lab.data.train, Varying) else lab.data.train
+            other = at_epoch(lab.data.train, epoch)
             differing += count_differing(first, other.batch(lab.rows(other)))
     return Measured(error=differing, bound=EXACT, note="leaves of a batch that differ; random numbers belong into at()")
 
@@ -85,7 +82,7 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     few = lab.few()
     model = lab.build()
     found = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
-    reported = task_calls.metrics_of(lab.task, found, few.evaluation, few).get("loss")
+    reported = lab.task.metrics(found, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
     with torch.no_grad():
@@ -164,24 +161,22 @@ def metrics_are_there(lab: TaskLab) -> Measured:
     few = lab.few()
     rows = np.arange(len(few.evaluation))
     found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
-    metrics = task_calls.metrics_of(lab.task, found, few.evaluation, few)
-    declared = declared_metrics(lab.task)
+    metrics = lab.task.metrics(found, few.evaluation, few)
+    declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
-    missing += [
-        name for name in declared if name not in task_calls.metrics_of(lab.task, Collected(), few.evaluation, few)
-    ]
+    missing += [name for name in declared if name not in lab.task.metrics(Collected(), few.evaluation, few)]
     return Measured(error=len(missing), bound=EXACT, note=f"not there or no number: {', '.join(missing) or 'none'}")
 
 
 @task_law("evaluation")
 def predictions_for_all_rows(lab: TaskLab) -> Measured:
     """``predictions`` gives one JSON object for each row."""
-    if not isinstance(lab.task, Predicts):
+    if not lab.task.predicts:
         raise Skip("the task has no predictions()")
     few = lab.few()
     rows = np.arange(len(few.evaluation))
     found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
-    lines = list(prediction_lines(lab.task, found.outputs, few))
+    lines = list(lab.task.predictions(found.outputs, few))
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 
 
@@ -198,12 +193,12 @@ def same_weights_again(lab: TaskLab) -> Measured:
 @task_law("checkpoint")
 def reopens_without_data(lab: TaskLab) -> Measured:
     """What ``save`` wrote is enough to build the same model again."""
-    if not isinstance(lab.task, Reopens):
+    if not lab.task.has("reopen"):
         raise Skip("the task has no reopen(): an export prepares its data again")
     folder = lab.folder / "saved"
     folder.mkdir(exist_ok=True)
-    task_calls.save(lab.task, folder, lab.config, lab.data)
-    data = task_calls.reopen(lab.task, folder, lab.config)
+    lab.task.save(folder, lab.config, lab.data)
+    data = lab.task.reopen(folder, lab.config)
     if data is None:
         return Measured(error=1, bound=EXACT, note="reopen() does not know the folder that save() wrote")
     mine, again = lab.build().state_dict(), lab.task.build_model(lab.config, data).state_dict()
@@ -217,9 +212,9 @@ def reopens_without_data(lab: TaskLab) -> Measured:
 @task_law("resume")
 def rows_are_identified(lab: TaskLab) -> Measured:
     """The training rows have a digest of their content, so that a resume on others is refused."""
-    if not isinstance(lab.data.train, Identified):
+    content = content_of(lab.data.train)
+    if content is None:
         raise Skip("the training data has no `content`: a resume on other rows of the same lengths would not be seen")
-    content = lab.data.train.content
     return Measured(
         error=int(not isinstance(content, str) or not content), bound=EXACT, note=f"content {content!r:.20}"
     )

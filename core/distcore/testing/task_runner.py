@@ -24,7 +24,7 @@ def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Itera
         raise StrategyError(f"no case named {unknown!r}{nearest(unknown, cases)} (cases: {', '.join(cases)})")
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         lab = task_lab(name, settings or {}, Path(folder))
-        exempt: Mapping[str, str] = getattr(lab.task, "exempt", {})
+        exempt: Mapping[str, str] = lab.task.exempt
         return [_finding(case, lab, exempt) for case in cases.values() if not wanted or case.name in wanted]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 from pydantic import Field
 
 from distcore import Direction, OnResume, RunConfig
-from distcore_tasks.packing.kinds import Read, left_out, why_not
+from distcore_tasks.packing.kinds import Read, skipped_fraction, why_not
 from distcore_tasks.pretrained import TOKENIZERS, model_folder, read_config
 
 if TYPE_CHECKING:
@@ -94,15 +94,15 @@ class UnpaddedOptions(TaskOptions):
     read: ClassVar[Read] = "any"
     """What the model's head reads of its layers."""
 
-    def why_not_unpadded(self) -> str | None:
+    def why_not_padding_free(self) -> str | None:
         """Return why the model is padded; ``None`` if it need not be."""
         return why_not(self._shape(), self.unpadded)
 
-    def left_out(self) -> float:
+    def skipped_fraction(self) -> float:
         """Return which part of the layers' work is not done without padding, because the head does not read it."""
-        return left_out(self._shape()) if self.read == "first" else 0.0
+        return skipped_fraction(self._shape()) if self.read == "first" else 0.0
 
-    def unpad(self, module: nn.Module) -> Callable[[], None]:
+    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
         """Have the model's layers compute without padding; return what undoes that."""
         from distcore_tasks.packing.models import unpad
 

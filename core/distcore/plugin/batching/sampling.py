@@ -17,7 +17,8 @@ from distcore.plugin.batching.columns import Column, common_value, is_windowed, 
 from distcore.plugin.batching.permutation import computed_rows, order_kind
 from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
-from distcore.plugin.task.task import Dataset, Packs
+from distcore.plugin.task.datasets import is_padding_free
+from distcore.plugin.task.task import Dataset
 
 GROUP = 64
 """Most data shards whose rows are sorted by length together, so that a rank need not sort those of all others."""
@@ -172,7 +173,8 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
     forward = config.loader.forward_tokens
     assert isinstance(forward, int)  # 'auto' was resolved before any rank started
     rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
-    packed = dataset.packed if isinstance(dataset, Packs) else config.packing == "on"
+    own = is_padding_free(dataset)
+    packed = config.packing == "on" if own is None else own
     return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, packed=packed)
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
     from distcore.plugin.strategy.capabilities import Capabilities
     from distcore.plugin.strategy.state import State
-    from distcore.plugin.task.optional import Outputs
-    from distcore.plugin.task.task import Batch
+    from distcore.plugin.task.task import Batch, Outputs
 
 Wanted = Callable[[str], tuple[int, int]]
 """Returns which elements of a parameter, by its name, a rank wants: index of the first in the flattened one, count."""

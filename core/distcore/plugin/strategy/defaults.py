@@ -147,8 +147,8 @@ def model_state(run: Run) -> dict[str, Tensor]:
 
     Without the parameters of ``run.base``, which checkpoints leave out. The tensors are the model's own, not copies.
     """
-    left_out = run.base.parameters if run.base else frozenset()
-    parameters = {name: value for name, value in run.module.named_parameters() if name not in left_out}
+    skipped_fraction = run.base.parameters if run.base else frozenset()
+    parameters = {name: value for name, value in run.module.named_parameters() if name not in skipped_fraction}
     every = {name for name, _ in run.module.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in run.module.state_dict().items() if name not in every}
     return {f"model/{name}": value for name, value in (parameters | buffers).items()}

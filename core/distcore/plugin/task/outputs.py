@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distcore.errors import TaskError
+from distcore.files import strict_json
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.ragged import Ragged
@@ -155,3 +156,36 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
 
 def _take(value: Tensor | Ragged, rows: Tensor) -> Tensor | Ragged:
     return value.take(rows) if isinstance(value, Ragged) else value[rows]
+
+
+def checked_losses(losses: Tensor) -> Tensor:
+    """Return the losses of rows; raises TaskError unless they are of shape ``(n,)``."""
+    if not isinstance(losses, Tensor) or losses.dim() != 1:
+        given = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise TaskError(f"task: row_loss() returned {given}; expected one loss per row, shape (n,)")
+    return losses
+
+
+def checked_metrics(method: str, metrics: object) -> dict[str, object]:
+    """Return what ``method`` returned as metrics by name; raises TaskError for a value that is not JSON."""
+    if not isinstance(metrics, dict):
+        raise TaskError(f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by name")
+    plain = {name: _plain(value) for name, value in metrics.items()}
+    for name, value in plain.items():
+        checked_json(f"{method}() as {name!r} returned {type(value).__name__}; expected a JSON value", value)
+    return plain
+
+
+def _plain(value: object) -> object:
+    """A metric as a Python number where it is a number of numpy or a tensor without dimensions."""
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
+        return value.item()
+    return value
+
+
+def checked_json(complaint: str, value: object) -> str:
+    """Return ``value`` as JSON text; raises TaskError, which begins with ``complaint``, for what is no JSON value."""
+    try:
+        return strict_json(value)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"task: {complaint}: {error}") from error

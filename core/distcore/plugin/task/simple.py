@@ -129,7 +129,7 @@ class Rows:
 
 
 class VaryingRows(Rows):
-    """The same for a data set whose rows differ between epochs; implements ``distcore.Varying`` too."""
+    """The same for a data set whose rows differ between epochs."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows.at(epoch)`` has a length and can be indexed."""

@@ -58,7 +58,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SequenceDataset:
-    """Rows of tokens; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task.task``."""
+    """Rows of tokens; implements ``distcore.Dataset``."""
 
     arrays: Arrays
     """Tokens, flags and rows."""
@@ -84,6 +84,11 @@ class SequenceDataset:
 
     def __len__(self) -> int:
         return len(self.arrays.lengths)
+
+    @property
+    def padding_free(self) -> bool:
+        """True if short rows of a batch share a sequence."""
+        return self.packed
 
     def padded(self) -> SequenceDataset | None:
         """Return the same rows, each padded; ``None`` if they have documents that only packing keeps apart."""

@@ -71,7 +71,7 @@ class CausalLM(CausalOptions):
         rows = len(batch["lengths"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
-    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
         """Have the head read the places with a target alone, of packed rows; return data sets that say which."""
         from distcore_tasks.packing.targets import narrow
 

@@ -70,7 +70,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MaskedDataset:
-    """Rows masked as in one epoch; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task.task``."""
+    """Rows masked as in one epoch; implements ``distcore.Dataset``."""
 
     tokens: Flat
     """Tokens of all rows."""
@@ -120,7 +120,7 @@ class MaskedDataset:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class VaryingMasks(MaskedDataset):
-    """Training rows, masked anew in each epoch; implements ``Varying`` of ``distcore.plugin.task.task``, too."""
+    """Training rows, masked anew in each epoch."""
 
     def at(self, epoch: int) -> MaskedDataset:
         """Return the rows as they are in ``epoch``."""

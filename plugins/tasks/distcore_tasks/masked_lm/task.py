@@ -66,7 +66,7 @@ class MaskedLM(MaskedOptions):
         rows = len(batch["labels"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
-    def narrow(self, module: nn.Module, data: Datasets) -> Datasets:
+    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
         """Have the head read the tokens to be found alone, of rows without padding; return data sets that say which."""
         from distcore_tasks.packing.targets import narrow
 

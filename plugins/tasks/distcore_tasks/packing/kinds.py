@@ -42,7 +42,7 @@ def gives_first(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in ENCODERS and not config.get("is_decoder")
 
 
-def left_out(config: Mapping[str, Any]) -> float:
+def skipped_fraction(config: Mapping[str, Any]) -> float:
     """Return which part of the layers' products is not computed then, from 0 to 1."""
     layers = config.get("num_hidden_layers", config.get("n_layers", 12))
     return LAST / max(1, int(layers)) if gives_first(config) else 0.0

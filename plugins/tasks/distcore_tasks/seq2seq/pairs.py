@@ -29,7 +29,7 @@ def flat_texts(texts: Sequence[str]) -> Flat:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class PairDataset:
-    """Sources and targets; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task.task``."""
+    """Sources and targets; implements ``distcore.Dataset``."""
 
     source: Flat
     """Tokens of the sources."""
@@ -47,7 +47,7 @@ class PairDataset:
     """SHA-256 over the tokens of both, in hexadecimal."""
 
     @property
-    def packed(self) -> bool:
+    def padding_free(self) -> bool:
         """False: targets are padded, whatever the encoder does with sources."""
         return False
 

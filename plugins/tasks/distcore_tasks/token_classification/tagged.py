@@ -28,7 +28,7 @@ ROWS = "rows.json"
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TaggedDataset:
-    """Tagged words; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task.task``."""
+    """Tagged words; implements ``distcore.Dataset``."""
 
     words: Words
     """Tokens and where words begin."""

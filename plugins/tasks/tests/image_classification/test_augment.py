@@ -11,7 +11,7 @@ from image_cases import in_folders, pixels
 
 from distcore.config import RunConfig
 from distcore.data.per_epoch import row_random
-from distcore.plugin.task.task import Varying
+from distcore.plugin.task.datasets import varies
 from distcore_tasks.image_classification.data.dataset import AugmentedImages, augmented
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.task import ImageClassification
@@ -51,10 +51,10 @@ def test_it_does_not_change_with_the_rows_beside_it_or_with_another_process(phot
 def test_evaluation_and_a_run_without_augmentation_show_images_as_they_are(photos: str) -> None:
     task = ImageClassification(data=photos, image_size=12, eval_data=photos, augment=Augment(flip=True))
     data = task.prepare(RunConfig())
-    assert not isinstance(data.evaluation, Varying)
-    assert not isinstance(data.test, Varying)
+    assert not varies(data.evaluation)
+    assert not varies(data.test)
     plain = ImageClassification(data=photos, image_size=12, augment=Augment(shift=0)).prepare(RunConfig())
-    assert not isinstance(plain.train, Varying)
+    assert not varies(plain.train)
     found = data.evaluation.batch(np.asarray([0]))["pixel_values"][0, 0]
     assert np.allclose(found, pixels(0)[..., 0] / 127.5 - 1, atol=1e-6)
 

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
-from distcore.plugin.task.task import Varying
+from distcore.plugin.task.datasets import varies
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.masked_lm.masking import Masking
 from distcore_tasks.masked_lm.options import Tokenizer
@@ -77,10 +77,10 @@ def test_masks_change_with_the_epoch_and_the_seed_and_with_nothing_else(tmp_path
 
 def test_evaluation_has_one_mask(tmp_path: Path) -> None:
     data, _ = prepared(task_of(tmp_path, test_data=str(tmp_path / "texts.jsonl")))
-    assert isinstance(data.train, Varying)
+    assert varies(data.train)
     again, _ = prepared(task_of(tmp_path, test_data=str(tmp_path / "texts.jsonl")))
     for name in ("evaluation", "test"):
-        assert not isinstance(getattr(data, name), Varying)
+        assert not varies(getattr(data, name))
         assert hidden(getattr(data, name), [0, 5, 8]) == hidden(getattr(again, name), [0, 5, 8])
 
 

@@ -13,7 +13,7 @@ from unpadded_models import CASES, COMMON, LENGTHS, READS, SMALL, answers, batch
 
 from distcore_tasks.packing import groups, models
 from distcore_tasks.packing.groups import Bounds, Groups
-from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, left_out, why_not
+from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, skipped_fraction, why_not
 from distcore_tasks.packing.models import unpad
 
 
@@ -130,12 +130,12 @@ def test_the_last_layer_gives_the_first_token_of_each_row_alone(kind: str) -> No
     unpad(model, read="first")
     answers("text", model)
     assert sizes == [sum(LENGTHS), len(LENGTHS)]
-    assert left_out(model.config.to_dict()) == pytest.approx(5 / 6 / 2)
+    assert skipped_fraction(model.config.to_dict()) == pytest.approx(5 / 6 / 2)
 
 
 def test_a_decoder_s_layers_give_all_tokens() -> None:
-    assert left_out({"model_type": "gpt2", "n_layer": 2}) == 0
-    assert left_out({"model_type": "bert", "num_hidden_layers": 2, "is_decoder": True}) == 0
+    assert skipped_fraction({"model_type": "gpt2", "n_layer": 2}) == 0
+    assert skipped_fraction({"model_type": "bert", "num_hidden_layers": 2, "is_decoder": True}) == 0
 
 
 def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def answers(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> tuple[dict
 
 def check(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> None:
     whole, gradient = answers(task, model, data)
-    told, seen = task.narrow(model, data), logits_of(model)
+    told, seen = task.select_logits(model, data), logits_of(model)
     assert told.test is told.evaluation
     found, narrow = answers(task, model, told)
     assert seen == [int(np.asarray(data.train.items).sum())] * 2
@@ -122,14 +122,14 @@ def test_hidden_tokens_are_what_they_are_among_the_others(kind: str) -> None:
 
 
 def test_masks_of_another_epoch_tell_their_own_targets() -> None:
-    told = MaskedLM().narrow(model_of("masked", "bert"), hidden()).train
+    told = MaskedLM().select_logits(model_of("masked", "bert"), hidden()).train
     batch = told.batch(np.asarray([2, 0]))
     tokens = batch["labels"][batch["attention_mask"] > 0]
     assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
 
 
 def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp_path: Path) -> None:
-    rows: Any = CausalLM().narrow(decoder("llama"), answered).train
+    rows: Any = CausalLM().select_logits(decoder("llama"), answered).train
     assert "targets" in rows.batch(np.arange(3))
     assert "targets" not in rows.padded().batch(np.arange(3))
     assert "targets" not in rows.padded().with_targets().batch(np.arange(3))

@@ -16,7 +16,7 @@ from distcore.jobs.train import check
 from distcore.plugin.strategy.argument import expand_shorthand
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.plugin.task.task import declared_metrics
+from distcore.plugin.task.bound import BoundTask
 from distcore.rank_environment import join
 from distcore.resolve.resolve import build_strategy, load_task
 
@@ -209,7 +209,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
         folder=folder,
         config=config,
         job=job,
-        metrics=tuple(declared_metrics(load_task(config))),
+        metrics=tuple(BoundTask.of(load_task(config)).declared_metrics),
         exempt=exempt,
     )
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from distcore.config import RunConfig
 from distcore.data.per_epoch import in_epoch
-from distcore.engine.packing import padded_rows
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import is_windowed, read, whole
 from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.task import Batch as Values
 from distcore.plugin.task.task import Dataset
 

@@ -14,7 +14,7 @@ from distcore.model.optim import check_optimizer, freeze, optimizer_factory
 from distcore.plugin.strategy import footprint
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.memory import HoldsApart, Memory, PlansMemory, TracesStep
-from distcore.plugin.task.calls import prepare
+from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve.resolve import build_strategy, load_task
 from distcore_workbench.compare.rows import parse_rows, refuse_ranks
@@ -109,8 +109,8 @@ def make_plan(request: Request) -> Plan:
 
 
 def _model(config: RunConfig) -> _Model:
-    task = load_task(config)
-    data = prepare(task, config)
+    task = BoundTask.of(load_task(config))
+    data = task.prepare(config)
     try:
         skeleton = model_source(config, task, data).skeleton()
     except SkeletonError as error:

@@ -22,8 +22,8 @@ from distcore.model.optim import optimizer_factory
 from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.memory import HoldsApart
-from distcore.plugin.task.calls import loss_of
-from distcore.plugin.task.task import Batch, Task, Unpads
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Batch, Task
 from distcore.resolve.micro_batches import most_micro_batches
 from distcore_workbench.planning.kernels import kernels_of
 from distcore_workbench.planning.storages import Storages
@@ -97,7 +97,7 @@ def _trace(
 
 def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[tuple[int, Phase]]:
     """Run forward and backward; return where each begins, and the step, in what storages changed."""
-    autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), loss_of(job.task)
+    autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), BoundTask.of(job.task).loss
     marks: list[tuple[int, Phase]] = []
     for last in job.passes:
         marks.append((len(storages.changes), "forward"))
@@ -131,8 +131,8 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
         accumulation=most_micro_batches(config, shards),
     )
     prepared = hooks.wrap_model(run, module, optimizer_factory(config))
-    if config.packing == "on" and isinstance(job.task, Unpads):
-        job.task.unpad(module)
+    if config.packing == "on":
+        BoundTask.of(job.task).enable_padding_free(module)
     prepared.model.train()
     return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
 

@@ -10,7 +10,7 @@ from distcore_workbench.report.content import Content
 from distcore_workbench.report.line_chart import line_chart
 from distcore_workbench.report.page import COLOURS, document, html_table, legend, remark_list, shaded_table, text_table
 from distcore_workbench.report.side_by_side import cells, headings
-from distcore_workbench.report.terminal import left_out
+from distcore_workbench.report.terminal import skipped_fraction
 
 
 def page(content: Content) -> str:
@@ -35,7 +35,7 @@ def _parts(content: Content) -> Iterator[str]:
 
 def _answers(name: str, answers: Confusion | list[dict[str, str]]) -> Iterator[str]:
     if isinstance(answers, Confusion):
-        yield f"<h2>{escape(name)}: rows by class, and what they were predicted as{left_out(answers)}</h2>"
+        yield f"<h2>{escape(name)}: rows by class, and what they were predicted as{skipped_fraction(answers)}</h2>"
         yield shaded_table(["class", *answers.classes], zip(answers.classes, answers.counts, strict=True))
         return
     yield f"<h2>{escape(name)}: the first answers of the final test</h2>"

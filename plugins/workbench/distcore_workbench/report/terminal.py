@@ -102,7 +102,7 @@ def _width(texts: Sequence[str]) -> int:
 
 def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
     if isinstance(answers, Confusion):
-        say(console, f"{name}: rows by class, and what they were predicted as{left_out(answers)}")
+        say(console, f"{name}: rows by class, and what they were predicted as{skipped_fraction(answers)}")
         rows = [[one, *map(str, counts)] for one, counts in zip(answers.classes, answers.counts, strict=True)]
         print_cells(console, ["class", *answers.classes], rows, numbers=True)
         return
@@ -111,6 +111,6 @@ def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console:
         print_described(console, ["", ""], [[key, " ".join(text.split())] for key, text in row.items()])
 
 
-def left_out(answers: Confusion) -> str:
+def skipped_fraction(answers: Confusion) -> str:
     """Return how many classes a confusion matrix does not show, in words; nothing if it shows all."""
-    return f"; {answers.left_out} classes with fewer rows are left out" if answers.left_out else ""
+    return f"; {answers.skipped_fraction} classes with fewer rows are left out" if answers.skipped_fraction else ""

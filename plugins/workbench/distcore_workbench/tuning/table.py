@@ -78,7 +78,7 @@ def show(facts: Facts) -> None:
         if rows:
             print_cells(console, headings, rows, numbers=True)
             console.print()
-    for line in (*left_out(facts), *remarks(facts)):
+    for line in (*skipped_fraction(facts), *remarks(facts)):
         say(console, line)
 
 
@@ -113,7 +113,7 @@ def _row(trial: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def left_out(facts: Facts) -> Iterator[str]:
+def skipped_fraction(facts: Facts) -> Iterator[str]:
     """Yield one line for each trial that did not go well."""
     for one in facts["trials"]:
         if one["result"] != "ok":

@@ -25,7 +25,7 @@ Change = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageDataset:
-    """Images with a class each; implements ``Dataset`` and ``Identified`` of ``distcore.plugin.task.task``."""
+    """Images with a class each; implements ``distcore.Dataset``."""
 
     images: Images
     """The source."""
@@ -72,7 +72,7 @@ class ImageDataset:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AugmentedImages(ImageDataset):
-    """Training images that change from epoch to epoch; implements ``Varying`` of ``distcore.plugin.task.task``, too."""
+    """Training images that change from epoch to epoch."""
 
     augment: Augment
     """How."""

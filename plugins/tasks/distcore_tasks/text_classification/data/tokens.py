@@ -28,7 +28,7 @@ TYPES = "types.npy"
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenDataset:
-    """Tokenised rows, each with its label; implements ``Dataset`` and ``Identified`` of ``distcore``."""
+    """Tokenised rows, each with its label; implements ``distcore.Dataset``."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(sum of lengths,)``."""

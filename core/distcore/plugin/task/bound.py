@@ -1,0 +1,338 @@
+"""A task as the core calls it: its optional methods are found once, here, and what they return is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from distcore.config import RunConfig
+from distcore.errors import TaskError
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.task.datasets import check_indexed, mean_loss
+from distcore.plugin.task.lines import objects, row_lines, tested_lines
+from distcore.plugin.task.outputs import Collected, checked_losses, checked_metrics, checked_outputs
+from distcore.plugin.task.ragged import Ragged
+from distcore.plugin.task.spec import TaskSpec
+from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, OnResume, Outputs, Task
+
+METHODS = frozenset(name for name, value in vars(TaskSpec).items() if callable(value) and not name.startswith("_"))
+"""Names of all methods that a task may have."""
+TRIED = 3
+"""Lines of predictions that are tried before the first step."""
+Loss = Callable[[nn.Module, Batch], Tensor]
+T = TypeVar("T")
+Evaluated = tuple[dict[str, Tensor | Ragged], Mapping[str, object]]
+"""Outputs and sums of one micro-batch."""
+Evaluate = Callable[[Batch, int], Evaluated]
+"""What evaluates a micro-batch of so many rows."""
+
+
+class BoundTask:
+    """A task's typed face, as ``Hooks`` is a strategy's; implements ``distcore.Task``."""
+
+    def __init__(self, task: Task) -> None:
+        """Find out which methods of ``TaskSpec`` the task has."""
+        self.task = task
+        """The task itself, for its options."""
+        self.name = type(task).__name__
+        """Name of its class, for messages."""
+        self._own: dict[str, Any] = {name: method for name in METHODS if callable(method := getattr(task, name, None))}
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Return the face of a task; ``task`` itself if it is one."""
+        return task if isinstance(task, cls) else cls(task)
+
+    def has(self, *names: str) -> bool:
+        """Return True if the task has all of these methods."""
+        return self._own.keys() >= {*names}
+
+    # What it declares, and what is called before a model is there
+
+    @property
+    def declared_metrics(self) -> Mapping[str, Direction]:
+        """Metrics that the task declares, with what is better; raises TaskError for another direction."""
+        return declared_metrics(self.task)
+
+    @property
+    def on_resume(self) -> Mapping[str, OnResume]:
+        """What a resumed run may do with the task's options; default: none may change."""
+        declared: Mapping[str, OnResume] = getattr(self.task, "on_resume", {})
+        return declared
+
+    @property
+    def from_scratch(self) -> bool:
+        """True if the task says, in its attribute of this name, that its model starts from random weights alone."""
+        return bool(getattr(self.task, "from_scratch", False))
+
+    @property
+    def exempt(self) -> Mapping[str, str]:
+        """Cases of the task's laws that it does not keep, with the reason; default: none."""
+        declared: Mapping[str, str] = getattr(self.task, "exempt", {})
+        return declared
+
+    def suggest(self, config: RunConfig) -> Mapping[str, object]:
+        """Return values for keys that the user left at 'auto'; none from a task that suggests nothing."""
+        return self._call("suggest", {}, config)
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Return the data sets; raises TaskError if the task lacks a method or a data set is only an iterator."""
+        _ = self.loss
+        self._check_evaluates()
+        data = self.task.prepare(config)
+        if not isinstance(data, Datasets):
+            raise TaskError(f"task: prepare() returned {type(data).__name__}; expected distcore.Datasets")
+        for name in ("train", "evaluation", "test"):
+            check_indexed(name, getattr(data, name))
+        return data
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the folder with the model's weights; ``None`` for a task that knows of none."""
+        return self._call("weights_folder", None, config)
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model in fp32 on torch's default device."""
+        return self.task.build_model(config, data)
+
+    # Padding-free computation
+
+    @property
+    def computes_padding_free(self) -> bool:
+        """True if the task has models that can compute rows without padding."""
+        return self.has("why_not_padding_free", "enable_padding_free")
+
+    def why_not_padding_free(self) -> str | None:
+        """Return why the model cannot compute rows without padding; ``None`` if it can."""
+        if not self.computes_padding_free:
+            return "it has no form without padding"
+        reason: str | None = self._own["why_not_padding_free"]()
+        return reason
+
+    def skipped_fraction(self) -> float:
+        """Return the fraction of per-token compute that the padding-free model skips, from 0 to 1."""
+        return self._call("skipped_fraction", 0.0)
+
+    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
+        """Have ``module`` skip padding; return a function that undoes it."""
+        undo: Callable[[], None] = self._call("enable_padding_free", _nothing, module)
+        return undo
+
+    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have ``module`` compute logits at target positions only, if the task can; return data sets to go with it."""
+        return self._call("select_logits", data, module, data)
+
+    # Files of a run
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Have the task write its files, if it has any."""
+        self._call("save", None, folder, config, data)
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows from what ``save`` wrote into ``folder``; ``None`` if it wrote nothing.
+
+        Raises TaskError if the task returns anything else.
+        """
+        data: object = self._call("reopen", None, folder, config)
+        if data is not None and not isinstance(data, Datasets):
+            raise TaskError(f"task: reopen() returned {type(data).__name__}; expected distcore.Datasets or None")
+        return data
+
+    def data_of(self, checkpoint: Path, config: RunConfig) -> Datasets:
+        """Return the data sets with which the model of a checkpoint can be built.
+
+        They have no rows and come from what the task saved in the run folder; if the checkpoint was moved out of it,
+        the data of ``config`` are prepared.
+        """
+        return self.reopen(checkpoint.resolve().parent.parent, config) or self.prepare(config)
+
+    # Training and evaluation
+
+    @cached_property
+    def loss(self) -> Loss:
+        """The task's ``loss``, or the sum of its ``row_loss``; raises TaskError if it has neither."""
+        if self.has("loss"):
+            own: Loss = self._own["loss"]
+            return own
+        if not self.has("row_loss"):
+            raise TaskError(f"task {self.name}: has neither loss() nor row_loss(); it needs one of them")
+        row_loss = self._own["row_loss"]
+        return lambda model, batch: checked_losses(row_loss(model, batch)).sum()
+
+    def row_losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of each row, ``(n,)``; their sum, ``(1,)``, if the task gives no more."""
+        if self.has("outputs"):
+            losses = self._own["outputs"](model, batch).get("loss")
+            if isinstance(losses, Tensor):
+                return losses
+        elif self.has("row_loss"):
+            by_row: Tensor = self._own["row_loss"](model, batch)
+            return by_row
+        return self.loss(model, batch)[None]
+
+    def evaluation(self, run: Run, labelled: bool = True) -> Evaluate:
+        """Return the function that evaluates a micro-batch; it raises TaskError for outputs of a wrong shape.
+
+        Rows that are not ``labelled`` have outputs alone, no sums.
+        """
+        self._check_evaluates()
+        outputs, generate = self._outputs(), self._own.get("generate")
+        sums = self._own.get("sums") if labelled and self._sums else None
+        in_step = run.capabilities.shards_parameters and run.world.size > 1
+        compiled = run.compiled is not None and run.config.compile != "off"
+
+        def evaluate(batch: Batch, rows: int) -> Evaluated:
+            given = checked_outputs(outputs[0], outputs[1](run.model, batch), rows) if outputs else {}
+            if generate:
+                # Not compiled: what grows with each token would be compiled again and again.
+                with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                    made = checked_outputs("generate", generate(run.module, batch, in_step), rows)
+                if twice := sorted(given.keys() & made.keys()):
+                    raise TaskError(
+                        f"task: generate() returned {twice[0]!r}, which outputs() has, too; choose another name"
+                    )
+                given |= made
+            return given, sums(run.model, batch) if sums else {}
+
+        return evaluate
+
+    def metrics(self, collected: Collected, dataset: Dataset, data: Datasets) -> dict[str, object]:
+        """Return the metrics of ``dataset``, in whose order the outputs are.
+
+        Raises TaskError for a value that is not JSON, or if a metric that is declared is missing.
+        """
+        metrics: dict[str, object] = {}
+        if self.has("report") and self._gives_outputs:
+            metrics = checked_metrics("report", self._own["report"](collected.outputs, data))
+        elif self._evaluates_its_loss:
+            metrics = {"loss": mean_loss(collected.outputs, dataset)}
+        if self._sums:
+            others = checked_metrics("report_sums", self._own["report_sums"](collected.sums, data))
+            if twice := sorted(metrics.keys() & others.keys()):
+                raise TaskError(
+                    f"task: report_sums() returned {twice[0]!r}, which report() has, too; choose another name"
+                )
+            metrics |= others
+        declared = getattr(self.task, "metrics", None)
+        if isinstance(declared, Mapping) and (missing := sorted(declared.keys() - metrics.keys())):
+            raise TaskError(
+                f"task: the report lacks {missing[0]!r}, which `metrics` declares; it has {sorted(metrics)}"
+            )
+        return metrics
+
+    # Predictions
+
+    @property
+    def predicts(self) -> bool:
+        """True if the task writes a line for each row that was tested."""
+        return self.has("predictions")
+
+    def predictions(self, outputs: Outputs, data: Datasets) -> Iterator[str]:
+        """Yield the lines of predictions.jsonl; raises TaskError for one that is not a JSON object."""
+        return tested_lines(objects(self._own["predictions"](outputs, data)))
+
+    def try_predictions(self, outputs: Outputs, data: Datasets) -> None:
+        """Make the first lines of predictions.jsonl and forget them; raises TaskError as ``predictions`` does."""
+        for _ in islice(self.predictions(outputs, data), TRIED) if self.predicts else ():
+            pass
+
+    def check_predicts_rows(self, name: str = "") -> None:
+        """Raise TaskError, which says what is missing, unless the task can predict rows without labels.
+
+        ``name`` is the config's: a user cannot add a method to a task that is installed.
+        """
+        missing = []
+        if not self.has("unlabelled") or not (self.has("row_columns") or self.has("open_rows")):
+            missing.append("row_columns() and unlabelled()")
+        if not self.predicts:
+            missing.append("predictions()")
+        if not self.has("outputs") and not self.has("generate"):
+            missing.append("outputs()")
+        if not missing:
+            return
+        lacks = f"does not predict rows without labels, because it lacks {', '.join(missing)}"
+        if name and ":" not in name:
+            raise TaskError(f"task {name}: {lacks}; distcore eval measures it on rows that have labels")
+        raise TaskError(f"task {self.name}: {lacks}: add them; docs/predictions.md has an example")
+
+    def row_columns(self) -> Mapping[str, str]:
+        """Return the columns of a file with rows to predict, by the option that names each."""
+        return self._call("row_columns", {})
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]] | None:
+        """Yield the records of a file or folder; ``None`` if the core is to read ``row_columns`` itself."""
+        return self._call("open_rows", None, source, others)
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Datasets:
+        """Return ``data`` with ``rows`` as its test rows; raises DataError for a row that the task refuses."""
+        dataset = self._own["unlabelled"](rows, data)
+        if not hasattr(type(dataset), "batch") or len(dataset) != len(rows.records):
+            given = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else type(dataset).__name__
+            raise TaskError(f"task: unlabelled() returned {given}; expected a data set of {len(rows.records)} rows")
+        return replace(data, test=dataset)
+
+    def unlabelled_lines(self, outputs: Outputs, data: Datasets, rows: FileRows) -> list[str]:
+        """Return one line of predictions for each of ``rows``; ``data`` comes from ``unlabelled``.
+
+        Raises TaskError for a line that is not a JSON object, or too many or too few of them.
+        """
+        return row_lines(objects(self._own["predictions"](outputs, data)), rows)
+
+    def _call(self, name: str, default: T, *arguments: object) -> T:
+        """Call an optional method; return ``default`` if the task does not have it."""
+        if name not in self._own:
+            return default
+        result: T = self._own[name](*arguments)
+        return result
+
+    @property
+    def _sums(self) -> bool:
+        return self.has("sums", "report_sums")
+
+    @property
+    def _evaluates_its_loss(self) -> bool:
+        return self.has("row_loss") and not self.has("outputs") and not self._sums
+
+    @property
+    def _gives_outputs(self) -> bool:
+        return self.has("outputs") or self.has("generate") or self._evaluates_its_loss
+
+    def _outputs(self) -> tuple[str, Callable[[nn.Module, Batch], object]] | None:
+        """Return the method that gives outputs, and its name."""
+        if self.has("outputs"):
+            return "outputs", self._own["outputs"]
+        if not self._evaluates_its_loss:
+            return None
+        row_loss = self._own["row_loss"]
+        return "row_loss", lambda model, batch: {"loss": checked_losses(row_loss(model, batch))}
+
+    def _check_evaluates(self) -> None:
+        if not (self._gives_outputs or self._sums):
+            raise TaskError(
+                f"task {self.name}: has none of outputs(), sums() and row_loss(); an evaluation needs one of them"
+            )
+        if not (self.has("report") or self._sums or self._evaluates_its_loss):
+            raise TaskError(f"task {self.name}: has outputs but no report(), which makes metrics of them")
+
+
+def declared_metrics(task: object) -> Mapping[str, Direction]:
+    """Return the metrics that a task, or a class of tasks, declares, with what is better; default: the loss.
+
+    Raises TaskError for a direction other than ``min`` and ``max``.
+    """
+    declared: Mapping[str, Direction] = getattr(task, "metrics", {"loss": "min"})
+    for name, direction in declared.items():
+        if direction not in ("min", "max"):
+            raise TaskError(f"task {type(task).__name__}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
+    return declared
+
+
+def _nothing() -> None:
+    """Undo nothing."""

@@ -1,0 +1,69 @@
+"""The members of a data set: four that it must have, and those that the core uses if they are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from distcore.plugin.batching.columns import Column
+    from distcore.plugin.task.task import Batch, Dataset
+
+
+class DatasetSpec:
+    """What a data set may have. Nothing inherits from it; ``plugin/task/datasets.py`` asks for the optional members."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        raise NotImplementedError
+
+    @property
+    def lengths(self) -> Column:
+        """Length of each row in tokens, 1 if that says nothing: rows of like length share a micro-batch."""
+        raise NotImplementedError
+
+    @property
+    def items(self) -> Column:
+        """What each row counts in the mean loss: 1, or for example its number of tokens."""
+        raise NotImplementedError
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Collate these rows, in this order and padded to the longest of them: any nesting of tensors.
+
+        ``indices`` is int64, shape ``(n,)``. ``distcore.Dataset`` says what else holds for it.
+        """
+        raise NotImplementedError
+
+    def at(self, epoch: int) -> Dataset:
+        """Return the rows as they are in ``epoch``, counted from 0, for rows that vary: masking, augmentation.
+
+        They are as many and as long as before, in the same order; ``items``, and what ``batch`` gives, may differ.
+        Called when an epoch starts, and again when a run resumes inside it: the answer depends on ``epoch`` and on
+        nothing else. ``distcore.row_random`` makes random numbers for a row of an epoch.
+        """
+        raise NotImplementedError
+
+    @property
+    def content(self) -> str:
+        """A digest of what the rows say, in order, so that a resume on other rows is refused. Must not read rows.
+
+        A data set whose columns are no arrays must have it: then it covers length and items of each row, too.
+        """
+        raise NotImplementedError
+
+    @property
+    def padding_free(self) -> bool:
+        """True if ``batch`` itself avoids padding, such as by putting short rows into one sequence.
+
+        A micro-batch then costs its tokens, and is not split to reduce padding. A data set without this member leaves
+        it to the model.
+        """
+        raise NotImplementedError
+
+    def padded(self) -> Dataset | None:
+        """Return the same rows, padded, with which the losses of some rows are compared before the first step.
+
+        ``None`` if they are not the same then. One that pads returns itself.
+        """
+        raise NotImplementedError

@@ -1,0 +1,59 @@
+"""What a data set may have beside its rows, asked in one place: the optional members of ``DatasetSpec``."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from distcore.errors import TaskError
+from distcore.plugin.batching.columns import read
+from distcore.plugin.task.ragged import Ragged
+from distcore.plugin.task.task import Dataset
+
+
+def varies(dataset: Dataset) -> bool:
+    """Return True if the rows differ from epoch to epoch."""
+    return hasattr(dataset, "at")
+
+
+def at_epoch(dataset: Dataset, epoch: int) -> Dataset:
+    """Return the rows as they are in ``epoch``; ``dataset`` itself unless it varies."""
+    return dataset.at(epoch) if hasattr(dataset, "at") else dataset
+
+
+def content_of(dataset: Dataset) -> str | None:
+    """Return the digest of what the rows say; ``None`` for a data set without one."""
+    content: str | None = getattr(dataset, "content", None)
+    return content
+
+
+def is_padding_free(dataset: Dataset) -> bool | None:
+    """Return whether ``batch`` itself avoids padding; ``None`` for a data set that leaves it to the model."""
+    own: bool | None = getattr(dataset, "padding_free", None)
+    return own
+
+
+def padded_rows(dataset: Dataset) -> Dataset | None:
+    """Return the same rows, padded; ``None`` if they are not the same then."""
+    same: Dataset | None = dataset.padded() if hasattr(dataset, "padded") else dataset
+    return same
+
+
+def check_indexed(name: str, dataset: object) -> None:
+    """Raise TaskError unless rows can be fetched by number; ``name`` is that of the field of ``Datasets``."""
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__len__"):
+        raise TaskError(
+            f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which is read from its start only: a "
+            "resume could not go on inside it (law 7); expected a data set with len() and batch(indices)"
+        )
+    if not hasattr(type(dataset), "batch"):
+        kind = type(dataset).__name__
+        raise TaskError(f"task: prepare() returned as {name!r} a {kind}, which has no batch(indices)")
+
+
+def mean_loss(outputs: dict[str, Tensor | Ragged], dataset: Dataset) -> float | None:
+    """Return the mean over items, as in training; ``None`` where nothing counts."""
+    items = int(read(dataset.items, np.arange(len(dataset))).sum())
+    loss = outputs.get("loss")
+    return loss.double().sum().item() / items if isinstance(loss, Tensor) and items else None

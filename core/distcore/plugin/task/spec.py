@@ -1,0 +1,312 @@
+"""The methods of a task, in the order in which the core calls them, each with an example that a test runs.
+
+A task needs ``prepare``, ``build_model`` and ``loss`` or ``row_loss``, and for its evaluation ``outputs`` and
+``report``, or ``sums`` and ``report_sums``; ``row_loss`` alone is enough, too. Every other method is optional: the core
+calls it if the task has it. ``BoundTask`` finds out once, and all that is called before the first step is tried there,
+so that a task that cannot be evaluated or saved fails at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from distcore.config import RunConfig
+    from distcore.plugin.task.ragged import Ragged
+    from distcore.plugin.task.task import Batch, Dataset, Datasets, FileRows, Outputs
+
+
+class TaskSpec:
+    """What a task may have. Nothing inherits from it: it is the page to read, and what the core looks for.
+
+    A DistcoreError that a method raises ends the run in one line; anything else is a failure with a traceback. The
+    examples together are a task, and a test trains it; ``Rows`` in them is a ``Dataset`` that makes rows up,
+    ``Classifier`` a model of token embeddings, and ``F`` is ``torch.nn.functional``.
+
+    Two attributes are optional as well: ``metrics``, each metric with ``"min"`` or ``"max"`` (default: the loss), and
+    ``on_resume``, each option that a resumed run may change (``distcore.OnResume``).
+    """
+
+    def suggest(self, config: RunConfig) -> Mapping[str, object]:
+        """Return values by key of ``RunConfig`` for keys that the user left at 'auto' (``lr``). Must not read data.
+
+        Example::
+
+            def suggest(self, config: RunConfig) -> dict[str, object]:
+                return {"lr": 0.01}
+        """
+        raise NotImplementedError
+
+    def prepare(self, config: RunConfig) -> Datasets:
+        """Read, check and cache the data; called before ranks start and, cheap by then, once on each rank.
+
+        Every rank must get the same rows in the same order. Raises DistcoreError for rows that cannot be used.
+
+        Example::
+
+            def prepare(self, config: RunConfig) -> Datasets:
+                train, held_out = Rows(50, seed=config.seed), Rows(11, seed=1)
+                return Datasets(train=train, evaluation=held_out, test=held_out, facts={"classes": 4})
+        """
+        raise NotImplementedError
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
+
+        Example::
+
+            def weights_folder(self, config: RunConfig) -> Path | None:
+                folder = Path("pretrained")
+                return folder if any(folder.glob("*.safetensors")) else None
+        """
+        raise NotImplementedError
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model in fp32 on torch's default device; the core has seeded the random state.
+
+        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
+        build the model whole instead. Raises DistcoreError where it cannot be built.
+
+        Example::
+
+            def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+                return Classifier(dropout=0.0)
+        """
+        raise NotImplementedError
+
+    def why_not_padding_free(self) -> str | None:
+        """Return why the configured model cannot compute rows without padding; ``None`` if it can.
+
+        Also a reason: that it is not known to be exact. Must not read data.
+
+        Example::
+
+            def why_not_padding_free(self) -> str | None:
+                return None
+        """
+        raise NotImplementedError
+
+    def skipped_fraction(self) -> float:
+        """Return the fraction of per-token compute that the padding-free model skips, from 0 to 1.
+
+        Such as the last layer of all tokens that the head does not read. Must not read data.
+
+        Example::
+
+            def skipped_fraction(self) -> float:
+                return 0.25
+        """
+        raise NotImplementedError
+
+    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
+        """Have ``module``, as ``build_model`` returned it, skip padding from now on; return a function that undoes it.
+
+        Called at most once for a model, after a strategy has wrapped it, and on every rank. Outputs and gradients stay
+        the same; before the first step the core compares the losses of some rows with those of the padded form.
+
+        Example::
+
+            def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
+                hook = module.register_forward_pre_hook(lambda module, given: (given[0].contiguous(),))
+                return hook.remove
+        """
+        raise NotImplementedError
+
+    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have ``module`` compute logits at target positions only; return ``data`` whose batches say where those are.
+
+        Called after ``enable_padding_free``, where rows are computed without padding. Losses and gradients stay the
+        same; for batches of ``data`` as it was, and of ``padded`` of a data set, so does the model.
+
+        Example::
+
+            def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
+                return data  # one prediction a row: all logits are those of targets
+        """
+        raise NotImplementedError
+
+    def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+        """Write into the run folder what a user of the model needs beside its weights; on the main rank.
+
+        Called before the first step. What fails to be written ends the run on every rank, in one line.
+
+        Example::
+
+            def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
+                names = ["sport", "science", "politics", "weather"]
+                (folder / "classes.json").write_text(json.dumps(names))
+        """
+        raise NotImplementedError
+
+    def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+        """Return data sets without rows, enough for ``build_model`` and ``save``, from what ``save`` wrote.
+
+        ``None`` if it wrote nothing into ``folder``. Without this method an export prepares the data again.
+
+        Example::
+
+            def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
+                none = Rows(0, seed=0)
+                return Datasets(train=none, evaluation=none, test=none)
+        """
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the *sum* of the loss over the items of ``batch``, a scalar with gradient. The core divides, once.
+
+        ``batch`` is on the device of ``model``, which runs under the core's autocast: return fp32, as torch's
+        losses do there.
+
+        Example::
+
+            def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+                logits = model(batch["tokens"])  # (n, classes)
+                return F.cross_entropy(logits, batch["labels"], reduction="sum")
+        """
+        raise NotImplementedError
+
+    def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of each row of ``batch``, shape ``(n,)``, with gradient: in fp32, as for ``loss``.
+
+        Called where the task has no ``loss``; and in evaluation, as the output ``loss``, where it has neither
+        ``outputs`` nor ``sums``. A row that counts several items gives their sum.
+
+        Example::
+
+            def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+                return F.cross_entropy(model(batch["tokens"]), batch["labels"], reduction="none")
+        """
+        raise NotImplementedError
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | Ragged]:
+        """Return what evaluation needs: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
+
+        Any dtype, the same for every batch; all but the first dimension are the same for every batch, too. Where they
+        are not, a ``distcore.Ragged`` of n rows takes the place of a tensor. Called without gradient, in evaluation
+        mode; the core keeps what comes on the CPU. No name may be ``index``.
+
+        Example::
+
+            def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+                logits, label = model(batch["tokens"]).float(), batch["labels"]
+                loss = F.cross_entropy(logits, label, reduction="none")
+                return {"loss": loss, "prediction": logits.argmax(-1), "label": label}
+        """
+        raise NotImplementedError
+
+    def generate(self, model: nn.Module, batch: Batch, in_step: bool) -> Mapping[str, Tensor | Ragged]:
+        """Return outputs as ``outputs`` does, under names of their own; called after it, for the same batch.
+
+        ``model`` is what ``build_model`` returned, not the strategy's wrapper, so that it has its own methods.
+        ``in_step``: all ranks must call the model equally often, because each call needs every rank's part of the
+        weights; ``generate`` of transformers calls this ``synced_gpus``. Call the whole model, not a part of it.
+
+        Example::
+
+            def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
+                tokens, calls = batch["tokens"], 2  # as many on every rank, so that it need not ask ``in_step``
+                for _ in range(calls):
+                    tokens = torch.cat([tokens, model(tokens).argmax(-1, keepdim=True) + 1], dim=1)
+                return {"next": tokens[:, -calls:]}
+        """
+        raise NotImplementedError
+
+    def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Return sums over the rows of ``batch``, by name: of any shape, the same for every batch, on any device.
+
+        The core adds them up in float64 over all rows of the data set, each once. Called as ``outputs`` is.
+
+        Example::
+
+            def sums(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+                right = model(batch["tokens"]).argmax(-1) == batch["labels"]
+                return {"right": right.sum(), "rows": torch.tensor(len(right))}
+        """
+        raise NotImplementedError
+
+    def report(self, outputs: Outputs, data: Datasets) -> dict[str, object]:
+        """Turn the outputs of a whole data set, on the CPU and in its order, into metrics as JSON values.
+
+        Without rows ``outputs`` is empty; the metrics must be there all the same. Before the first step it is tried on
+        the outputs of one micro-batch, repeated until there is one for each row of the evaluation data.
+
+        Example::
+
+            def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+                if not outputs:
+                    return {"loss": 0.0, "accuracy": 0.0}
+                right = outputs["prediction"] == outputs["label"]
+                return {"loss": outputs["loss"].mean().item(), "accuracy": right.float().mean().item()}
+        """
+        raise NotImplementedError
+
+    def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+        """Turn the sums over a whole data set, float64 on the CPU, into metrics as JSON values.
+
+        Without rows ``sums`` is empty; the metrics must be there all the same. No metric may have the name of one of
+        ``report``.
+
+        Example::
+
+            def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
+                return {"share_right": (sums["right"] / sums["rows"]).item() if sums else 0.0}
+        """
+        raise NotImplementedError
+
+    def predictions(self, outputs: Outputs, data: Datasets) -> Iterable[dict[str, object]]:
+        """Turn the same outputs into the lines of predictions.jsonl, one JSON object per row.
+
+        They are the outputs of ``data.test``.
+
+        Example::
+
+            def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterable[dict[str, object]]:
+                for index, prediction in enumerate(outputs["prediction"].tolist() if outputs else []):
+                    yield {"index": index, "prediction": prediction}
+        """
+        raise NotImplementedError
+
+    def row_columns(self) -> Mapping[str, str]:
+        """Return the columns that a file with such rows must have, by the option that names each (``columns.text``).
+
+        Example::
+
+            def row_columns(self) -> Mapping[str, str]:
+                return {"columns.text": "text"}
+        """
+        raise NotImplementedError
+
+    def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        """Yield the record of each row of a file or folder, in order, the same ones each time; raises DataError.
+
+        A record ends with the values of the columns ``others``, by the option that names each: none, or the id that
+        the user asked for. Goes before ``row_columns``.
+
+        Example::
+
+            def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+                for row in map(json.loads, source.read_text().splitlines()):
+                    yield row["text"], *(row[column] for column in others.values())
+        """
+        raise NotImplementedError
+
+    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return a data set of ``rows``, in this order; raises DataError for a row that cannot be used.
+
+        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
+        ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which
+        the core adds file and row, unless the line has a ``file`` of its own. Called for all rows of a file, some
+        thousands at a time, before the first of them is predicted, and then again on every rank: what takes long
+        belongs into ``batch``.
+
+        Example::
+
+            def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+                return Rows(len(rows.records), seed=rows.start)
+        """
+        raise NotImplementedError

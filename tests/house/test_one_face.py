@@ -1,0 +1,50 @@
+"""What a task or a data set can do is asked in one module of the core each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "core/distcore").rglob("*.py"))
+ASKING = {"isinstance", "issubclass", "hasattr", "getattr"}
+DATA_SETS = {"dataset", "data.train", "data.evaluation", "data.test"}
+
+
+def asked(source: str, of: set[str]) -> Iterator[int]:
+    """The lines that ask an object which is written as one of ``of``, at its end, for its class or its members."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING and node.args:
+            subject = ast.unparse(node.args[0]).removesuffix(")").removeprefix("type(")
+            if any(subject == name or subject.endswith(f".{name}") for name in of):
+                yield node.lineno
+
+
+def asking(of: set[str]) -> set[str]:
+    return {str(file.relative_to(ROOT / "core/distcore")) for file in SOURCES if any(asked(file.read_text(), of))}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(task, X)",
+        "hasattr(self.task, 'save')",
+        "getattr(lab.task, 'save', None)",
+        "hasattr(type(task), 'x')",
+    ],
+)
+def test_a_question_to_a_task_is_seen(line: str) -> None:
+    assert list(asked(line, {"task"})) == [1]
+
+
+def test_a_task_is_asked_in_one_module() -> None:
+    assert asking({"task"}) == {"plugin/task/bound.py"}
+
+
+def test_a_data_set_is_asked_in_one_module() -> None:
+    # Answers of a task, the torch data sets of `Simple`, and a law that counts the rows of its own data set.
+    others = {"plugin/task/bound.py", "plugin/task/simple.py", "testing/laws/resume.py"}
+    assert asking(DATA_SETS) - others == {"plugin/task/datasets.py"}
