@@ -105,7 +105,7 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     del model
     if layout != "whole":
-        strategy.teardown(world)
+        getattr(strategy, "teardown", defaults.teardown)(world)
     return peak, took
 
 

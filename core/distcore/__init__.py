@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from distcore.data.per_epoch import row_random as row_random
     from distcore.distributed import dtensors as dtensors
     from distcore.distributed import flat_buffers as flat_buffers
+    from distcore.distributed.collectives import gather_rows as gather_rows
+    from distcore.distributed.collectives import sum_over_ranks as sum_over_ranks
     from distcore.distributed.devices import device_of as device_of
     from distcore.distributed.devices import has_jagged_attention as has_jagged_attention
-    from distcore.distributed.process_group import check_gradients_averaged as check_gradients_averaged
-    from distcore.distributed.process_group import gather_rows as gather_rows
-    from distcore.distributed.process_group import has_state_in_buffers as has_state_in_buffers
     from distcore.distributed.process_group import join_process_group as join_process_group
     from distcore.distributed.process_group import leave_process_group as leave_process_group
     from distcore.distributed.process_group import open_store as open_store
-    from distcore.distributed.process_group import rebuild_gradient_buckets as rebuild_gradient_buckets
-    from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
+    from distcore.distributed.replicas import check_gradients_averaged as check_gradients_averaged
+    from distcore.distributed.replicas import has_state_in_buffers as has_state_in_buffers
+    from distcore.distributed.replicas import rebuild_gradient_buckets as rebuild_gradient_buckets
     from distcore.distributed.traced_buckets import TracedBuckets as TracedBuckets
     from distcore.errors import ConfigError as ConfigError
     from distcore.errors import DataError as DataError
@@ -134,16 +134,16 @@ _HOME = {
     "nearest": "distcore.errors",
     "Evaluation": "distcore.plugin.strategy.contract",
     "hookimpl": "distcore.plugin.strategy.hookspecs",
-    "check_gradients_averaged": "distcore.distributed.process_group",
-    "gather_rows": "distcore.distributed.process_group",
-    "has_state_in_buffers": "distcore.distributed.process_group",
+    "check_gradients_averaged": "distcore.distributed.replicas",
+    "gather_rows": "distcore.distributed.collectives",
+    "has_state_in_buffers": "distcore.distributed.replicas",
     "join_process_group": "distcore.distributed.process_group",
-    "rebuild_gradient_buckets": "distcore.distributed.process_group",
+    "rebuild_gradient_buckets": "distcore.distributed.replicas",
     "TracedBuckets": "distcore.distributed.traced_buckets",
     "repeated_classes": "distcore.model.blocks",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",
-    "sum_over_ranks": "distcore.distributed.process_group",
+    "sum_over_ranks": "distcore.distributed.collectives",
     "Batch": "distcore.plugin.task.task",
     "StepLoss": "distcore.plugin.strategy.contract",
     "BatchPlan": "distcore.plugin.batching.sampling",

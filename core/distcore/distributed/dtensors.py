@@ -26,9 +26,9 @@ def save(run: Run) -> State:
     """Return what this rank holds of the model and of the optimizer's state, by neutral name.
 
     A shard is a ``Piece`` in its own dtype, on its own device, marked on all replicas but the first. An empty shard is
-    left out. Raises ValueError for a DTensor that is sharded along
-    another dimension than the first.
+    left out. Raises ValueError for a DTensor that is sharded along another dimension than the first.
     """
+    reshard(run.module)
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
     return {name: held(tensor.detach()) for name, tensor in tensors.items() if not is_empty(tensor)}
 
@@ -37,13 +37,25 @@ def save(run: Run) -> State:
 def load(run: Run, state: SavedState) -> bool:
     """Read this rank's part of every tensor, whatever strategy and number of ranks saved it; always true.
 
-    Moments of the optimizer become DTensors that are sharded as their parameters are.
+    Moments of the optimizer become DTensors that are sharded as their parameters are. Raises CheckpointError for a
+    plain tensor of another shape than the model's.
     """
+    reshard(run.module)
     for name, tensor in defaults.model_state(run).items():
         _load(tensor, name, state)
     if run.optimizer is not None:
         defaults.load_optimizer(run, state, _optimizer_tensor)
     return True
+
+
+def reshard(model: nn.Module) -> None:
+    """Have modules that gather their parameters free what a forward pass without backward has left gathered.
+
+    The shards stand in the model again then. torch's wrappers offer it as a method of that name.
+    """
+    for module in model.modules():
+        if hasattr(module, "unshard") and hasattr(module, "reshard"):
+            module.reshard()
 
 
 @torch.no_grad()
@@ -91,7 +103,7 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
     if isinstance(target, DTensor):
         fill(target, lambda start, count: state.piece(name, start, count))
     else:
-        target.copy_(state[name])
+        defaults.load_whole(target, name, state)
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:

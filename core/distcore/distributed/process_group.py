@@ -1,4 +1,4 @@
-"""For strategies that use torch.distributed's process group: join, leave, sum, and gather rows."""
+"""Join torch's default process group, and leave it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
     DistStoreError,
     HashStore,
@@ -26,10 +26,15 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not re-exported
 )
 
 from distcore.config import RunConfig
+from distcore.distributed import dtensors
+from distcore.distributed.collectives import gather_rows, sum_over_ranks
 from distcore.distributed.devices import backend_of, device_of
 from distcore.errors import StrategyError
-from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, World
+from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, Run, World
+from distcore.plugin.strategy.state import SavedState, State
 
+OWN = "made by distcore"
+"""What distcore writes on the default process group that it makes, where torch keeps a group's description."""
 LEFT = re.compile(r"closed by peer|reset by peer|Broken pipe", re.IGNORECASE)
 """In what gloo says where the process at the other end has gone."""
 
@@ -48,7 +53,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
     of_its_own = backend != "gloo"
     backends = f"cpu:gloo,{device.type}:{backend}" if main_memory and of_its_own else backend
     if dist.is_initialized():
-        if id(dist.group.WORLD) not in _OWN:
+        if not _is_own():
             return _world_of_program(rank_info, device, backends)
         dist.destroy_process_group()  # a failed run in this process left its group behind
     dist.init_process_group(
@@ -59,16 +64,24 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         timeout=timedelta(seconds=config.timeout),
         device_id=device if of_its_own else None,
     )
-    _OWN[:] = [id(dist.group.WORLD)]
-    return World(rank=dist.get_rank(), size=dist.get_world_size(), local_rank=rank_info.local_rank, device=device)
+    dist.group.WORLD._set_group_desc(OWN)
+    return _world(rank_info, device)
 
 
-_OWN: list[int] = []
-"""The identity of the default process group, if distcore has made it; one that the program made is not destroyed.
+def _is_own() -> bool:
+    """Return True if distcore has made the default process group; one that the program made is not destroyed."""
+    group: Any = dist.group.WORLD
+    return group.group_desc == OWN
 
-Not the group itself: a forked rank that inherits the last reference to one waits for ever for threads that it does not
-have.
-"""
+
+def _world(rank_info: RankInfo, device: torch.device) -> World:
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=rank_info.local_rank,
+        device=device,
+        group=TorchRanks(),
+    )
 
 
 def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) -> World:
@@ -85,7 +98,7 @@ def _world_of_program(rank_info: RankInfo, device: torch.device, backends: str) 
             f"the program has made a process group of {there}, and this run needs {', '.join(missing)}: call "
             "destroy_process_group() before, or make none"
         )
-    return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=device)
+    return _world(rank_info, device)
 
 
 def open_store(rank_info: RankInfo) -> Store:
@@ -94,15 +107,6 @@ def open_store(rank_info: RankInfo) -> Store:
     For backends that connect ranks without a process group. Reads MASTER_ADDR and MASTER_PORT from the environment.
     """
     return _store(rank_info) or next(rendezvous("env://", rank_info.rank, rank_info.size))[0]
-
-
-def has_state_in_buffers(model: nn.Module) -> bool:
-    """Return True if ``model`` has persistent buffers, such as running statistics, which ranks must synchronise.
-
-    Other buffers, such as position numbers, are always the same on every rank: to send them in every step would waste
-    a collective.
-    """
-    return not model.state_dict().keys().isdisjoint(dict(model.named_buffers()))
 
 
 def _store(rank_info: RankInfo) -> Store | None:
@@ -159,7 +163,8 @@ _STORES: dict[tuple[str, int], tuple[Store, Iterator[int]]] = {}
 """By address and port: the store of this process, and the numbers of the groups that meet in it.
 
 Each group has keys of its own: under torch's names for them, which are always the same, a rank that is ahead would read
-where its peers were in the last group, and wait for them there.
+where its peers were in the last group, and wait for them there. Kept in the module, not in a world: a process has one
+address to meet at, and the server there must outlive the worlds that meet in it one after another.
 """
 
 
@@ -168,40 +173,6 @@ def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStor
         return TCPStore(address, port, rank_info.size, is_master=False)
     listener = socket.create_server((address, port))
     return TCPStore(address, port, rank_info.size, is_master=True, master_listen_fd=listener.detach())
-
-
-def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
-    """Run a dummy backward pass, so that gradient buckets are rebuilt before the first step.
-
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch assigns gradients to buckets anew after the first
-    backward of a process. With more than two ranks the order in which a gradient is summed depends on its place in a
-    bucket: a resumed run would round differently in its first step than a run that was never interrupted.
-    """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    own = vars(module).get("forward")  # some wrappers replace the method on the instance
-    module.forward = lambda _: torch.stack([parameter.sum() for parameter in trained]).sum()
-    try:
-        wrapped(trained[0].detach()).backward()  # of an accelerator, where the wrapper cannot be called with no input
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
-    module.zero_grad()
-
-
-def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
-    """Raise StrategyError if the backward pass that ends a step did not average all gradients over the ranks.
-
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper, which by itself complains in the next forward pass, when
-    the ranks have stepped apart. ``remedy``: what the user can do, the end of the message.
-    """
-    try:
-        wrapped._check_reducer_finalized()
-    except RuntimeError as error:
-        trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-        without = next((repr(name) for name, p in trained if p.grad is None), None)
-        when = f"{without} got no gradient in this step" if without else "got no gradient in the last backward pass"
-        raise StrategyError(f"parameter {when}; {remedy}") from error
 
 
 def leave_process_group(world: World) -> bool:
@@ -219,43 +190,30 @@ def leave_process_group(world: World) -> bool:
         # looked at it. One that failed before it came here says so itself, and ends the job by its exit status.
         if not LEFT.search(str(error)):
             raise
-    if id(dist.group.WORLD) in _OWN:
-        _OWN.clear()
+    if _is_own():
         dist.destroy_process_group()
     return True
 
 
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """Return the sum of ``values`` over ranks, on every rank, same shape and dtype; ``values`` is not changed."""
-    total = values.clone()
-    dist.all_reduce(total)
-    return total
+class TorchRanks:
+    """The ranks of torch's default process group, for the defaults of a strategy's hooks."""
 
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of ``values`` over the ranks, on every rank."""
+        return sum_over_ranks(values)
 
-def gather_rows(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the rows of all ranks in rank order; the same result on every rank.
+    def gather(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rows of all ranks, in rank order, on every rank."""
+        return gather_rows(outputs)
 
-    Each tensor has shape ``(n_r, …)`` on rank r, where n_r may be 0, and ``(sum of n_r, …)`` in the result; dtypes
-    are kept. Needs one collective for all lengths, and one per tensor, padded to the longest n_r.
-    """
-    if not outputs:
-        return {}
-    names = sorted(outputs)
-    mine = torch.tensor([len(outputs[name]) for name in names], device=outputs[names[0]].device)
-    lengths = _all_gather(mine)
-    return {name: _gather(outputs[name], [int(row[i]) for row in lengths]) for i, name in enumerate(names)}
+    def save(self, run: Run) -> State:
+        """Return whole tensors, and this rank's shards of DTensors; nothing is gathered."""
+        return dtensors.save(run)
 
+    def load(self, run: Run, state: SavedState) -> bool:
+        """Read this rank's part of every tensor, whatever strategy saved it; always true."""
+        return dtensors.load(run, state)
 
-def _gather(rows: Tensor, lengths: list[int]) -> Tensor:
-    longest = max(lengths)  # all_gather takes the same shape from every rank
-    padded = rows.new_zeros((longest, *rows.shape[1:]))
-    padded[: len(rows)] = rows
-    if longest == 0:  # on every rank, so all of them leave out the collective
-        return padded
-    return torch.cat([part[:length] for part, length in zip(_all_gather(padded), lengths, strict=True)])
-
-
-def _all_gather(tensor: Tensor) -> list[Tensor]:
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return parts
+    def leave(self, world: World) -> bool:
+        """Leave the group once every rank has called; always true."""
+        return leave_process_group(world)

@@ -23,11 +23,8 @@ from distcore import (
     StepResult,
     World,
     defaults,
-    gather_rows,
     hookimpl,
     join_process_group,
-    leave_process_group,
-    sum_over_ranks,
 )
 
 
@@ -79,26 +76,11 @@ class LocalSGD:
         return result
 
     @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
-
-    @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Average first: a checkpoint holds one model, not one per rank."""
         assert run.optimizer is not None
         self._average_state(run.optimizer)
         return defaults.save_checkpoint(run)
-
-    @hookimpl
-    def teardown(self, world: World) -> bool:
-        """Leave the process group."""
-        return leave_process_group(world)
 
     def _average_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Average parameters and moments, which differ between ranks since the last averaging, unless ``every=1``."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,9 +77,10 @@ def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator
         )
 
 
-def world_of(accelerator: Accelerator) -> World:
-    """The world as Accelerate reports it."""
-    return World(
+def world_of(joined: World, accelerator: Accelerator) -> World:
+    """The world that was ``joined``, as Accelerate reports it."""
+    return replace(
+        joined,
         rank=accelerator.process_index,
         size=accelerator.num_processes,
         local_rank=accelerator.local_process_index,

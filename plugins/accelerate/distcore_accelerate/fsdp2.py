@@ -15,14 +15,10 @@ from distcore import (
     ConfigError,
     OptimizerFactory,
     PreparedModel,
-    Progress,
     Run,
     RunConfig,
-    SavedState,
-    State,
     StrategyError,
     World,
-    dtensors,
     nearest,
 )
 from distcore_accelerate.backend import Backend
@@ -134,23 +130,6 @@ class Sharded(Backend):
         sharded: FSDPModule = run.strategy_state
         sharded.set_requires_gradient_sync(last)
         return _NOTHING
-
-    def save(self, run: Run) -> State:
-        """Return this rank's shards; nothing is gathered."""
-        _reshard(run.module)
-        return dtensors.save(run)
-
-    def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Read this rank's part of every tensor, whatever strategy saved it; always true."""
-        _reshard(run.module)
-        return dtensors.load(run, state)
-
-
-def _reshard(model: nn.Module) -> None:
-    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def _names(value: Any) -> Any:

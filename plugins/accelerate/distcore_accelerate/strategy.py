@@ -26,11 +26,9 @@ from distcore import (
     State,
     StepResult,
     World,
-    gather_rows,
     hookimpl,
     join_process_group,
     leave_process_group,
-    sum_over_ranks,
 )
 from distcore_accelerate.accelerator import new_accelerator, rank_environment, reset_state, world_of
 from distcore_accelerate.backend import Backend
@@ -101,7 +99,7 @@ class AccelerateStrategy(AccelerateOptions):
         world = join_process_group(config, rank_info)
         with rank_environment(world):
             arguments = self._arguments(self.active_backend.plugins(config, world))
-            reported = world_of(new_accelerator(self.settings, world, arguments))
+            reported = world_of(world, new_accelerator(self.settings, world, arguments))
         reset_state()  # with DeepSpeed's, transformers would build the model sharded
         return reported
 
@@ -129,16 +127,6 @@ class AccelerateStrategy(AccelerateOptions):
     def step(self, run: Run, clip: Clip) -> StepResult:
         """Clip and step as the backend does."""
         return self.active_backend.step(run, clip)
-
-    @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:

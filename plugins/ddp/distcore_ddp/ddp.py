@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distcore import (
@@ -24,13 +24,10 @@ from distcore import (
     check_gradients_averaged,
     defaults,
     footprint,
-    gather_rows,
     has_state_in_buffers,
     hookimpl,
     join_process_group,
-    leave_process_group,
     rebuild_gradient_buckets,
-    sum_over_ranks,
 )
 from distcore_ddp.compression import compression_hook
 
@@ -142,18 +139,3 @@ class DDPStrategy:
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)
-
-    @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
-
-    @hookimpl
-    def teardown(self, world: World) -> bool:
-        """Leave the process group."""
-        return leave_process_group(world)

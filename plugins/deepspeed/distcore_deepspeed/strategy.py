@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from distcore import (
     BuiltModel,
@@ -26,12 +26,10 @@ from distcore import (
     State,
     World,
     build_in_parts,
-    gather_rows,
     hookimpl,
     join_process_group,
     leave_process_group,
     return_large_blocks,
-    sum_over_ranks,
 )
 from distcore_deepspeed import library, partitions
 from distcore_deepspeed.build import build
@@ -117,7 +115,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         if self.user_config.stage == 3 and world.device.type == "cpu":
             return_large_blocks()
         rank, size = library.start(world.device, config.log_level == "debug")
-        return World(rank=rank, size=size, local_rank=rank_info.local_rank, device=world.device)
+        return replace(world, rank=rank, size=size)
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
@@ -128,16 +126,6 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Build DeepSpeed's engine around the model; an evaluation has one only at stage 3."""
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
-
-    @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:

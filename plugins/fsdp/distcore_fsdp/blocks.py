@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from distcore import StrategyError, repeated_classes
@@ -52,13 +51,6 @@ def recompute(units: Iterable[nn.Module]) -> None:
     """
     for unit in units:
         unit.forward = partial(_checkpointed, unit.forward)
-
-
-def reshard(model: nn.Module) -> None:
-    """Free the gathered parameters that a forward pass without backward has left in the place of their shards."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:

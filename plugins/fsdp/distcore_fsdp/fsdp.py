@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -34,20 +34,14 @@ from distcore import (
     RankInfo,
     Run,
     RunConfig,
-    SavedState,
-    State,
     Values,
     World,
     build_in_parts,
-    dtensors,
-    gather_rows,
     hookimpl,
     join_process_group,
-    leave_process_group,
     return_large_blocks,
-    sum_over_ranks,
 )
-from distcore_fsdp.blocks import Wrap, blocks, describe, recompute, reshard
+from distcore_fsdp.blocks import Wrap, blocks, describe, recompute
 from distcore_fsdp.planned import Sharded, planned
 from distcore_fsdp.weights import Weights, has_slices, materialise, replay, sliced
 
@@ -195,33 +189,6 @@ class FSDPStrategy:
             if self._reshard_options():  # parameters are gathered once per step, not once per micro-batch
                 root.set_reshard_after_backward(last)
         return _NO_CONTEXT
-
-    @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
-
-    @hookimpl
-    def save_checkpoint(self, run: Run) -> State:
-        """Return the slices of tensors that this rank holds; nothing is gathered."""
-        reshard(run.module)
-        return dtensors.save(run)
-
-    @hookimpl
-    def load_checkpoint(self, run: Run, state: SavedState) -> bool:
-        """Read the slices of tensors that this rank holds."""
-        reshard(run.module)
-        return dtensors.load(run, state)
-
-    @hookimpl
-    def teardown(self, world: World) -> bool:
-        """Leave the process group."""
-        return leave_process_group(world)
 
     def _mesh(self, world: World) -> DeviceMesh:
         kind, shard = world.device.type, self._shard_size(world.size)

@@ -51,7 +51,7 @@ def overflow_on_last_rank():
         scales.append(run.scaler.get_scale())
         after = [p.full_tensor() for p in run.model.parameters()]
         moved.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
-    strategy.teardown(run.world)
+    defaults.teardown(run.world)
     return scales, moved
 
 
@@ -66,7 +66,7 @@ def inf_in_one_shard():
     after = [p.full_tensor() for p in run.model.parameters()]
     unmoved = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     scale = run.scaler.get_scale()
-    strategy.teardown(run.world)
+    defaults.teardown(run.world)
     return unmoved, scale
 
 
@@ -77,7 +77,7 @@ def collectives(sharding, micro_batches):
         for index in range(micro_batches):
             with strategy.accumulate(run, last=index == micro_batches - 1):
                 run.model(torch.ones(2, 4)).sum().backward()
-    strategy.teardown(run.world)
+    defaults.teardown(run.world)
     return counted.names
 
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from distcore import ModelSource, RankInfo, Run, RunConfig, World, launch, train
+from distcore import ModelSource, RankInfo, Run, RunConfig, World, defaults, launch, train
 from distcore.model.lora import adapt
 from distcore.testing.from_scratch import from_scratch
 from distcore.testing.problem import Classifier, Problem
@@ -103,7 +103,7 @@ def differences(folder, cases):
         origin = from_scratch(make, SEED)
         model, whole = sharded(strategy, config, world, origin)
         found[name] = whole, differing(model, origin.build())
-    strategy.teardown(world)
+    defaults.teardown(world)
     found["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -32,13 +32,10 @@ from distcore import (
     build_in_parts,
     defaults,
     dtensors,
-    gather_rows,
     hookimpl,
     join_process_group,
-    leave_process_group,
     repeated_classes,
     return_large_blocks,
-    sum_over_ranks,
 )
 from distcore_fsdp import blocks
 from distcore_mesh.clipping import clip_gradients
@@ -191,33 +188,18 @@ class MeshStrategy(MeshOptions):
         return StepResult(grad_norm=norm)
 
     @hookimpl
-    def reduce_loss(self, run: Run, values: Tensor) -> Tensor:
-        """Sum the values over ranks."""
-        return sum_over_ranks(values)
-
-    @hookimpl
-    def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the rows of all ranks, in rank order."""
-        return gather_rows(outputs)
-
-    @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return the parts of tensors that this rank holds; nothing is gathered."""
-        blocks.reshard(run.module)
+        dtensors.reshard(run.module)
         mine: MeshState = run.strategy_state
         return mine.layout.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
         """Read the parts of tensors that this rank holds."""
-        blocks.reshard(run.module)
+        dtensors.reshard(run.module)
         mine: MeshState = run.strategy_state
         return mine.layout.load(run, state)
-
-    @hookimpl
-    def teardown(self, world: World) -> bool:
-        """Leave the process group."""
-        return leave_process_group(world)
 
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
         log.info("mesh: %s", blocks.describe(model, units))

@@ -153,7 +153,7 @@ class Layout:
         elif isinstance(target, DTensor):
             dtensors.fill(target, lambda start, count: state.piece(name, start, count))
         else:
-            target.copy_(state[name])
+            defaults.load_whole(target, name, state)
 
     def _held(self, name: str, tensor: Tensor) -> Tensor | Piece:
         """Return a tensor that is not split: the same on every rank of the group."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from distcore import RankInfo, Run, RunConfig, launch
+from distcore import RankInfo, Run, RunConfig, defaults, launch
 from distcore.testing.from_scratch import from_scratch, small_models
 from distcore_mesh.mesh import MeshStrategy
 
@@ -62,7 +62,7 @@ def starts():
         shards = LAYOUTS[layout].get("shard", 1)
         found[case] = started(layout, MODELS[name], replace(world, shard=world.rank % shards, shards=shards))
     vit = started("tp", MODELS["vit"], world)
-    MeshStrategy(tp=2).teardown(world)
+    defaults.teardown(world)
     return found | {"vit": vit}
 
 

@@ -37,7 +37,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from distcore import RankInfo, Run, RunConfig, launch
+from distcore import RankInfo, Run, RunConfig, defaults, launch
 from distcore_mesh.mesh import MeshStrategy
 
 pytestmark = pytest.mark.ranks
@@ -116,7 +116,7 @@ def distances():
         worst = max(errors, key=lambda at: errors[at])
         found[name] = errors[worst], worst, {*layout.splits}, len({id(p) for p in split.parameters()})
         assert found[name][3] == len({id(p) for p in whole.parameters()})
-    strategy.teardown(world)
+    defaults.teardown(world)
     return found
 
 

@@ -41,7 +41,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from distcore import Clip, ConfigError, RankInfo, Run, RunConfig, StrategyError, launch
+from distcore import Clip, ConfigError, RankInfo, Run, RunConfig, StrategyError, defaults, launch
 from distcore_mesh.group import Group
 from distcore_mesh.logits import SplitLogits
 from distcore_mesh.mesh import MeshStrategy
@@ -169,7 +169,7 @@ def distances(*layouts):
         {name: distance(name, strategy, world) for name in names}
         for strategy, (_, names) in zip(strategies, layouts, strict=True)
     ]
-    strategies[0].teardown(world)
+    defaults.teardown(world)
     return found
 
 

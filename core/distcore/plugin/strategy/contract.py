@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from distcore.config import RunConfig
     from distcore.plugin.strategy.capabilities import Capabilities
-    from distcore.plugin.strategy.state import State
+    from distcore.plugin.strategy.state import SavedState, State
     from distcore.plugin.task.task import Batch, Outputs
 
 Wanted = Callable[[str], tuple[int, int]]
@@ -51,6 +51,30 @@ class RankInfo:
     """TCP port of the store on rank 0's machine; ``None``: any free port."""
 
 
+class RankGroup(Protocol):
+    """What the ranks of a process group do together. A world that has one gives its strategy other defaults."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of ``values`` over the ranks, on every rank."""
+        ...
+
+    def gather(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rows of all ranks, in rank order, on every rank."""
+        ...
+
+    def save(self, run: Run) -> State:
+        """Return whole tensors and, of those that are spread over the ranks, what this rank holds."""
+        ...
+
+    def load(self, run: Run, state: SavedState) -> bool:
+        """Read what this rank holds of every tensor; always true."""
+        ...
+
+    def leave(self, world: World) -> bool:
+        """Leave the group once every rank has called; always true."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """The world as the backend reports it, and this rank's device."""
@@ -69,6 +93,8 @@ class World:
     """Number of data shards. Default: ``size``."""
     speaks: bool = True
     """Whether the rows and losses of this rank count: true on exactly one rank of each data shard."""
+    group: RankGroup | None = field(default=None, repr=False, compare=False)
+    """The process group that the strategy joined by ``join_process_group``; ``None``: it connects ranks itself."""
 
     def __post_init__(self) -> None:
         if self.shard < 0:

@@ -1,6 +1,8 @@
-"""What each operation does in one process: the reference, and what a strategy gets for a hook it leaves out.
+"""What a strategy gets for a hook that it leaves out: what one process does, joined over ranks by ``world.group``.
 
-A strategy may also call these from its own hooks.
+A strategy that joined torch's process group by ``join_process_group`` has such a group: losses are summed, rows
+gathered, sharded tensors saved and loaded part by part, and the group is left at the end. A strategy may also call
+these from its own hooks.
 """
 
 from __future__ import annotations
@@ -126,19 +128,21 @@ def _widened(value: object) -> object:
 
 @hookimpl
 def reduce_loss(run: Run, values: Tensor) -> Tensor:
-    """Return ``values`` as they are: the sum over one rank."""
-    return values
+    """Return the sum of ``values`` over the ranks of the world's group; without a group, ``values`` as they are."""
+    return run.world.group.sum(values) if run.world.group else values
 
 
 @hookimpl
 def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``outputs`` as they are: the rows of one rank."""
-    return outputs
+    """Return the rows of all ranks of the world's group, in rank order; without a group, ``outputs`` as they are."""
+    return run.world.group.gather(outputs) if run.world.group else outputs
 
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Return whole tensors: right wherever every rank holds the whole model."""
+    """Return whole tensors, and what this rank holds of those that are sharded over the world's group."""
+    if run.world.group:
+        return run.world.group.save(run)
     return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
 
 
@@ -171,19 +175,26 @@ def optimizer_state(run: Run) -> dict[str, Tensor]:
 
 @hookimpl
 def load_checkpoint(run: Run, state: SavedState) -> bool:
-    """Load whole tensors into the model and, where the run trains, into the optimizer.
+    """Load what this rank holds of the model and, where the run trains, of the optimizer's state.
 
     Raises CheckpointError for a tensor of another shape than the model's.
     """
-    with torch.no_grad():
-        for name, tensor in model_state(run).items():
-            saved = state[name]
-            if saved.shape != tensor.shape:  # copy_ would stretch it
-                raise CheckpointError(f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here")
-            tensor.copy_(saved)
+    if run.world.group:
+        return run.world.group.load(run, state)
+    for name, tensor in model_state(run).items():
+        load_whole(tensor, name, state)
     if run.optimizer is not None:
         load_optimizer(run, state)
     return True
+
+
+@torch.no_grad()
+def load_whole(tensor: Tensor, name: str, state: SavedState) -> None:
+    """Copy a whole tensor of ``state`` into ``tensor``; raises CheckpointError if that has another shape."""
+    saved = state[name]
+    if saved.shape != tensor.shape:  # copy_ would stretch it
+        raise CheckpointError(f"{name!r} is {list(saved.shape)} in the checkpoint, {list(tensor.shape)} here")
+    tensor.copy_(saved)
 
 
 def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
@@ -212,5 +223,5 @@ def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) ->
 
 @hookimpl
 def teardown(world: World) -> bool:
-    """Do nothing: one process has no other to leave."""
-    return True
+    """Leave the world's group; without one there is nothing to leave."""
+    return world.group.leave(world) if world.group else True

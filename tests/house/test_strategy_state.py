@@ -1,0 +1,45 @@
+"""A strategy keeps what it must remember in the slot that the core hands on, ``Run.strategy_state``, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    file
+    for place in ("core/distcore", "plugins", "examples")
+    for file in sorted((ROOT / place).rglob("*.py"))
+    if "tests" not in file.parts
+]
+SMUGGLED = re.compile(
+    r"""vars\([^)]*\)(\.(get|pop))?[\[(]["']distcore_"""  # kept on a module under a name that nobody knows
+    r"""|cast\([^()]*,\s*run\.\w+\)"""  # reached through what the run has for all
+)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_state_of_a_strategy_is_neither_smuggled_on_a_module_nor_cast(file: Path) -> None:
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        assert not SMUGGLED.search(line), f"{file}:{number}: {line.strip()}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vars(model)["distcore_layout"] = layout',
+        "sequences = vars(run.module).get('distcore_sequences')",
+        'return vars(model).pop("distcore_weights", None)',
+        "root = cast(FSDPModule, run.model)",
+        "text = cast(Any, run.model).config",
+    ],
+)
+def test_the_ways_to_smuggle_are_seen(line: str) -> None:
+    assert SMUGGLED.search(line)
+
+
+@pytest.mark.parametrize("line", ["state: Layout = run.strategy_state", "vars(namespace).update(values)"])
+def test_other_lines_are_not(line: str) -> None:
+    assert not SMUGGLED.search(line)
