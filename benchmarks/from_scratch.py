@@ -68,7 +68,7 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM  # before the clock starts
 
-    from distcore import Datasets, RankInfo, Run, RunConfig
+    from distcore import Datasets, RankInfo, Run, RunConfig, defaults
     from distcore.model.model_source import base_source
     from distcore.rank_environment import join
     from distcore.testing.problem import Problem

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from distcore.jobs.train import train as train
     from distcore.launchers import launch as launch
     from distcore.launchers.processes.available_cores import available_cores as available_cores
+    from distcore.model.blocks import repeated_blocks as repeated_blocks
     from distcore.model.blocks import repeated_classes as repeated_classes
     from distcore.model.deferred_init.in_parts import build_in_parts as build_in_parts
     from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
@@ -140,6 +141,7 @@ _HOME = {
     "join_process_group": "distcore.distributed.process_group",
     "rebuild_gradient_buckets": "distcore.distributed.replicas",
     "TracedBuckets": "distcore.distributed.traced_buckets",
+    "repeated_blocks": "distcore.model.blocks",
     "repeated_classes": "distcore.model.blocks",
     "leave_process_group": "distcore.distributed.process_group",
     "open_store": "distcore.distributed.process_group",

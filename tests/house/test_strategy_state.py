@@ -1,4 +1,4 @@
-"""A strategy keeps what it must remember in the slot that the core hands on, ``Run.strategy_state``, and nowhere else."""
+"""A strategy keeps what it must remember in the slot that the core hands on, and nowhere else."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AutoModel, BertConfig, T5Config
 
 from distcore import ConfigError, RunConfig
+from distcore.model.blocks import depths_from_top
 from distcore.model.optim import optimizer_factory
-from distcore.model.optimizers.numbered_blocks import depths_from_top
 from distcore.testing.problem import Classifier
 
 RATE = 0.1

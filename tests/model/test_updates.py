@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from distcore import registry
+from distcore.model.blocks import hidden_matrices
 from distcore.model.optim import optimizer_class
 from distcore.model.optimizers.lion import Lion
 from distcore.model.optimizers.muon import Muon
-from distcore.model.optimizers.numbered_blocks import hidden_matrices
 from distcore.plugin.options import build
 from distcore.testing.problem import Classifier
 

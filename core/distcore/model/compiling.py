@@ -20,7 +20,7 @@ from torch import nn
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError
-from distcore.model.blocks import repeated_blocks
+from distcore.model.blocks import outermost, repeated_classes
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Compilations
 
@@ -67,7 +67,7 @@ def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
     found = Compilations()
     if config.compile == "off":
         return found
-    parts = [module] if config.compile == "on" else repeated_blocks(module)
+    parts = [module] if config.compile == "on" else outermost(module, repeated_classes(module))
     if not parts:
         raise ConfigError(f"compile = 'regions': {type(module).__name__} has no repeated blocks; use --compile on")
     _count(found)

@@ -9,7 +9,7 @@ from torch import nn
 
 from distcore.config import Group, RunConfig
 from distcore.errors import ConfigError
-from distcore.model.optimizers.numbered_blocks import depths_from_top
+from distcore.model.blocks import depths_from_top
 from distcore.plugin.optimizer import ParameterGroup
 
 

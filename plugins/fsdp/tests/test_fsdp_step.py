@@ -40,7 +40,7 @@ def small():
 
 
 def overflow_on_last_rank():
-    run = a_run(strategy := FSDPStrategy())
+    run = a_run(FSDPStrategy())
     before = [p.full_tensor().clone() for p in run.model.parameters()]
     x = torch.ones(2, 4)
     factor = float("inf") if run.world.rank == run.world.size - 1 else 1.0
@@ -57,7 +57,7 @@ def overflow_on_last_rank():
 
 def inf_in_one_shard():
     """The last rank's shard of the gradient overflows, after gradients were averaged."""
-    run = a_run(strategy := FSDPStrategy())
+    run = a_run(FSDPStrategy())
     before = [p.full_tensor().clone() for p in run.model.parameters()]
     defaults.backward(run, run.model(torch.ones(2, 4)).sum())
     if run.world.rank == run.world.size - 1:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distcore import StrategyError, repeated_classes
+from distcore import StrategyError, repeated_blocks
 from distcore_mesh.absent import Absent, hollow, hollow_twin
 from distcore_mesh.stages import Stages
 
@@ -111,13 +111,13 @@ def _check_order(stages: Stages, name: str, misplaced: str, _module: nn.Module, 
 
 def _stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
     """Return the name of the one list that has the model's blocks, and these."""
-    classes = repeated_classes(model)
+    blocks = set(repeated_blocks(model).values())
     found = {
         name: list(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
         and len(module) > 1
-        and all(type(block).__name__ in classes for block in module)
+        and all(block in blocks for block in module)
     }
     if len(found) != 1:
         listed = ", ".join(found) or "none"

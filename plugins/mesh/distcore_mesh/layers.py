@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distcore import StrategyError
+from distcore import StrategyError, repeated_blocks
 from distcore_mesh.group import Group
 from distcore_mesh.logits import keep_split
 from distcore_mesh.plans import Plan
-from distcore_mesh.sequences import Sequences, blocks_of
+from distcore_mesh.sequences import Sequences
 from distcore_mesh.splits import Split
 from distcore_mesh.tokens import split_tokens
 
@@ -44,7 +44,7 @@ def split_layers(
     styles = styles_for(model, plan, group.size)
     splits = _splits_by(model, styles)
     tokens = split_tokens(model, styles, splits, group) if by_tokens else None
-    inside = {id(module) for block in blocks_of(model) for module in block.modules()}
+    inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
     with torch.no_grad():
         for name, split in splits.items():
             parameter = model.get_parameter(name)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distcore import StrategyError, repeated_classes
+from distcore import StrategyError, repeated_blocks
 from distcore_mesh.group import Group
 from distcore_mesh.plans import model_type
 
@@ -87,7 +87,7 @@ def split_sequences(model: nn.Module, group: Group, tp: int) -> Sequences:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     check_sequences(model, group.size, tp)
-    blocks = blocks_of(model)
+    blocks = list(repeated_blocks(model).values())
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     names = frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
     sequences = Sequences(group, names)
@@ -116,17 +116,10 @@ def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
             f"strategy_options.cp = {cp}: {what} is not known to compute parts of sequences (these are: "
             f"{', '.join(MODEL_TYPES)})"
         )
-    for attention in _attentions(blocks_of(model)):
+    for attention in _attentions(list(repeated_blocks(model).values())):
         _check_heads(attention.config, cp, tp)
         if (original := _implementation(attention)) not in ALL_ATTENTION_FUNCTIONS:
             raise StrategyError(f"strategy_options.cp = {cp}: does not go with {original!r} attention; use sdpa")
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks, in order: those in lists, without embeddings, which some models name too."""
-    classes = repeated_classes(model)
-    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential))
-    return [block for each in lists for block in each if type(block).__name__ in classes]
 
 
 def _attentions(blocks: list[nn.Module]) -> list[Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from distcore import StrategyError
+from distcore import StrategyError, repeated_blocks
 from distcore_mesh.group import Group
 from distcore_mesh.plans import model_type
-from distcore_mesh.sequences import Sequences, blocks_of, leave_behind
+from distcore_mesh.sequences import Sequences, leave_behind
 from distcore_mesh.splits import Split
 
 MODEL_TYPES = (
@@ -46,7 +46,7 @@ def split_tokens(model: nn.Module, styles: Mapping[str, str], splits: Mapping[st
     Raises StrategyError as ``check_tokens`` does.
     """
     check_tokens(model, styles)
-    blocks, inside = blocks_of(model), _names(model)
+    blocks, inside = list(repeated_blocks(model).values()), _names(model)
     alike = {
         name
         for name, parameter in model.named_parameters()
@@ -65,7 +65,7 @@ def split_tokens(model: nn.Module, styles: Mapping[str, str], splits: Mapping[st
 
 def _names(model: nn.Module) -> frozenset[str]:
     """Return the names of the modules in the blocks."""
-    inside = {id(module) for block in blocks_of(model) for module in block.modules()}
+    inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
     return frozenset(name for name, module in model.named_modules() if id(module) in inside)
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from distcore.errors import ConfigError
+from distcore.model.blocks import hidden_matrices
 from distcore.model.optimizers.adam import AdamW
-from distcore.model.optimizers.numbered_blocks import hidden_matrices
 from distcore.plugin.optimizer import ParameterGroup
 
 
