@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ def reshard(model: nn.Module) -> None:
 
     The shards stand in the model again then. torch's wrappers offer it as a method of that name.
     """
+    module: Any
     for module in model.modules():
         if hasattr(module, "unshard") and hasattr(module, "reshard"):
             module.reshard()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -64,14 +63,14 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
         timeout=timedelta(seconds=config.timeout),
         device_id=device if of_its_own else None,
     )
+    assert dist.group.WORLD is not None  # it was made just now
     dist.group.WORLD._set_group_desc(OWN)
     return _world(rank_info, device)
 
 
 def _is_own() -> bool:
     """Return True if distcore has made the default process group; one that the program made is not destroyed."""
-    group: Any = dist.group.WORLD
-    return group.group_desc == OWN
+    return dist.group.WORLD is not None and dist.group.WORLD.group_desc == OWN
 
 
 def _world(rank_info: RankInfo, device: torch.device) -> World:

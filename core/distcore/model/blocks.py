@@ -1,6 +1,6 @@
 """The repeated blocks of a model, such as the layers of a transformer: the one definition for all who ask.
 
-They are what is sharded or compiled as one, what a pipeline is cut between, what layer decay counts and what Muon steps.
+They are what is sharded or compiled as one, what a pipeline is cut between, and what layer decay counts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stacks_of(model: nn.Module) -> list[list[str]]:
 
 
 def outermost(model: nn.Module, classes: Iterable[str]) -> list[nn.Module]:
-    """Return the modules of these classes inside ``model``, in its order; of modules inside each other the outer ones."""
+    """Return the modules of these classes inside ``model``, in its order; of those inside each other the outer ones."""
     wanted, inner, chosen = frozenset(classes), set[nn.Module](), []
     for module in model.modules():
         if type(module).__name__ in wanted and module is not model and module not in inner:
