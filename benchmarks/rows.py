@@ -90,7 +90,7 @@ class Data:
 class Pretended:
     """A strategy that reports a world of any size and computes nothing."""
 
-    capabilities: ClassVar = Capabilities(spec_version=2, processes="one")
+    capabilities: ClassVar = Capabilities(spec_version=3, processes="one")
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

@@ -307,9 +307,9 @@ class Mute: ...
 class Future:
     capabilities = Capabilities(spec_version=99)
 class Narrow:
-    capabilities = Capabilities(spec_version=2, precisions=frozenset({"fp32"}))
+    capabilities = Capabilities(spec_version=3, precisions=frozenset({"fp32"}))
 class Unmarked:
-    capabilities = Capabilities(spec_version=2)
+    capabilities = Capabilities(spec_version=3)
     def step(self, run, clip): ...
 """
 ENTRY_POINTS = """[distcore.strategies]

@@ -39,7 +39,7 @@ class Spread(nn.Module):
 
 
 def run_of(module: nn.Module, world: World, optimizer: torch.optim.Optimizer | None = None) -> Run:
-    capabilities = Capabilities(spec_version=2)
+    capabilities = Capabilities(spec_version=3)
     return Run(
         config=RunConfig(), world=world, capabilities=capabilities, module=module, model=module, optimizer=optimizer
     )

@@ -9,13 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from distcore.config import RunConfig
 from distcore.distributed.process_group import agree_on_prefix, join_process_group, leave_process_group
 from distcore.errors import StrategyError
-from distcore.plugin.strategy.contract import RankInfo
+from distcore.plugin.strategy import defaults
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import RankInfo, Run, World
+from distcore.plugin.strategy.state import Piece
 
 CONFIG = RunConfig(device="cpu")
 
@@ -50,6 +57,34 @@ def test_a_group_of_ours_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dist.group.WORLD is not left
     leave_process_group(world)
     assert not dist.is_initialized()
+
+
+def test_defaults_of_hooks_use_the_group_that_was_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    world = join_process_group(CONFIG, RankInfo())
+    module = nn.Linear(2, 2)
+    mesh = init_device_mesh("cpu", (1,))
+    sharded = distribute_tensor(module.weight.detach().clone(), mesh, [Shard(0)])
+    module.weight = nn.Parameter(sharded)
+    run = Run(config=CONFIG, world=world, capabilities=Capabilities(spec_version=3), module=module, model=module)
+    values = torch.arange(3.0)
+    assert torch.equal(defaults.reduce_loss(run, values), values)
+    assert defaults.gather_outputs(run, {"rows": values})["rows"].tolist() == values.tolist()
+    saved = defaults.save_checkpoint(run)
+    assert isinstance(saved["model/weight"], Piece)  # not gathered
+    assert torch.equal(saved["model/bias"], module.bias)
+    assert defaults.teardown(world)
+    assert not dist.is_initialized()
+
+
+def test_defaults_without_a_group_are_those_of_one_process() -> None:
+    world, module = World(rank=0, size=1, local_rank=0, device=torch.device("cpu")), nn.Linear(2, 2)
+    run = Run(config=CONFIG, world=world, capabilities=Capabilities(spec_version=3), module=module, model=module)
+    values = torch.arange(3.0)
+    assert defaults.reduce_loss(run, values) is values
+    assert defaults.gather_outputs(run, {"rows": values})["rows"] is values
+    assert torch.equal(defaults.save_checkpoint(run)["model/weight"], module.weight)
+    assert defaults.teardown(world)
 
 
 COME_AND_GO = """

@@ -232,7 +232,7 @@ CASES = (
 
 def together(_config: RunConfig) -> object:
     """The strategy that the examples of the operations are together."""
-    declared = {"capabilities": distcore.Capabilities(spec_version=2)}
+    declared = {"capabilities": distcore.Capabilities(spec_version=3)}
     answered = [name for name in OPERATIONS if name != "train_step"]  # it would do without accumulate and backward
     return type("Example", (), methods(Operations, answered, set()) | declared)()
 

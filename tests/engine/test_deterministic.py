@@ -23,7 +23,7 @@ from distcore import Capabilities, World, hookimpl
 
 
 class Unsteady:
-    capabilities = Capabilities(spec_version=2, processes="one", deterministic=False)
+    capabilities = Capabilities(spec_version=3, processes="one", deterministic=False)
 
     @hookimpl
     def setup(self, config, rank_info):

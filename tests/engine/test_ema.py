@@ -125,7 +125,7 @@ def test_without_warmup_the_decay_is_the_same_from_the_first_step_on() -> None:
     def run_with(**ema: Any) -> Run:
         module = torch.nn.Linear(1, 1)
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-        declared = Capabilities(spec_version=2)
+        declared = Capabilities(spec_version=3)
         return Run(config=RunConfig(ema=ema), world=world, capabilities=declared, module=module, model=module)
 
     assert decay_at(run_with(decay=0.9, warmup=False), 1) == 0.9
@@ -142,7 +142,7 @@ STRATEGY = """
 from distcore import Capabilities
 
 class Plain:
-    capabilities = Capabilities(spec_version=2)
+    capabilities = Capabilities(spec_version=3)
 """
 
 

@@ -73,7 +73,7 @@ def test_every_way_to_name_one_is_seen() -> None:
 
 
 def test_a_strategy_that_declares_nothing_is_seen() -> None:
-    silent, speaks = "Capabilities(spec_version=2)\n", 'Capabilities(devices=frozenset({"cpu", "cuda"}))\n'
+    silent, speaks = "Capabilities(spec_version=3)\n", 'Capabilities(devices=frozenset({"cpu", "cuda"}))\n'
     uses = "torch.cuda.synchronize()\n"
     assert undeclared([silent, uses]) == ["1: torch.cuda.synchronize()"]
     assert undeclared([speaks, silent + uses]) == ["2: torch.cuda.synchronize()"]

@@ -86,12 +86,12 @@ def test_a_model_without_repeated_blocks_is_one_line() -> None:
     ("off", set(), "off"),
 ])  # fmt: skip
 def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], found: str) -> None:
-    capabilities = Capabilities(spec_version=2, compiles=frozenset(declared))
+    capabilities = Capabilities(spec_version=3, compiles=frozenset(declared))
     assert with_compile(RunConfig(compile=asked, device="cpu"), capabilities).compile == found
 
 
 def test_a_strategy_that_cannot_be_compiled_says_why() -> None:
-    capabilities = Capabilities(spec_version=2, why_not_compiled="gathers weights inside of every layer")
+    capabilities = Capabilities(spec_version=3, why_not_compiled="gathers weights inside of every layer")
     line = r"^compile = 'on': strategy 'single' gathers weights inside of every layer; use --compile off$"
     with pytest.raises(ConfigError, match=line):
         with_compile(RunConfig(compile="on"), capabilities)
@@ -99,7 +99,7 @@ def test_a_strategy_that_cannot_be_compiled_says_why() -> None:
 
 def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    capabilities = Capabilities(spec_version=2, compiles=frozenset({"on"}))
+    capabilities = Capabilities(spec_version=3, compiles=frozenset({"on"}))
     line = r"^compile = 'on': needs a C\+\+ compiler, and there is no no-such-compiler here: .* --compile off$"
     with pytest.raises(ConfigError, match=line):
         with_compile(RunConfig(compile="on", device="cpu"), capabilities)

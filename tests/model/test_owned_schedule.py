@@ -40,7 +40,7 @@ LAWS = ("mid-epoch", "bit-for-bit")
 class Decays(SingleStrategy):
     """Nine tenths of the rate after each step, whatever the config's schedule says."""
 
-    capabilities: ClassVar = Capabilities(spec_version=2, processes="one", owns=frozenset({"schedule"}))
+    capabilities: ClassVar = Capabilities(spec_version=3, processes="one", owns=frozenset({"schedule"}))
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, cast
 
 import pytest
 import torch
+from torch import nn
 
-from distcore import Capabilities, PreparedModel, RankInfo, Run, RunConfig, World, hookimpl
+from distcore import Capabilities, ModelSource, PreparedModel, RankInfo, Run, RunConfig, World, hookimpl
 from distcore.errors import StrategyError
 from distcore.plugin.options import build, options_of
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
@@ -19,7 +20,7 @@ from distcore.strategies.single import SingleStrategy
 
 
 class Minimal:
-    capabilities: ClassVar = Capabilities(spec_version=2)
+    capabilities: ClassVar = Capabilities(spec_version=3)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
@@ -89,6 +90,30 @@ def test_a_newer_hook_spec_asks_for_a_newer_distcore() -> None:
 
     with pytest.raises(StrategyError, match=r"written for hook-spec version 99.*upgrade distcore"):
         Hooks("mine", Newer())
+
+
+def test_a_strategy_of_version_2_is_taken_as_it_is() -> None:
+    class Older(Minimal):
+        capabilities: ClassVar = Capabilities(spec_version=2)
+
+        @hookimpl
+        def build_model(self, source: ModelSource) -> nn.Module:
+            return source.build()  # a module alone, as in version 2
+
+    module = nn.Linear(2, 2)
+    hooks = Hooks("mine", Older())
+    world = hooks.setup(RunConfig(), RankInfo())
+    built = hooks.build_model(RunConfig(), world, ModelSource(build=lambda: module, skeleton=lambda: module))
+    assert (built.model, built.state) == (module, None)
+    assert hooks.teardown(world) is None  # what the world has no group for is done as in one process
+
+
+def test_a_strategy_of_an_older_version_is_refused_with_the_page_that_helps() -> None:
+    class Oldest(Minimal):
+        capabilities: ClassVar = Capabilities(spec_version=1)
+
+    with pytest.raises(StrategyError, match=r"written for hook-spec version 1, .* has 3 and .*docs/hook-spec-3\.md"):
+        Hooks("mine", Oldest())
 
 
 def test_an_extension_may_wrap_an_operation() -> None:
@@ -167,7 +192,7 @@ class Steps(Minimal):
 
 
 class StepsItsOwn(Steps):
-    capabilities: ClassVar = Capabilities(spec_version=2, owns=frozenset({"optimizer"}))
+    capabilities: ClassVar = Capabilities(spec_version=3, owns=frozenset({"optimizer"}))
 
 
 def prepared(strategy: object, extensions: dict[str, object]) -> PreparedModel:

@@ -175,7 +175,7 @@ def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:
 
 def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:
     config = RunConfig(device="cpu")
-    cheap, dear = Capabilities(spec_version=2), Capabilities(spec_version=2, forward_cost=2.5)
+    cheap, dear = Capabilities(spec_version=3), Capabilities(spec_version=3, forward_cost=2.5)
     assert with_forward_tokens(config, cheap).forward_tokens == 96
     assert with_forward_tokens(config, dear).forward_tokens == 240
     given = config.model_copy(update={"loader": Loader(forward_tokens=5)})

@@ -20,7 +20,7 @@ class TracedBuckets:
     What ``traced()`` of a strategy may return under which torch's reducer averages gradients, as views of its buckets.
     """
 
-    capabilities: ClassVar = Capabilities(spec_version=2)
+    capabilities: ClassVar = Capabilities(spec_version=3)
 
     def __init__(self, bucket_mb: int) -> None:
         """``bucket_mb``: size of a bucket in MiB."""

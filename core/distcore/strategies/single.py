@@ -19,7 +19,7 @@ class SingleStrategy:
     """Train in one process; every hook except ``setup`` is the core's default."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=2,
+        spec_version=3,
         processes="one",
         other_optimizers="all",
         ema=True,

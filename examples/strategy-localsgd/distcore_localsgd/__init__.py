@@ -41,7 +41,7 @@ class LocalSGD:
         drift = f"ranks step on their own gradients and average every {self.every} steps"
         laws = ("gradient", "clipping", "checkpoint", "resume") if self.every > 1 else ()
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             gradients="mean",
             # Between averagings each rank would have its own loss scale in fp16, and skip its own steps.
             precisions=frozenset({"fp32", "bf16", "fp16"} if self.every == 1 else {"fp32", "bf16"}),

@@ -41,7 +41,7 @@ class Replicated(Backend):
         """Declare one more collective per step with ``find_unused``, and unused parameters exempt without it."""
         find_unused = self.options.find_unused
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="all",
             ema=True,

@@ -76,7 +76,7 @@ class Sharded(Backend):
     def capabilities(self) -> Capabilities:
         """Declare sharded parameters and the strategy's own precision; no fp16."""
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16"}),
             optimizers=frozenset({"adamw", "muon"}),

@@ -60,7 +60,7 @@ class ZeRO(Backend):
     def capabilities(self) -> Capabilities:
         """Declare what stage and scheduler of the user's config bring with them."""
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             other_optimizers="elementwise",
             shards_parameters=self.user.stage == 3,

@@ -65,7 +65,7 @@ class DDPStrategy:
     def capabilities(self) -> Capabilities:
         """A step all-reduces gradients and broadcasts buffers with state; ``find_unused`` all-reduces what was used."""
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             other_optimizers="all",
             ema=True,
             compiles=frozenset({"on", "regions"}),

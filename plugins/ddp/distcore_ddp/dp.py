@@ -27,7 +27,7 @@ class DataParallelStrategy:
     tunes: ClassVar = ()  # where it could be of use, one process per device is faster
 
     capabilities: ClassVar = Capabilities(
-        spec_version=2,
+        spec_version=3,
         processes="one",
         devices=frozenset({"cpu", "cuda"}),
         other_optimizers="all",

@@ -68,7 +68,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         """Sharding, ownership of the schedule and what is exempt depend on stage and scheduler."""
         user = self.user_config
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             precisions=frozenset({"fp32", "bf16", "fp16"}),
             optimizers=frozenset({"adamw", *OPTIMIZERS}),

@@ -99,7 +99,7 @@ class FSDPStrategy:
     """Units to gather ahead of the computing one in backward; 0: left to torch, which gathers one ahead."""
 
     capabilities: ClassVar = Capabilities(
-        spec_version=2,
+        spec_version=3,
         optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalises
         other_optimizers="elementwise",
         shards_parameters=True,

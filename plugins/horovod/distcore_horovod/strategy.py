@@ -67,7 +67,7 @@ class HorovodStrategy:
     def capabilities(self) -> Capabilities:
         """Whether gradients come out as a mean or as a sum, and what is exempt, depends on the options."""
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             devices=frozenset({"cpu", "cuda"}),
             gradients="sum" if self.op == "sum" else "mean",
             other_optimizers="none" if self.op == "adasum" else "all",

@@ -13,7 +13,7 @@ from distcore import Capabilities, Clip, OptimizerFactory, PreparedModel, Run, S
 class TracedFusion:
     """Holds what Horovod holds beside the model: its fusion buffer, all the time, and gradients as they are sent."""
 
-    capabilities: ClassVar = Capabilities(spec_version=2, devices=frozenset({"cpu", "cuda"}))
+    capabilities: ClassVar = Capabilities(spec_version=3, devices=frozenset({"cpu", "cuda"}))
 
     def __init__(self, fusion_bytes: int, halves: bool) -> None:
         """``halves``: gradients are sent in half precision, as copies that live until all have come back."""

@@ -70,7 +70,7 @@ class MeshStrategy(MeshOptions):
     def capabilities(self) -> Capabilities:
         """What the strategy declares; the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
         return Capabilities(
-            spec_version=2,
+            spec_version=3,
             precisions=frozenset({"fp32", "bf16"}),
             other_optimizers="elementwise",
             ranks_per_shard=self.tp * self.cp * self.pp,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distcore.config import parse_settings
+
+if TYPE_CHECKING:
+    from distcore.testing.cases import Finding
 
 SUMMARY = "measure the laws against a strategy or a task"
 
@@ -34,22 +37,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Exit code 0 if no case is broken, else 1; declared exemptions are skipped."""
     settings = parse_settings(arguments.set)
-    if arguments.task:
-        from distcore.testing.task_runner import check_task
-
-        found = check_task(arguments.task, settings, only=arguments.case)
-    else:
-        from distcore.testing.runner import check
-
-        found = check(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
+    findings, facts = _of_task(arguments, settings) if arguments.task else _of_strategy(arguments, settings)
     if arguments.json:
-        print(json.dumps([asdict(finding) | {"verdict": finding.verdict} for finding in found], indent=1))
+        print(json.dumps([asdict(finding) | {"verdict": finding.verdict} | facts for finding in findings], indent=1))
     else:
-        show(found)
-    return BROKEN if any(finding.held is False for finding in found) else 0
+        show(findings)
+        for version in facts.values():
+            print(f"written for hook-spec version {version}")
+    return BROKEN if any(finding.held is False for finding in findings) else 0
 
 
-def show(found: list[Any]) -> None:
+def _of_task(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
+    from distcore.testing.task_runner import check_task
+
+    return check_task(arguments.task, settings, only=arguments.case), {}
+
+
+def _of_strategy(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
+    """Return the findings, and for which version of the hook specs the strategy was written."""
+    from distcore.plugin.strategy.hooks import capabilities_of
+    from distcore.testing.runner import measure, subject_of
+
+    subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
+    declared = capabilities_of(subject.config.strategy, subject.strategy())
+    return measure([subject])[0], {"spec_version": declared.spec_version}
+
+
+def show(found: list[Finding]) -> None:
     """Print a table of the findings, why cases were skipped, one line per broken case, and a summary."""
     from rich.text import Text
 

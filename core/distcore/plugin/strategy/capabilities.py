@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
     from distcore.config import RunConfig
 
-SPEC_VERSION = 2
-"""Version of the hook specs. It increases when a hook changes in a way that breaks an existing plugin."""
+SPEC_VERSION = 3
+"""Version of the hook specs. It increases when a hook is called at another time, or an answer means something else."""
+OLDEST_SPEC_VERSION = 2
+"""The oldest version whose strategies still mean what they meant: all that is new since has a default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from distcore.errors import StrategyError, nearest
 from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.report import Report
 from distcore.plugin.strategy import defaults
-from distcore.plugin.strategy.capabilities import SPEC_VERSION, Capabilities
+from distcore.plugin.strategy.capabilities import OLDEST_SPEC_VERSION, SPEC_VERSION, Capabilities
 from distcore.plugin.strategy.contract import (
     BuiltModel,
     Evaluation,
@@ -232,16 +232,16 @@ class _Prepared:
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:
-    """Return what ``strategy`` declares; raises StrategyError if that is nothing, or for another spec version."""
+    """Return what ``strategy`` declares; raises StrategyError if that is nothing, or of a version that is not taken."""
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
-    if declared.spec_version != SPEC_VERSION:
+    if not OLDEST_SPEC_VERSION <= declared.spec_version <= SPEC_VERSION:
         older = declared.spec_version < SPEC_VERSION
-        what_to_do = "upgrade the plugin, or see docs/hook-spec-2.md" if older else "upgrade distcore"
+        what_to_do = "upgrade the plugin, or see docs/hook-spec-3.md" if older else "upgrade distcore"
         raise StrategyError(
             f"strategy {name!r}: written for hook-spec version {declared.spec_version}, this distcore has "
-            f"{SPEC_VERSION}; {what_to_do}"
+            f"{SPEC_VERSION} and takes {OLDEST_SPEC_VERSION} too; {what_to_do}"
         )
     return declared
 

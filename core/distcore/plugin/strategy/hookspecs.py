@@ -212,8 +212,8 @@ class Operations:
         """Join the rows of all ranks in rank order, on every rank.
 
         Each tensor is ``(n_r, …)`` with the rank's own ``n_r``, which may be 0 and differ from name to name; the
-        answer is ``(sum of n_r, …)`` with dtypes kept. Called at the end of an evaluation and for agreement checks,
-        never in a step. Serves laws 4 and 8.
+        answer is ``(sum of n_r, …)`` with dtypes kept. Called at the end of an evaluation, for agreement checks, and in
+        a step by a task whose loss is over the global batch. Serves laws 4, 8 and 9.
 
         Example::
 

@@ -18,7 +18,7 @@ from distcore.resolve.resolve import load_task, resolve
 from distcore.testing.problem import Problem
 from distcore_tasks.packing.groups import Groups
 
-ONE = Capabilities(spec_version=2, processes="one")
+ONE = Capabilities(spec_version=3, processes="one")
 SIZES = (2, 3, 4, 30, 40)
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     padded = {"model": "bert-base", "max_seq_len": 4}  # of 12 layers little is left out in the last one
     assert chosen(config(rows, **padded)) == ("off", "it would save too little")
     assert chosen(config(rows, max_seq_len=4))[0] == "on"
-    shared = Capabilities(spec_version=2, ranks_per_shard=2)
+    shared = Capabilities(spec_version=3, ranks_per_shard=2)
     assert chosen(config(rows), shared) == ("off", "strategy 'single' computes a row on several ranks")
     elsewhere = resolve(config(rows)).model_copy(update={"device": "cuda"})
     task = load_task(elsewhere)

@@ -152,7 +152,7 @@ def test_only_whole_outputs_are_narrowed(
 ) -> None:
     model, config = decoder("llama"), resolve(RunConfig(task="causal-lm", device="cpu", **change))
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
-    capabilities = Capabilities(spec_version=2, processes="one", **declared)
+    capabilities = Capabilities(spec_version=3, processes="one", **declared)
     run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
     _, data = packed_as_trained(run, load_task(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
