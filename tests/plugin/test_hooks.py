@@ -105,7 +105,7 @@ def test_a_strategy_of_version_2_is_taken_as_it_is() -> None:
     world = hooks.setup(RunConfig(), RankInfo())
     built = hooks.build_model(RunConfig(), world, ModelSource(build=lambda: module, skeleton=lambda: module))
     assert (built.model, built.state) == (module, None)
-    assert hooks.teardown(world) is None  # what the world has no group for is done as in one process
+    hooks.teardown(world)  # the world has no group: as in one process
 
 
 def test_a_strategy_of_an_older_version_is_refused_with_the_page_that_helps() -> None:
