@@ -47,7 +47,8 @@ from distcore.launchers import launch
 from distcore.plugin.strategy.contract import Progress, RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import export, join
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
@@ -154,9 +155,9 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
     if rank_info.size > 1:
         export(rank_info)
     given = {"strategy": setting.strategy, "strategy_options": setting.options, "nproc": setting.nproc}
-    config = resolve(RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher)
+    config = resolve(RunConfig.model_validate(JOB | given), rank_info.size, rank_info.launcher).config
     recorder = RowRecorder()
-    hooks = Hooks(config.strategy, build_strategy(config), {"rows": recorder})
+    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"rows": recorder})
     world = hooks.setup(config, rank_info)
     for source, path in sources.items():
         out = Path(folder, setting.name, source)

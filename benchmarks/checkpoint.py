@@ -131,9 +131,11 @@ MEGABYTES = 1200
 def prepared(folder: Path) -> tuple[Run, Hooks]:
     """Return a run that has taken a step, so that the optimizer has moments."""
     checkpoints = {"best": None}
-    config = resolve(RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
-    hooks, world = set_up(config, RankInfo())
-    run = build_run(config, hooks, world, Big(), Big().prepare(config))
+    resolved = resolve(
+        RunConfig(out=str(folder), device="cpu", checkpoints=checkpoints, extensions={"progress": False})
+    )
+    hooks, world = set_up(resolved, RankInfo())
+    run = build_run(resolved.config, hooks, world, Big(), Big().prepare(resolved.config))
     assert run.optimizer is not None
     for parameter in run.module.parameters():
         parameter.grad = torch.ones_like(parameter)

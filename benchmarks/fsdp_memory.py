@@ -56,28 +56,27 @@ def save(folder: str, model: str) -> int:
     """Save the built-in model with random weights as a Hugging Face folder; return the bytes of its parameters."""
     from distcore import load_config
     from distcore.jobs.train import check
-    from distcore.plugin.task import calls as task_calls
-    from distcore.resolve.resolve import load_task
+    from distcore.resolve.resolve import resolve
 
-    config, data = check(load_config(None, {"model": model}))
-    task = load_task(config)
+    resolved = resolve(load_config(None, {"model": model}))
+    config, task, data = resolved.config, resolved.task, check(resolved)
     built: Any = task.build_model(config, data)
     built.save_pretrained(folder)
-    task_calls.save(task, Path(folder), config, data)
+    task.save(Path(folder), config, data)
     return sum(parameter.numel() * parameter.element_size() for parameter in built.parameters())
 
 
 def peak(folder: str, strategy: str, stage: str, nproc: str) -> int:
     """Return the peak memory, in bytes, of the largest of ``nproc`` ranks up to the end of ``stage``."""
     from distcore import launch, load_config
-    from distcore.jobs.train import check
+    from distcore.resolve.resolve import resolve
 
-    config, _ = check(load_config(None, {
+    resolved = resolve(load_config(None, {
         "strategy": strategy, "nproc": int(nproc), "model": folder, "max_steps": 3, "max_seq_len": 32, "device": "cpu",
         "global_batch_size": 2 * int(nproc), "extensions": {"progress": False}, "log_level": "error",
         "out": f"{folder}/{strategy}",
     }))  # fmt: skip
-    return max(launch(rank, config, stage, nproc=int(nproc)))
+    return max(launch(rank, resolved.config, stage, nproc=int(nproc)))
 
 
 def rank(config: object, stage: str) -> int:
@@ -87,12 +86,12 @@ def rank(config: object, stage: str) -> int:
     from distcore.engine.trainer import build_run
     from distcore.plugin.strategy.hooks import Hooks
     from distcore.rank_environment import join
-    from distcore.resolve.resolve import build_strategy, load_task
+    from distcore.resolve import strategies, tasks
 
     assert isinstance(config, RunConfig)
     rank_info = join(os.environ)
     assert rank_info is not None
-    hooks, task = Hooks(config.strategy, build_strategy(config)), load_task(config)
+    hooks, task = Hooks(config.strategy, strategies.of(config).plugin), tasks.of(config)
     world, data = hooks.setup(config, rank_info), task.prepare(config)
     if stage != "joined":
         run = build_run(config, hooks, world, task, data)

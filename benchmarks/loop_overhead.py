@@ -43,7 +43,8 @@ from distcore.plugin.batching.sampling import BatchPlan
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 
 BATCH, WIDTH = 32, 64
 BOUNDS = {"fabric": 0.75, "accelerate": 0.25, "hf_trainer": 0.06}
@@ -146,8 +147,8 @@ def ours(data: Data, plan: BatchPlan, timed: Callable[[], AbstractContextManager
         data_guard_steps=0,
         device="cpu",
     )
-    config = resolve(config, 1)
-    hooks = Hooks("single", build_strategy(config), load_extensions(config))
+    config = resolve(config, 1).config
+    hooks = Hooks("single", strategies.of(config).plugin, load_extensions(config))
     job: Any = Job()  # a task, as far as the loop asks
     world = hooks.setup(config, RankInfo())
     run = build_run(config, hooks, world, job, Datasets(train=data, evaluation=data, test=data))

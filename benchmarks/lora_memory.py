@@ -33,10 +33,10 @@ from distcore import Progress, RankInfo, RunConfig, launch, load_config
 from distcore.checkpoint import save as save_checkpoint
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
-from distcore.jobs.train import check
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
-from distcore.resolve.resolve import build_strategy, load_task
+from distcore.resolve import strategies, tasks
+from distcore.resolve.resolve import resolve
 
 ROWS = ("single", "ddp", "fsdp", "deepspeed:2", "deepspeed:3")
 SHARDED = ("fsdp", "deepspeed")
@@ -77,20 +77,20 @@ def measure(row: str, folder: str, nproc: int, lora: int | None) -> dict[str, in
     """Train three steps in ranks of their own; each figure of the rank that has most of it."""
     ranks = 1 if row == "single" else nproc
     with tempfile.TemporaryDirectory() as out:
-        config, _ = check(load_config(None, {
+        resolved = resolve(load_config(None, {
             "strategy": row, "nproc": ranks, "model": folder, "device": "cpu", "max_steps": 3, "max_seq_len": 32,
             "micro_batch_size": 4, "global_batch_size": 4 * ranks, "lora.rank": lora, "log_level": "error",
             "extensions": {"progress": False}, "out": f"{out}/run",
         }))  # fmt: skip
-        found = launch(rank, config, nproc=ranks)
+        found = launch(rank, resolved.config, nproc=ranks)
     return {name: max(one[name] for one in found) for name in found[0]}
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
     """What each rank does: train, count, save."""
     warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
-    watcher, task = Watcher(), load_task(config)
-    hooks = Hooks(config.strategy, build_strategy(config), {"watcher": watcher})
+    watcher, task = Watcher(), tasks.of(config)
+    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     watcher.before.update(storages(living()))
     before = resident("VmRSS")

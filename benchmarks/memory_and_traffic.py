@@ -43,10 +43,10 @@ from torch.utils._pytree import tree_leaves
 from distcore import Progress, RankInfo, Run, RunConfig, StepResult, hookimpl, launch, load_config
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
-from distcore.jobs.train import check
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
-from distcore.resolve.resolve import build_strategy, load_task
+from distcore.resolve import strategies, tasks
+from distcore.resolve.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,19 @@ def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, A
     """Train ``row`` for three steps in ranks of its own; what rank 0 found in the third."""
     ranks = 1 if row.strategy in ("single", "dp") else nproc
     with tempfile.TemporaryDirectory() as out:
-        config, _ = check(load_config(None, {
+        resolved = resolve(load_config(None, {
             "strategy": row.strategy, "strategy_options": row.options, "nproc": ranks, "model": model, "device": "cpu",
             "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "global_batch_size": 4 * ranks * micro_batches,
             "data_guard_steps": 0, "log_level": "error", "out": f"{out}/run",
         }))  # fmt: skip
-        return launch(rank, config, nproc=ranks)[0]
+        return launch(rank, resolved.config, nproc=ranks)[0]
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
     """What each rank does: train, and count."""
     warnings.simplefilter("ignore")  # of what the garbage collector lists, some warns when its type is asked for
-    watcher, task = Watcher(), load_task(config)
-    hooks = Hooks(config.strategy, build_strategy(config), {"watcher": watcher})
+    watcher, task = Watcher(), tasks.of(config)
+    hooks = Hooks(config.strategy, strategies.of(config).plugin, {"watcher": watcher})
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in task.build_model(config, data).parameters())

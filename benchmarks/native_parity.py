@@ -33,7 +33,8 @@ from native.job import LOG_EVERY, Job, Timing, durations
 from distcore import Progress, Run, RunConfig, StepResult, hookimpl, launch, load_config, train
 from distcore.rank_environment import join
 from distcore.registry import load_file
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve import tasks
+from distcore.resolve.resolve import resolve
 
 BOUND, MESH_BOUND, LOSS_BOUND = 0.98, 0.97, 1e-4
 ROWS = {
@@ -100,8 +101,8 @@ def native(config: RunConfig, row: str) -> Timing:
     """Train with the hand-written script in one rank."""
     rank_info = join()
     assert rank_info is not None  # launch() started this rank
-    config = resolve(config, rank_info.size)
-    task = load_task(config)
+    resolved = resolve(config, rank_info.size)
+    config, task = resolved.config, resolved.task
     job = Job(config=config, data=task.prepare(config), task=task, rank=rank_info.rank, size=rank_info.size)
     script = importlib.import_module(f"native.{row.partition(':')[0]}_script")
     timing: Timing = script.train(job)
@@ -136,7 +137,7 @@ def measure(row: str, arguments: argparse.Namespace) -> bool:
     config, *others = (config_of(name, nproc, arguments.steps, arguments.model) for name in (one, other) if name)
     calls: dict[str, tuple[Any, ...]] = {"one": (ours, config)}
     calls["other"] = (ours, others[0]) if others else (native, config, row)
-    task = load_task(config)
+    task = tasks.of(config)
     task.prepare(config)  # once, before anything is timed
     seconds: dict[str, list[list[float]]] = {"one": [], "other": []}
     difference = 0.0

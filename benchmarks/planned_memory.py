@@ -43,7 +43,9 @@ from distcore.engine.packing import packed
 from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
-from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore.resolve import strategies, tasks
+from distcore.resolve.complete import complete
+from distcore.resolve.resolve import resolve
 from distcore_tasks.packing.models import unpad
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request
@@ -198,18 +200,19 @@ def planned(changes: dict[str, Any]) -> Row:
 def real(changes: dict[str, Any]) -> list[int]:
     """The allocator's peaks in the measured steps, on the first rank, in bytes."""
     with tempfile.TemporaryDirectory() as out:
-        config = resolve(load_config(None, changes | {"out": f"{out}/run"}))
+        config = resolve(load_config(None, changes | {"out": f"{out}/run"})).config
         return launch(rank, config, nproc=int(config.nproc))[0]
 
 
 def rank(config: RunConfig) -> list[int]:
     """What each rank does: train."""
-    task = load_task(config)
-    hooks = Hooks(config.strategy, build_strategy(config))
+    task = tasks.of(config)
+    hooks = Hooks(config.strategy, strategies.of(config).plugin)
     before = allocator("held")  # Horovod may have its fusion buffer from its set-up on
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
-    run = build_run(config, hooks, world, task, data)
-    run, data = packed(run, hooks, task, data)
+    completed = complete(resolve(config, (join() or RankInfo()).size), data)
+    run = build_run(completed.config, hooks, world, task, data)
+    run, data = packed(run, hooks, completed, data)
     loop = steps(run, hooks, task, data.train, Progress())
     most = []
     for _ in range(WARM + MEASURED):

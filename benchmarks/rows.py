@@ -147,7 +147,9 @@ def training(rows: int, ranks: int, batch: int, counted: bool, guard: int = 0) -
         max_steps=10**6,
         device="cpu",
     )
-    config = resolve(config, None).model_copy(update={"micro_batch_size": batch // ranks, "global_batch_size": batch})
+    config = resolve(config, None).config.model_copy(
+        update={"micro_batch_size": batch // ranks, "global_batch_size": batch}
+    )
     hooks, job, data = Hooks("pretended", Pretended(ranks)), Job(), Data(rows, counted)
     fingerprint(data)
     datasets = Datasets(train=data, evaluation=data, test=data)

@@ -79,9 +79,9 @@ def loads(strategy: str, path: Path) -> list[str]:
         | {"nproc": rank_info.size, "epochs": 3, "device": "cpu", "schedule": {"name": "linear", "warmup_steps": 2}}
     )
     task = Slow(dropout=0.1)
-    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
-    hooks, world = set_up(config, rank_info)
-    run = build_run(config, hooks, world, task, task.prepare(config))
+    resolved = resolve(config, rank_info.size, rank_info.launcher, task=task)
+    hooks, world = set_up(resolved, rank_info)
+    run = build_run(resolved.config, hooks, world, task, task.prepare(resolved.config))
     checkpoint.load(run, hooks, path)
     with watched() as seen:
         checkpoint.load(run, hooks, path)

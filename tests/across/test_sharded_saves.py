@@ -18,7 +18,8 @@ from distcore.plugin.strategy.contract import Progress, RankInfo
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import export, join
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import CLASSES, VOCABULARY, Problem
 
@@ -71,8 +72,8 @@ def saved(strategy: str, folder: Path, extensions: dict[str, object]) -> int:
     given: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4, "lr": 0.01, "device": "cpu", "timeout": 60}
     config = RunConfig(strategy=strategy, strategy_options=SHARDED[strategy], nproc=2, **given)
     task = Wide()
-    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
-    hooks = Hooks(strategy, build_strategy(config), extensions)
+    config = resolve(config, rank_info.size, rank_info.launcher, task=task).config
+    hooks = Hooks(strategy, strategies.of(config).plugin, extensions)
     world = hooks.setup(config, rank_info)
     run = build_run(config, hooks, world, task, data := task.prepare(config))
     list(steps(run, hooks, task, data.train, Progress()))

@@ -42,9 +42,9 @@ class Disk(Unsynced):
 
 def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
     checkpoints = {"asynchronous": asynchronous, "keep_last": 2, "best": None}
-    config = resolve(RunConfig(out=str(out), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
-    hooks, world = set_up(config, RankInfo())
-    run = build_run(config, hooks, world, Problem(), Problem().prepare(config))
+    resolved = resolve(RunConfig(out=str(out), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
+    hooks, world = set_up(resolved, RankInfo())
+    run = build_run(resolved.config, hooks, world, Problem(), Problem().prepare(resolved.config))
     return Saver(run, hooks, "rows", disk), run
 
 

@@ -115,9 +115,9 @@ def trained(out: Path, hooks: Hooks, task: Any, **changes: object) -> Iterator[d
         "global_batch_size": 12, "micro_batch_size": 3, "out": str(out), "extensions": {"progress": False},
         "checkpoints.best": None,
     }  # fmt: skip
-    config = resolve(load_config(None, settings | changes), task=task)
-    world = hooks.setup(config, RankInfo())
-    yield train_in(world, config, hooks, task, RankInfo())
+    resolved = resolve(load_config(None, settings | changes), task=task)
+    world = hooks.setup(resolved.config, RankInfo())
+    yield train_in(world, resolved, hooks, RankInfo())
     hooks.teardown(world)
 
 

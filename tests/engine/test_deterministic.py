@@ -84,7 +84,7 @@ def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
     install(tmp_path, "unsteady", "[distcore.strategies]\nunsteady = unsteady:Unsteady\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = RunConfig(strategy="unsteady", device="cpu", lr=0.1)
-    assert resolve(config, task=Problem()).deterministic is False
+    assert resolve(config, task=Problem()).config.deterministic is False
     with pytest.raises(ConfigError, match=r"with these options does not repeat a run bit for bit; .*ddp.* could"):
         resolve(config.model_copy(update={"deterministic": True}), task=Problem())
 

@@ -13,13 +13,15 @@ import torch
 
 import distcore
 from distcore import Progress, Run, RunConfig, hookimpl, train
+from distcore.engine import trainer
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.errors import AgreementError
 from distcore.plugin.batching.sampling import rank_sampler
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.hooks import EVENTS, OPERATIONS, Hooks
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem
 
@@ -30,7 +32,7 @@ PLUGGY = str(Path(pluggy.__file__).parent)
 def config_of(tmp_path: Path, **changes: object) -> RunConfig:
     base = {"out": str(tmp_path / "run"), "lr": 0.01, "global_batch_size": 8, "device": "cpu", "max_steps": 2}
     resolved = resolve(RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes), 1)
-    return resolved.model_copy(update={"task_options": {}})  # those of the task that each test gives
+    return resolved.config.model_copy(update={"task_options": {}})  # those of the task that each test gives
 
 
 class Recorder:
@@ -74,7 +76,7 @@ def test_the_order_of_all_hooks_of_a_run_of_two_steps(tmp_path: Path, monkeypatc
 
 def run_of(tmp_path: Path, **changes: object) -> tuple[Run, Hooks, Problem]:
     config = config_of(tmp_path, data_guard_steps=0, schedule={"name": "constant"}, **changes)
-    hooks, problem = Hooks("single", build_strategy(config)), Problem()
+    hooks, problem = Hooks("single", strategies.of(config).plugin), Problem()
     return build_run(config, hooks, hooks.setup(config, RankInfo()), problem, problem.prepare(config)), hooks, problem
 
 
@@ -118,7 +120,7 @@ class Strategy(SingleStrategy):
 
 
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: object) -> Iterator[object]:
-    monkeypatch.setattr("distcore.engine.trainer.build_strategy", lambda _config: strategy)
+    monkeypatch.setattr("distcore.resolve.strategies.build", lambda kind, *_: strategy if kind == "strategy" else None)
     return train(config_of(tmp_path), Problem())  # type: ignore[return-value]
 
 
@@ -144,8 +146,6 @@ def test_an_evaluation_that_returns_rows_twice_ends_the_run(tmp_path: Path, monk
 
 
 def test_a_backend_that_falls_back_to_fewer_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.engine.trainer.join", lambda _environ: RankInfo(rank=0, size=2, launcher="local"))
-    monkeypatch.setattr("distcore.engine.trainer.resolve", lambda config, *_, **__: config)
     monkeypatch.setattr("distcore.engine.trainer.export", lambda _rank_info: None)  # keep this process's environment
     with pytest.raises(AgreementError, match="2 ranks were started but it reports a world of 1"):
-        train(config_of(tmp_path), Problem())
+        trainer.train(resolve(config_of(tmp_path), 1, task=Problem()), RankInfo(rank=0, size=2, launcher="local"))

@@ -531,11 +531,11 @@ def evaluate_everything(strategy: str, out: Path) -> list[dict[str, Any]]:
         jobs.append((Translates(), config(out / "translations", **SPEAKING, **under)))
     rank_info = join(os.environ)
     assert rank_info is not None
-    hooks, world = set_up(resolve(jobs[0][1], rank_info.size, rank_info.launcher), rank_info)
+    hooks, world = set_up(resolve(jobs[0][1], rank_info.size, rank_info.launcher, task=jobs[0][0]), rank_info)
     found = []
     for task, given in jobs:
-        resolved = resolve(given, rank_info.size, rank_info.launcher)
-        found.append(train_in(world, resolved, hooks, task, rank_info)["evaluation"])
+        resolved = resolve(given, rank_info.size, rank_info.launcher, task=task)
+        found.append(train_in(world, resolved, hooks, rank_info)["evaluation"])
     hooks.teardown(world)
     return found
 

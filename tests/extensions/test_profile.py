@@ -131,11 +131,11 @@ def test_length_grouping_auto_is_windows_where_they_save_time(
     job = {"data": rows, "model": "bert-tiny", "device": "cpu", "precision": "fp32", "loader.length_grouping": "auto"}
     if "task" in changes:
         del job["model"]
-    assert resolve(load_config(None, job | changes)).loader.length_grouping == expected
+    assert resolve(load_config(None, job | changes)).config.loader.length_grouping == expected
 
 
 def test_precision_auto_takes_bf16_only_where_the_hardware_has_it(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(None, {"precision": "auto", "data": rows, "device": "cpu"})
-    assert resolve(config).precision == ("bf16" if has_fast_bf16() else "fp32")
+    assert resolve(config).config.precision == ("bf16" if has_fast_bf16() else "fp32")
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    assert resolve(config).precision == "fp32"
+    assert resolve(config).config.precision == "fp32"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, train
 from distcore.checkpoint import read_tensors
-from distcore.model.compiling import compile_model, missing_compiler, with_compile
+from distcore.model.compiling import compile_mode, compile_model, missing_compiler
 from distcore.testing.problem import Problem
 
 
@@ -87,14 +87,14 @@ def test_a_model_without_repeated_blocks_is_one_line() -> None:
 ])  # fmt: skip
 def test_what_a_strategy_takes_of_it(asked: str, declared: set[str], found: str) -> None:
     capabilities = Capabilities(spec_version=3, compiles=frozenset(declared))
-    assert with_compile(RunConfig(compile=asked, device="cpu"), capabilities).compile == found
+    assert compile_mode(RunConfig(compile=asked, device="cpu"), capabilities) == found
 
 
 def test_a_strategy_that_cannot_be_compiled_says_why() -> None:
     capabilities = Capabilities(spec_version=3, why_not_compiled="gathers weights inside of every layer")
     line = r"^compile = 'on': strategy 'single' gathers weights inside of every layer; use --compile off$"
     with pytest.raises(ConfigError, match=line):
-        with_compile(RunConfig(compile="on"), capabilities)
+        compile_mode(RunConfig(compile="on"), capabilities)
 
 
 def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_missing_compiler_is_one_line_before_ranks_start(monkeypatch: pytest.M
     capabilities = Capabilities(spec_version=3, compiles=frozenset({"on"}))
     line = r"^compile = 'on': needs a C\+\+ compiler, and there is no no-such-compiler here: .* --compile off$"
     with pytest.raises(ConfigError, match=line):
-        with_compile(RunConfig(compile="on", device="cpu"), capabilities)
+        compile_mode(RunConfig(compile="on", device="cpu"), capabilities)
     monkeypatch.setenv("CC", "no-such-c-compiler")
     assert "needs a C compiler, and there is no no-such-c-compiler here" in missing_compiler("cuda")
 

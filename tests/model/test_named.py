@@ -16,7 +16,7 @@ from distcore.errors import CheckpointError
 from distcore.model.optim import optimizer_factory
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.resolve import resolve
+from distcore.resolve.resolve import Resolved, resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.lab import Job, Lab
 from distcore.testing.problem import Classifier
@@ -109,8 +109,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def resolved(strategy: str = "single", **optimizer: Any) -> RunConfig:
+def run_of(strategy: str = "single", **optimizer: Any) -> Resolved:
     return resolve(RunConfig(lr=0.1, device="cpu", strategy=strategy, optimizer=optimizer), task=PROBLEM)
+
+
+def resolved(strategy: str = "single", **optimizer: Any) -> RunConfig:
+    return run_of(strategy, **optimizer).config
 
 
 def test_a_resolved_config_has_all_options_and_reads_back(tmp_path: Path) -> None:
@@ -188,7 +192,7 @@ def test_an_optimizer_of_ones_own_is_built_with_its_options(
     assert made.param_groups[0]["lr"] == 0.1
     assert made.param_groups[0]["weight_decay"] == options.get("weight_decay", 0.0)
     # A resumed run finds it from any folder.
-    assert with_absolute_paths(config, PROBLEM).optimizer.name == f"{own / 'own.py'}:{name}"
+    assert with_absolute_paths(run_of(name=f"own.py:{name}", **options)).optimizer.name == f"{own / 'own.py'}:{name}"
 
 
 def test_a_strategy_that_steps_parts_of_parameters_takes_what_declares_to_be_elementwise(own: Path) -> None:

@@ -101,5 +101,5 @@ def test_the_core_leaves_its_learning_rate_alone_whoever_saved(tmp_path: Path, s
 
 
 def built(strategy: type[SingleStrategy]) -> tuple[Run, Hooks]:
-    config, hooks, task = resolve(CONFIG), Hooks("single", strategy()), Problem()
+    config, hooks, task = resolve(CONFIG).config, Hooks("single", strategy()), Problem()
     return build_run(config, hooks, hooks.setup(config, RankInfo()), task, task.prepare(config)), hooks

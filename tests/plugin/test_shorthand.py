@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from distcore import ConfigError, StrategyError, load_config
-from distcore.plugin.strategy.argument import expand_shorthand, shorthand_of
+from distcore.plugin.strategy.argument import shorthand_of
+from distcore.resolve import strategies
 from distcore.resolve.resolve import resolve
 
 
@@ -26,13 +27,13 @@ def test_the_value_is_that_of_the_option_which_the_strategy_declares(
     short: str, name: str, options: dict[str, object]
 ) -> None:
     pytest.importorskip(f"distcore_{name}")
-    config = expand_shorthand(load_config(None, {"strategy": short}))
+    config = strategies.expanded(load_config(None, {"strategy": short}))
     assert (config.strategy, config.strategy_options) == (name, options)
-    assert expand_shorthand(config) is config
+    assert strategies.expanded(config) is config
 
 
 def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
-    config = resolve(load_config(None, {"strategy": "fsdp:grad", "nproc": 2, "device": "cpu"}))
+    config = resolve(load_config(None, {"strategy": "fsdp:grad", "nproc": 2, "device": "cpu"})).config
     assert (config.strategy, config.strategy_options) == ("fsdp", {"sharding": "grad"})
 
 
@@ -59,7 +60,7 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
 )
 def test_what_means_nothing_is_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises((ConfigError, StrategyError), match=message):
-        expand_shorthand(load_config(None, changes))
+        strategies.expanded(load_config(None, changes))
 
 
 def test_a_shorthand_must_be_an_option() -> None:

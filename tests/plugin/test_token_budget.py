@@ -12,7 +12,7 @@ from distcore import BatchPlan, Capabilities, ConstantColumn, RunConfig
 from distcore.config.schema import Loader
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.batching.token_budget import SIZELESS, TokenCut
-from distcore.resolve.micro_batches import with_forward_tokens
+from distcore.resolve.micro_batches import forward_tokens
 from distcore.testing.problem import Rows
 
 CUT = TokenCut(tokens=256, forward=20)
@@ -176,10 +176,10 @@ def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:
 def test_a_strategy_that_pays_for_each_micro_batch_gets_fewer() -> None:
     config = RunConfig(device="cpu")
     cheap, dear = Capabilities(spec_version=3), Capabilities(spec_version=3, forward_cost=2.5)
-    assert with_forward_tokens(config, cheap).forward_tokens == 96
-    assert with_forward_tokens(config, dear).forward_tokens == 240
+    assert forward_tokens(config, cheap) == 96
+    assert forward_tokens(config, dear) == 240
     given = config.model_copy(update={"loader": Loader(forward_tokens=5)})
-    assert with_forward_tokens(given, dear).forward_tokens == 5
+    assert forward_tokens(given, dear) == 5
 
 
 def sizes(plan: BatchPlan, shards: int) -> list[list[int]]:

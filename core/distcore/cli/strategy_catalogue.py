@@ -6,14 +6,13 @@ import dataclasses
 from typing import Any
 
 from distcore.cli.catalogue import Catalogue, Description
-from distcore.plugin.options import build
 from distcore.plugin.strategy.argument import shorthand_of
-from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.resolve import strategies
 from distcore.tables import print_cells
 
 
 def _facts(name: str, cls: type[object]) -> Description:
-    declared = dataclasses.asdict(capabilities_of(name, build("strategy", name, cls, {})))
+    declared = dataclasses.asdict(strategies.named(name, {}).capabilities)
     return {"shorthand": shorthand_of(name, cls), "declares": {key: _json(value) for key, value in declared.items()}}
 
 

@@ -5,6 +5,7 @@ Begin with `schema`.
 
 from distcore.config.aliases import DEFAULT_TASK as DEFAULT_TASK
 from distcore.config.aliases import canonical as canonical
+from distcore.config.changes import with_changes as with_changes
 from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import dump_config as dump_config
 from distcore.config.loading import load_config as load_config

@@ -1,4 +1,4 @@
-"""Whether rows are computed without padding: chosen by their lengths, checked before the first step."""
+"""Rows computed without padding, where the config says so: checked before the first step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from distcore.engine.precision import autocast_for
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import read
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Packing, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.datasets import is_padding_free, padded_rows
+from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.task import Dataset, Datasets, Task
+from distcore.resolve.complete import Completed
+from distcore.resolve.padding_free import why_not, with_packing
 
 log = logging.getLogger("distcore")
 
@@ -32,49 +33,16 @@ BOUNDS = {"fp32": 1e-6}
 """By precision, how far apart they may be, relative to their mean."""
 HALF = 2e-2
 """The same in half precision."""
-STEPS = 8
-"""First steps whose cost says whether packing gains."""
-GAIN = 0.05
-"""Least part of that cost that it must save: below it was not measured to be faster."""
 
 
-def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
-    """Return ``config`` with ``packing`` on or off, and why where it was 'auto'; raises ConfigError if it cannot be on.
-
-    A function of config and lengths, so every rank chooses alike.
-    """
-    if config.packing == "off":
-        return config, ""
-    own = is_padding_free(data.train)
-    if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
-        return config.model_copy(update={"packing": "on" if own else "off"}), ""
-    reason = _why_not(config, declared, task)
-    if config.packing == "on":
-        if reason:
-            raise ConfigError(f"packing = 'on': {reason}; use --packing off")
-        return config, ""
-    if not reason and config.device != "cpu":
-        reason = f"not measured on {config.device}; --packing on does it"
-    on = config.model_copy(update={"packing": "on"})
-    if not reason:
-        shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
-        skipped = BoundTask.of(task).skipped_fraction()
-        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
-        if packed <= (1 - GAIN) * padded:
-            return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
-        reason = "it would save too little" if padded else "there are no rows"
-    return config.model_copy(update={"packing": "off"}), reason
-
-
-def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Datasets]:
-    """Return the run with ``packing`` on or off, its model so, and data sets to go with it; every rank calls.
+def packed(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
+    """Return the run with its model computing as ``packing`` says, and data sets to go with it; every rank calls.
 
     Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
     goes on with padding and 'on' raises ConfigError.
     """
-    task, asked = BoundTask.of(task), run.config.packing
-    config, why = choose(run.config, run.capabilities, task, data)
-    run = replace(run, config=config, packing=Packing(packed=config.packing == "on"))
+    config, task, asked, why = run.config, completed.task, completed.asked, completed.why
+    run = replace(run, packing=Packing(packed=config.packing == "on"))
     if config.packing == "off":
         if why and run.world.is_main and task.computes_padding_free:
             log.info("packing: off: %s", why)
@@ -99,53 +67,24 @@ def packed(run: Run, hooks: Hooks, task: Task, data: Datasets) -> tuple[Run, Dat
     undo()
     if run.world.is_main:
         log.warning("packing: off: %s", found)
-    off = config.model_copy(update={"packing": "off"})
-    return replace(run, config=off, packing=Packing(packed=False, difference=apart)), padded
+    return with_packing(replace(run, packing=Packing(packed=False, difference=apart)), False), padded
 
 
 def packed_as_trained(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Return a run that only evaluates with ``packing`` on if it was on in training, its model so, and its data."""
     task, config = BoundTask.of(task), run.config
-    on = config.packing == "on" and not _why_not(config, run.capabilities, task)
+    on = config.packing == "on" and not why_not(config, run.capabilities, task)
     if on:
         task.enable_padding_free(run.module)
     if on or not task.computes_padding_free:  # such a task has chosen for its data
         data = _narrowed(run, task, data)
-    return replace(run, config=config.model_copy(update={"packing": "on" if on else "off"})), data
-
-
-def _why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
-    """Return why the rows of a task cannot be packed by ``unpad``; ``None`` if they can."""
-    bound = BoundTask.of(task)
-    if not bound.computes_padding_free:
-        return f"task {config.task!r} has no form without padding"
-    if config.compile != "off":
-        return f"with compile = {config.compile!r} each step would be compiled anew"
-    if declared.ranks_per_shard > 1:
-        return f"strategy {config.strategy!r} computes a row on several ranks"
-    return bound.why_not_padding_free()
+    return with_packing(run, on), data
 
 
 def _narrowed(run: Run, task: BoundTask, data: Datasets) -> Datasets:
     """Have the model leave out what is no target, and the data sets say what is, if the task can."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
     return task.select_logits(run.module, data) if can else data
-
-
-def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
-    """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
-    if not len(dataset):
-        return 0
-    plan, cost = training_plan(config, dataset), 0.0
-    forward = config.loader.forward_tokens
-    own = is_padding_free(dataset)
-    is_packed = config.packing == "on" if own is None else own
-    for step in range(min(STEPS, plan.steps)):
-        for micro in plan.split(0, step, 0, shards):
-            lengths = read(dataset.lengths, micro.indices)
-            tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
-            cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
-    return cost
 
 
 def _padded(data: Datasets) -> Datasets | None:

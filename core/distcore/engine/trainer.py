@@ -12,7 +12,7 @@ from distcore import checkpoint
 from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
-from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world
+from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import attention_in_bf16, deterministic
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
@@ -30,7 +30,7 @@ from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
-from distcore.model.optim import freeze, optimizer_factory, scheduler_for, with_options, with_warmup
+from distcore.model.optim import freeze, optimizer_factory, scheduler_for
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
@@ -39,29 +39,26 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, export, join
 from distcore.rank_environment.network import prepare_network, spans_machines
-from distcore.resolve.absolute_paths import with_absolute_paths
+from distcore.resolve.complete import agree, complete, total_steps_of
 from distcore.resolve.micro_batches import description, most_micro_batches
-from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore.resolve.resolve import Resolved
 from distcore.resolve.run_folder import check_out, on_main
 
 log = logging.getLogger("distcore")
 
 
-def train(config: RunConfig, task: Task | None = None) -> Report:
+def train(resolved: Resolved, rank_info: RankInfo) -> Report:
     """Train, evaluate and test as this rank of those that a launcher started, or as the only one; return the report.
 
-    Every rank calls and gets the same report, which is also written to report.json. ``task`` replaces the task that
-    the config names. Raises DistcoreError, one line, for every error that the user can correct.
+    Every rank calls and gets the same report, which is also written to report.json. Raises DistcoreError, one line, for
+    every error that the user can correct.
     """
-    rank_info = join(os.environ) or RankInfo()
-    config = resolve(config, rank_info.size, rank_info.launcher, task=task)
-    check_out(config)
-    task = BoundTask.of(task or load_task(config))
-    hooks, world = set_up(config, rank_info)
+    check_out(resolved.config)
+    hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with deterministic(config), attention_in_bf16(config):
-            report = train_in(world, config, hooks, task, rank_info)
+        with deterministic(resolved.config), attention_in_bf16(resolved.config):
+            report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error)
     # The run must be free before teardown, and so must be a traceback that refers to it: only the text of a
@@ -73,24 +70,20 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     return report
 
 
-def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_info: RankInfo) -> Report:
+def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
     """Train in ranks that have joined; return the report. After it no reference to the run is left."""
-    task = BoundTask.of(task)
-    data = task.prepare(config)
+    task = resolved.task
+    data = task.prepare(resolved.config)
     for warning in data.warnings if world.is_main else ():
         log.warning("%s", warning)
-    run = build_run(config, hooks, world, task, data)
+    completed = complete(resolved, data)
+    run = build_run(completed.config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
-    # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
-    run = replace(run, config=run.config.model_copy(update={"out": broadcast_from_main(run, hooks, str(config.out))}))
-    base = run.base.digest if run.base else None
-    agreed = {"config": run.config.model_dump(mode="json"), "rows": len(data.train), "steps": run.total_steps}
-    check_agreed(run, hooks, **agreed, base=base)
-    run = replace(run, config=with_absolute_paths(run.config, task))  # not before: on another machine they may differ
+    run = agree(run, hooks, completed)
     rows = fingerprint(data.train)
     if spans_machines(rank_info):
         check_shared(run, hooks)
-    run, data = packed(run, hooks, task, data)
+    run, data = packed(run, hooks, completed, data)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
@@ -101,12 +94,13 @@ def train_in(world: World, config: RunConfig, hooks: Hooks, task: Task, rank_inf
         return finish(run, hooks, task, data, progress, best, last, meter)
 
 
-def set_up(config: RunConfig, rank_info: RankInfo) -> tuple[Hooks, World]:
-    """Register the strategy and the extensions of a resolved config, and join the other ranks."""
+def set_up(resolved: Resolved, rank_info: RankInfo) -> tuple[Hooks, World]:
+    """Register the strategy and the extensions of a resolved run, and join the other ranks."""
+    config = resolved.config
     if rank_info.size > 1:
         prepare_network(rank_info)
         export(rank_info)  # backends read the same variables, whatever the launcher
-    hooks = Hooks(config.strategy, build_strategy(config), load_extensions(config))
+    hooks = Hooks(config.strategy, resolved.strategy, load_extensions(config))
     return hooks, hooks.setup(config, rank_info)
 
 
@@ -131,7 +125,6 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
     compiled = compile_model(config, module) if training else None
     total_steps = total_steps_of(config, len(data.train))
-    config = with_warmup(with_options(config) if training else config, total_steps)
     run = Run(
         config=config,
         world=world,
@@ -159,11 +152,6 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
     run = replace(run, strategy_state=wrapped.state)
     return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
-
-
-def total_steps_of(config: RunConfig, rows: int) -> int:
-    """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
-    return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
 
 
 def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:

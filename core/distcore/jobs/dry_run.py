@@ -9,28 +9,29 @@ from contextlib import suppress
 import torch
 
 from distcore.config import RunConfig, dump_config
-from distcore.engine.trainer import total_steps_of
 from distcore.errors import DistcoreError
 from distcore.launchers.processes.available_cores import available_cores
 from distcore.launchers.processes.cores import crowded, threads_per_rank
 from distcore.model.model_source import model_source
-from distcore.model.optim import freeze, optimizer_factory, with_warmup
+from distcore.model.optim import freeze, optimizer_factory
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
 from distcore.plugin.strategy.memory import PlansMemory
 from distcore.plugin.task.task import Datasets
 from distcore.rank_environment import join
+from distcore.resolve.complete import complete, total_steps_of
 from distcore.resolve.micro_batches import description
-from distcore.resolve.resolve import build_strategy, load_task
+from distcore.resolve.resolve import Resolved
 
 
-def describe(config: RunConfig, data: Datasets) -> str:
-    """Return the resolved config as YAML for ``distcore train``, and below it, in comments, the work of each rank."""
+def describe(resolved: Resolved, data: Datasets) -> str:
+    """Return the completed config as YAML for ``distcore train``, and below it, in comments, the work of each rank."""
+    completed = complete(resolved, data)
+    return dump_config(completed.config) + "\n".join(f"# {line}" for line in _lines(completed, data))
+
+
+def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
+    config = completed.config
     total_steps = total_steps_of(config, len(data.train))
-    lines = _lines(config, data, total_steps)
-    return dump_config(with_warmup(config, total_steps)) + "\n".join(f"# {line}" for line in lines)
-
-
-def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]:
     plan = training_plan(config, data.train)
     ranks = int(config.nproc)
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
@@ -42,19 +43,19 @@ def _lines(config: RunConfig, data: Datasets, total_steps: int) -> Iterator[str]
     threads = torch.get_num_threads() if joined else threads_per_rank(ranks)
     yield f"threads: {threads} per rank, of {available_cores()} core(s) here"
     yield description(config)
-    yield from _memory(config, data)
+    yield from _memory(completed, data)
     yield f"steps: {plan.steps} per epoch, {total_steps} in all, of {config.global_batch_size} rows each"
     for rank in range(ranks):
         yield f"rank {rank} on {_device(config, rank)}: {_first_step(plan, rank, ranks)}"
 
 
-def _memory(config: RunConfig, data: Datasets) -> Iterator[str]:
+def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
     """Yield what each rank holds of the states, where the strategy says it of a model without weights."""
-    strategy = build_strategy(config)
+    config, strategy = completed.config, completed.strategy
     if not isinstance(strategy, PlansMemory):
         return
     with suppress(DistcoreError):
-        skeleton = model_source(config, load_task(config), data).skeleton()
+        skeleton = model_source(config, completed.task, data).skeleton()
         freeze(config, skeleton)
         held = strategy.plan_memory(config, skeleton, int(config.nproc), optimizer_factory(config))
         what = "parameters, gradients and optimizer state"

@@ -20,16 +20,15 @@ from distcore.engine.packing import packed_as_trained
 from distcore.engine.trainer import build_run, set_up
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
-from distcore.jobs.train import errors_of_job, show_evaluation
+from distcore.jobs.train import errors_of_job, resolve_here, show_evaluation
 from distcore.launchers import launch
 from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.batching.token_budget import SIZELESS
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 from distcore.rank_environment import join
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve.resolve import Resolved
 
 
 def run(
@@ -48,22 +47,26 @@ def run(
     if rank_info is not None:
         run_as_rank(rank, errors_of_job(), rank_info.rank, rank_info.size)
         return
-    # Errors in config and data come before ranks start.
-    BoundTask.of(load_task(config)).prepare(resolve(config, training=False))
+    resolved = resolve_here(config, training=False)
+    resolved.task.prepare(resolved.config)  # errors in config and data come before ranks start
     if nproc == 1:
-        rank()
+        _show(resolved, RankInfo(), path, chosen, as_json)
     else:
         launch(rank, nproc=nproc)
 
 
 def evaluate_rank(config: RunConfig, path: Path, chosen: str, as_json: bool) -> None:
     """Evaluate the checkpoint ``path`` in one rank; the main rank prints which was ``chosen``, and the report."""
-    rank = (join(os.environ) or RankInfo()).rank
-    set_up_logging(config, rank)
-    if rank == 0:
+    resolved = resolve_here(config, training=False)
+    _show(resolved, join(os.environ) or RankInfo(), path, chosen, as_json)
+
+
+def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_json: bool) -> None:
+    set_up_logging(resolved.config, rank_info.rank)
+    if rank_info.rank == 0:
         print(f"evaluating {chosen}", file=sys.stderr)
-    report = evaluate_checkpoint(config, path)
-    if rank:
+    report = _evaluated(resolved, rank_info, path)
+    if rank_info.rank:
         return
     if as_json:
         print(strict_json(report))
@@ -77,20 +80,20 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     Call it in every rank that a launcher started, or in a single process. ``task`` overrides the config's. Raises
     DistcoreError, one line.
     """
-    rank_info = join(os.environ) or RankInfo()
-    config = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
-    task = BoundTask.of(task or load_task(config))
-    hooks, world = set_up(config, rank_info)
-    with deterministic(config):
-        report = _evaluate_in(world, config, hooks, task, rank_info, path)
+    return _evaluated(resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path)
+
+
+def _evaluated(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
+    hooks, world = set_up(resolved, rank_info)
+    with deterministic(resolved.config):
+        report = _evaluate_in(world, resolved, hooks, rank_info, path)
     hooks.teardown(world)
     return report
 
 
-def _evaluate_in(
-    world: World, config: RunConfig, hooks: Hooks, task: BoundTask, rank_info: RankInfo, path: Path
-) -> dict[str, Any]:
+def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, path: Path) -> dict[str, Any]:
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
+    config, task = resolved.config, resolved.task
     data = task.prepare(config)
     run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
@@ -115,6 +118,7 @@ def config_for(path: Path, nproc: int, changes: dict[str, Any]) -> RunConfig:
     elsewhere = {"nproc": nproc, "resume": None, "extensions": {"progress": False, "metrics": False}}
     if "strategy" in changes:  # the options in the checkpoint are those of the strategy that trained
         elsewhere["strategy_options"] = {}
-    config = load_config(None, trained | elsewhere | changes)
-    rows = SIZELESS if config.micro_batch_size == "auto" else config.micro_batch_size
-    return config.model_copy(update={"global_batch_size": rows * nproc})
+    given = trained | elsewhere | changes
+    size = load_config(None, given).micro_batch_size
+    rows = SIZELESS if size == "auto" else size
+    return load_config(None, given | {"global_batch_size": rows * nproc})

@@ -22,7 +22,7 @@ from distcore.jobs.card import write_card
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.plugin.task.bound import BoundTask
-from distcore.resolve.resolve import load_task
+from distcore.resolve import tasks
 
 SHARD = "5GB"
 """Most bytes of a file of weights."""
@@ -46,7 +46,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
     has_adapter = config.lora.rank is not None
     if merged and not has_adapter:
         raise CheckpointError(f"{path}: --merged is for a run with --lora; this one has all its weights already")
-    task = BoundTask.of(load_task(config.model_copy(update={"task": task_name or config.task})))
+    task = tasks.of(config, task_name)
     data = task.data_of(path, config)
     module: Any = model_source(config, task, data).build()
     if not hasattr(module, "save_pretrained"):

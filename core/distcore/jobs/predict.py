@@ -28,7 +28,7 @@ from distcore.jobs import prediction_rows
 from distcore.jobs.evaluate import config_for
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.prediction_file import PredictionFile
-from distcore.jobs.train import errors_of_job
+from distcore.jobs.train import errors_of_job, resolve_here
 from distcore.launchers import launch
 from distcore.launchers.processes.failures import run_as_rank
 from distcore.plugin.strategy.contract import RankInfo, World
@@ -36,7 +36,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, FileRows, Outputs, Task
 from distcore.rank_environment import join
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve.resolve import Resolved
 
 log = logging.getLogger("distcore")
 WINDOW = 32
@@ -102,19 +102,19 @@ def check(
     config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None, id_column: str | None = None
 ) -> Prediction:
     """Read all rows once and check them, and what is there of ``out``; writes nothing, raises DistcoreError."""
-    resolved = _resolved(config, task)
-    predicting = _checked(task or load_task(resolved), resolved.task)
+    resolved = resolve_here(config, training=False, task=task)
+    predicting = _checked(resolved)
     facts: dict[str, object] = {
         "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
         "data file": prediction_rows.content(file),
         "id column": id_column,
-        "task": resolved.task,
-        "task option": resolved.task_options,
+        "task": resolved.config.task,
+        "task option": resolved.config.task_options,
     }
     begun = PredictionFile(out, facts)
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
-    data = predicting.data_of(path, resolved)
+    data = predicting.data_of(path, resolved.config)
     rows = sum(len(predicting.unlabelled(window, data).test) for window in prediction.windows(predicting))
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
@@ -125,11 +125,11 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     """Predict in one rank; the main rank writes. ``task`` overrides the config's. Raises DistcoreError."""
     rank_info = join(os.environ) or RankInfo()
     set_up_logging(prediction.config, rank_info.rank)
-    config = _resolved(prediction.config, task)
-    hooks, world = set_up(config, rank_info)
+    resolved = resolve_here(prediction.config, training=False, task=task)
+    hooks, world = set_up(resolved, rank_info)
     try:
-        with deterministic(config):
-            _predict_in(world, config, hooks, _checked(task or load_task(config), config.task), rank_info, prediction)
+        with deterministic(resolved.config):
+            _predict_in(world, resolved, hooks, rank_info, prediction)
     finally:
         prediction.out.close()
     hooks.teardown(world)
@@ -137,15 +137,9 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
         print(f"predicted {prediction.rows} rows: {prediction.out.out}", flush=True)
 
 
-def _predict_in(
-    world: World,
-    config: RunConfig,
-    hooks: Hooks,
-    task: BoundTask,
-    rank_info: RankInfo,
-    prediction: Prediction,
-) -> None:
+def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, prediction: Prediction) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
+    config, task = resolved.config, _checked(resolved)
     data, out = task.data_of(prediction.path, config), prediction.out
     run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
     check_world(run, hooks, rank_info)
@@ -174,17 +168,9 @@ def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Dataset
     out.add(task.unlabelled_lines(outputs, data, rows))
 
 
-def _resolved(config: RunConfig, task: Task | None) -> RunConfig:
-    rank_info = join(os.environ)
-    if rank_info is None:
-        return resolve(config, training=False, task=task)
-    return resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
-
-
-def _checked(task: Task, name: str) -> BoundTask:
-    bound = BoundTask.of(task)
-    bound.check_predicts_rows(name)
-    return bound
+def _checked(resolved: Resolved) -> BoundTask:
+    resolved.task.check_predicts_rows(resolved.config.task)
+    return resolved.task
 
 
 def _nothing() -> None:

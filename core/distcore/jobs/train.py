@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, RankError, SkeletonError
@@ -24,6 +24,9 @@ from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.task.task import Datasets, Task
 from distcore.rank_environment import join
 from distcore.rank_environment.network import where
+
+if TYPE_CHECKING:
+    from distcore.resolve.resolve import Resolved
 
 log = logging.getLogger("distcore")
 
@@ -69,24 +72,34 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     Raises DistcoreError, one line, for every error that the user can correct.
     """
     from distcore.engine import trainer
-    from distcore.resolve.resolve import resolve
 
-    if join(os.environ) is None:
-        config = resolve(config, task=task)
-        if config.nproc != 1 or config.max_restarts:
-            config, data = check(config, task=task)
-            preload(config, data, task)
-            del data  # ranks have their own
-            return launch_and_restart(config, task)
-    return trainer.train(config, task)
+    resolved, rank_info = resolve_here(config, task=task), join(os.environ)
+    starts_ranks = resolved.config.nproc != 1 or resolved.config.max_restarts
+    if rank_info is not None or not starts_ranks:
+        return trainer.train(resolved, rank_info or RankInfo())
+    data = check(resolved)
+    preload(resolved, data)
+    del data  # ranks have their own
+    return launch_and_restart(resolved.config, task)
 
 
 def train_rank(config: RunConfig, task: Task | None = None) -> Report:
     """Train in one rank, with its logs on stderr. At module level, so that it can be pickled for ranks."""
     from distcore.engine import trainer
 
-    set_up_logging(config, (join(os.environ) or RankInfo()).rank)
-    return trainer.train(config, task)
+    rank_info = join(os.environ) or RankInfo()
+    set_up_logging(config, rank_info.rank)
+    return trainer.train(resolve_here(config, task=task), rank_info)
+
+
+def resolve_here(config: RunConfig, training: bool = True, task: Task | None = None) -> Resolved:
+    """Resolve a config in this process: as the rank that a launcher started, or before any is started."""
+    from distcore.resolve.resolve import resolve
+
+    started: dict[str, Any] = {}
+    if rank_info := join(os.environ):
+        started = {"nproc": rank_info.size, "launcher": rank_info.launcher}
+    return resolve(config, training=training, task=task, **started)
 
 
 def show(report: Report) -> None:
@@ -116,36 +129,39 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
         if rank_info.rank == 0:
             show(report)
     elif rank_info.rank == 0:
-        print(_plan(*check(config, rank_info)))
+        resolved = resolve_here(config)
+        print(_plan(resolved, check(resolved)))
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Check everything that can be checked before ranks start; then start them, or print what they would do."""
+    from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
 
     set_up_logging(config, rank=0)
-    config, data = check(config)
+    resolved = resolve_here(config)
+    data = check(resolved)
     if dry_run:
-        print(_plan(config, data))
+        print(_plan(resolved, data))
         return
     with pid_file():
-        if config.nproc == 1 and not config.max_restarts:
+        if resolved.config.nproc == 1 and not resolved.config.max_restarts:
             keep_to_cores()
             log_to_file(rank=0)
-            show(train_rank(config))
+            del data  # the rank opens it from the cache
+            show(trainer.train(resolved, RankInfo()))
             return
-        preload(config, data)
+        preload(resolved, data)
         del data  # ranks open it from the cache
-        show(launch_and_restart(config))
+        show(launch_and_restart(resolved.config))
 
 
-def preload(config: RunConfig, data: Datasets, task: Task | None = None) -> None:
+def preload(resolved: Resolved, data: Datasets) -> None:
     """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it."""
     from distcore.model.model_source import model_source
-    from distcore.resolve.resolve import load_task
 
     with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
-        model_source(config, task or load_task(config), data).skeleton()
+        model_source(resolved.config, resolved.task, data).skeleton()
     import_module("torch._dynamo")  # torch imports it with the first step of an optimizer
 
 
@@ -155,6 +171,7 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
     Returns their report. Raises RankError for the last failure.
     """
     from distcore.launchers.processes.cores import crowded
+    from distcore.resolve.run_folder import after_failure
 
     if warning := crowded(config):
         log.warning("%s", warning)
@@ -170,59 +187,37 @@ def launch_and_restart(config: RunConfig, task: Task | None = None) -> Report:
                 raise
             restarts += 1
             log.warning("%s; restart %d of %d", error, restarts, config.max_restarts)
-        config = config.model_copy(update={"resume": resume_after_failure(config)})
+        config = after_failure(config)
 
 
-def resume_after_failure(config: RunConfig) -> str:
-    """Return the value of ``resume`` for a restart: its own newest checkpoint, or, without one, where the job began."""
-    from distcore import checkpoint
-
-    own = checkpoint.find("auto", Path(str(config.out)))
-    return "auto" if own or not config.resume else config.resume
-
-
-def _plan(config: RunConfig, data: Datasets) -> str:
+def _plan(resolved: Resolved, data: Datasets) -> str:
     from distcore.jobs.dry_run import describe
-    from distcore.resolve.resolve import load_task
 
-    return describe(_with_packing(config, load_task(config), data), data)
-
-
-def _with_packing(config: RunConfig, task: Task, data: Datasets) -> RunConfig:
-    """Return ``config`` with ``packing`` as the ranks will choose it; raises ConfigError where it cannot be on."""
-    from distcore.engine.packing import choose
-    from distcore.plugin.strategy.hooks import capabilities_of
-    from distcore.resolve.resolve import build_strategy
-
-    return choose(config, capabilities_of(config.strategy, build_strategy(config)), task, data)[0]
+    return describe(resolved, data)
 
 
-def check(config: RunConfig, rank_info: RankInfo | None = None, task: Task | None = None) -> tuple[RunConfig, Datasets]:
-    """Resolve the config and prepare the data as every rank will, and check strategy, extensions and run folder.
+def check(resolved: Resolved) -> Datasets:
+    """Prepare and return the data as every rank will, and check strategy, extensions and run folder.
 
-    ``task`` replaces the task that the config names. Writes nothing to the run folder. Raises DistcoreError.
+    Writes nothing to the run folder. Raises DistcoreError.
     """
     from distcore import checkpoint
     from distcore.model.model_source import check_model
     from distcore.plugin.extensions import load_extensions
     from distcore.plugin.strategy.hooks import Hooks
-    from distcore.plugin.task.bound import BoundTask
-    from distcore.resolve.resolve import build_strategy, load_task, resolve
+    from distcore.resolve.complete import complete
     from distcore.resolve.run_folder import check_out
 
-    started: dict[str, Any] = {"nproc": rank_info.size, "launcher": rank_info.launcher} if rank_info else {}
-    config = resolve(config, task=task, **started)
-    strategy = build_strategy(config)
-    Hooks(config.strategy, strategy, load_extensions(config))
+    config = resolved.config
+    Hooks(config.strategy, resolved.strategy, load_extensions(config))
     check_out(config)
     found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
     if found is not None:
         checkpoint.read_job_state(found)
-    task = BoundTask.of(task or load_task(config))
-    data = task.prepare(config)
-    check_model(config, task, data, strategy)
-    _with_packing(config, task, data)
-    return config, data
+    data = resolved.task.prepare(config)
+    check_model(config, resolved.task, data, resolved.strategy)
+    complete(resolved, data)
+    return data
 
 
 def errors_of_job() -> Path:

@@ -28,20 +28,20 @@ ON_CPU, ON_ACCELERATOR = ("CXX", "g++", "a C++"), ("CC", "gcc", "a C")
 """What compiles the code that torch.compile writes: the variable that names it, its usual name, its kind."""
 
 
-def with_compile(config: RunConfig, declared: Capabilities) -> RunConfig:
-    """Return ``config`` with what the strategy can compile of it.
+def compile_mode(config: RunConfig, declared: Capabilities) -> str:
+    """Return what the strategy compiles of what ``config.compile`` asks for.
 
     That is each block, where the whole model is asked for and the strategy works between the blocks. Raises
     ConfigError if the strategy can compile nothing, or if the compiler is missing.
     """
     if config.compile == "off":
-        return config
+        return config.compile
     if not declared.compiles:
         why = declared.why_not_compiled or "does not declare that it can be compiled"
         raise ConfigError(f"compile = {config.compile!r}: strategy {config.strategy!r} {why}; use --compile off")
     if missing := missing_compiler(config.device):
         raise ConfigError(f"compile = {config.compile!r}: {missing}, or use --compile off")
-    return config if config.compile in declared.compiles else config.model_copy(update={"compile": "regions"})
+    return config.compile if config.compile in declared.compiles else "regions"
 
 
 def missing_compiler(device: str) -> str:

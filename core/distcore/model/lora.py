@@ -39,14 +39,17 @@ TASK_TYPES = {
 """How the name of a transformers class ends, to the name of peft for what it does; peft has none for the others."""
 
 
-def resolve_lora(config: RunConfig) -> LoRA:
-    """Return ``config.lora`` without 'auto'; raises ConfigError if it cannot be used, or peft is missing."""
+def resolve_alpha(config: RunConfig) -> float | str:
+    """Return ``lora.alpha``, without 'auto' where there is an adapter.
+
+    Raises ConfigError if LoRA cannot be used as the config has it, or peft is missing.
+    """
     lora = config.lora
     if lora.rank is None:
         if changed := sorted(name for name, value in lora if value != getattr(LoRA(), name)):
             value = getattr(lora, changed[0])
             raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --lora RANK")
-        return lora
+        return lora.alpha
     if find_spec("peft") is None:
         raise ConfigError(f"lora.rank = {lora.rank}: needs peft, which is not installed: pip install 'distcore[lora]'")
     if not lora.targets:
@@ -56,7 +59,7 @@ def resolve_lora(config: RunConfig) -> LoRA:
             re.compile(lora.targets)
         except re.error as error:
             raise ConfigError(f"lora.targets = {lora.targets!r}: not a regular expression: {error}") from None
-    return lora.model_copy(update={"alpha": 2.0 * lora.rank}) if lora.alpha == "auto" else lora
+    return 2.0 * lora.rank if lora.alpha == "auto" else lora.alpha
 
 
 def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:

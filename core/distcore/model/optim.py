@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,10 +59,9 @@ def load_optimizer(config: RunConfig) -> BuildsOptimizer:
     return build("optimizer", name, cls, given)
 
 
-def with_options(config: RunConfig) -> RunConfig:
-    """Return ``config`` with all options of its optimizer filled in; raises DistcoreError for a wrong one."""
-    options = values_of(load_optimizer(config))
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=options)})
+def optimizer_options(config: RunConfig) -> dict[str, Any]:
+    """Return all options of the optimizer by name, as JSON values; raises DistcoreError for a wrong one."""
+    return values_of(load_optimizer(config))
 
 
 def optimizer_class(name: str) -> type[BuildsOptimizer]:
@@ -105,12 +105,6 @@ def warmup_steps(config: RunConfig, total_steps: int) -> int:
     """Return the number of warm-up steps: as configured, or ``warmup_ratio`` of ``total_steps``."""
     given = config.schedule.warmup_steps
     return given if isinstance(given, int) else round(config.schedule.warmup_ratio * total_steps)
-
-
-def with_warmup(config: RunConfig, total_steps: int) -> RunConfig:
-    """Return ``config`` with the warm-up steps filled in, the only 'auto' that needs the size of the data."""
-    schedule = config.schedule.model_copy(update={"warmup_steps": warmup_steps(config, total_steps)})
-    return config.model_copy(update={"schedule": schedule})
 
 
 def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_steps: int) -> LRScheduler | None:

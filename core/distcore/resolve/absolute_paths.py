@@ -7,27 +7,26 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.files import absolute
-from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.task import Task
-from distcore.resolve.resolve import build_strategy
+from distcore.resolve.resolve import Resolved
 
 
-def with_absolute_paths(config: RunConfig, task: Task) -> RunConfig:
-    """Return a resolved ``config`` with the paths of its task, strategy, optimizer and extensions absolute.
+def with_absolute_paths(resolved: Resolved) -> RunConfig:
+    """Return the config of a resolved run with the paths of task, strategy, optimizer and extensions absolute.
 
     A path to what is not there stays as it is.
     """
-    strategy = build_strategy(config)
-    return config.model_copy(
-        update={
+    config = resolved.config
+    return with_changes(
+        config,
+        {
             "task": absolute(config.task),
-            "task_options": _absolute_options(config.task_options, BoundTask.of(task).task),
-            "strategy_options": _absolute_options(config.strategy_options, strategy),
-            "optimizer": config.optimizer.model_copy(update={"name": absolute(config.optimizer.name)}),
+            "task_options": _absolute_options(config.task_options, resolved.task.task),
+            "strategy_options": _absolute_options(config.strategy_options, resolved.strategy),
+            "optimizer.name": absolute(config.optimizer.name),
             "extensions": {absolute(name): given for name, given in config.extensions.items()},
-        }
+        },
     )
 
 

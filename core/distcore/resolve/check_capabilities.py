@@ -9,12 +9,10 @@ from typing import Any
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DistcoreError, nearest
-from distcore.model.compiling import with_compile
-from distcore.model.optim import is_installed, load_optimizer, optimizer_class, with_options
+from distcore.model.optim import is_installed, load_optimizer, optimizer_class
 from distcore.model.optimizers.own import check as check_own
-from distcore.plugin.options import build
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.resolve.strategies import names_that
 
 log = logging.getLogger("distcore")
 
@@ -40,11 +38,11 @@ def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> 
         if value not in possible:
             raise ConfigError(
                 f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
-                f"{nearest(str(value), possible)}; {strategies_that(can)} could"
+                f"{nearest(str(value), possible)}; {names_that(can)} could"
             )
 
     if config.deterministic and not declared.deterministic:
-        others = strategies_that(lambda other: other.deterministic)
+        others = names_that(lambda other: other.deterministic)
         raise ConfigError(
             f"deterministic: strategy {config.strategy!r} with these options does not repeat a run bit for bit; "
             f"{others} could, with their default options"
@@ -55,14 +53,11 @@ def check_average(config: RunConfig, declared: Capabilities) -> None:
     """Raise ConfigError if the config asks for an average of the weights, and the strategy declares none."""
     if config.ema.decay is not None and not declared.ema:
         lacks = f"strategy {config.strategy!r} keeps no average of weights"
-        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {strategies_that(lambda o: o.ema)} could")
+        raise ConfigError(f"ema.decay = {config.ema.decay}: {lacks}; {names_that(lambda o: o.ema)} could")
 
 
-def with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
-    """Return ``config`` with all options of its optimizer.
-
-    Raises DistcoreError for an optimizer that there is not or that the strategy does not take, or a wrong option.
-    """
+def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
+    """Raise DistcoreError for an optimizer that is not there or that the strategy does not take, or a wrong option."""
     name = config.optimizer.name
     installed = is_installed(name)
     elementwise = installed and optimizer_class(name).elementwise
@@ -76,21 +71,18 @@ def with_optimizer(config: RunConfig, declared: Capabilities) -> RunConfig:
         why = f": it steps parts of parameters, and {name!r} declares elementwise = False" if parts else ""
         raise ConfigError(
             f"optimizer.name = {name!r}: strategy {config.strategy!r} takes {', '.join(possible)}"
-            f"{nearest(name, possible)}{why}; {strategies_that(takes)} could"
+            f"{nearest(name, possible)}{why}; {names_that(takes)} could"
         )
     optimizer = load_optimizer(config)
     if not type(optimizer).__module__.startswith("distcore."):
         check_own(name, optimizer)
-    return with_options(config)
 
 
-def compiled(config: RunConfig, declared: Capabilities) -> RunConfig:
-    """Return ``config`` with what the strategy compiles; says so if that is not what was asked for."""
-    possible = with_compile(config, declared)
-    if possible.compile != config.compile:
-        said = f"strategy {config.strategy!r} compiles each block by itself"
-        log.info("compile = %r: %s: compile = %r", config.compile, said, possible.compile)
-    return possible
+def say_compiled(config: RunConfig, mode: str) -> None:
+    """Log what the strategy compiles if that is not what the config asks for."""
+    if mode != config.compile:
+        reason = f"strategy {config.strategy!r} compiles each block by itself"
+        log.info("compile = %r: %s: compile = %r", config.compile, reason, mode)
 
 
 def optimizers_of(declared: Capabilities) -> list[str]:
@@ -100,19 +92,3 @@ def optimizers_of(declared: Capabilities) -> list[str]:
         with contextlib.suppress(DistcoreError):
             found |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
     return sorted(found)
-
-
-def strategies_that(can: Any) -> str:
-    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message.
-
-    Imports all strategies, which is too slow for anything else.
-    """
-    names = []
-    for name in registry.offers("strategies"):
-        try:
-            declared = capabilities_of(name, build("strategy", name, registry.load("strategies", name), {}))
-        except DistcoreError:
-            continue
-        if can(declared):
-            names.append(name)
-    return ", ".join(names) or "no installed strategy"

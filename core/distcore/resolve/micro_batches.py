@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from distcore.config import RunConfig
-from distcore.config.schema import Loader
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
@@ -25,25 +24,25 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
     return CPU_TOKENS if config.device == "cpu" else TOKENS
 
 
-def with_length_grouping(config: RunConfig, task: Task) -> Loader:
-    """Return ``loader`` with ``length_grouping`` filled in: no windows where they were measured to save nothing.
+def length_grouping(config: RunConfig, task: Task) -> str:
+    """Return ``loader.length_grouping``, for 'auto' without windows where they were measured to save nothing.
 
     It depends on device, precision and model alone: what may change when a run goes on, or in a trial of ``tune``, such
     as strategy, compilation and packing, must not change the order of the rows.
     """
     if config.loader.length_grouping != "auto":
-        return config.loader
+        return config.loader.length_grouping
     slow = config.device == "cpu" and config.precision == "fp32"  # products cost more than what stands around them
     saves_nothing = slow and BoundTask.of(task).why_not_padding_free() is None
-    return config.loader.model_copy(update={"length_grouping": "batch" if saves_nothing else "window"})
+    return "batch" if saves_nothing else "window"
 
 
-def with_forward_tokens(config: RunConfig, declared: Capabilities) -> Loader:
-    """Return ``loader`` with the cost of a forward pass filled in."""
+def forward_tokens(config: RunConfig, declared: Capabilities) -> int:
+    """Return what one more forward pass costs, in tokens."""
     if config.loader.forward_tokens != "auto":
-        return config.loader
+        return config.loader.forward_tokens
     cost = CPU_FORWARD if config.device == "cpu" else FORWARD
-    return config.loader.model_copy(update={"forward_tokens": round(cost * declared.forward_cost)})
+    return round(cost * declared.forward_cost)
 
 
 def most_micro_batches(config: RunConfig, shards: int) -> int:

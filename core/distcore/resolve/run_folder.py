@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from distcore.config import GIVEN, RunConfig
+from distcore import checkpoint
+from distcore.config import GIVEN, RunConfig, with_changes
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.contract import Run
@@ -41,6 +42,12 @@ def check_out(config: RunConfig) -> None:
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise ConfigError(f"out = {str(folder)!r}: cannot be created: {above} is not a folder that you may write to")
+
+
+def after_failure(config: RunConfig) -> RunConfig:
+    """Return the config of a restart: from its own newest checkpoint or, without one, from where the job began."""
+    own = checkpoint.find("auto", Path(str(config.out)))
+    return with_changes(config, {"resume": "auto" if own or not config.resume else config.resume})
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:

@@ -6,7 +6,7 @@ from distcore.config import RunConfig
 from distcore.distributed.devices import count_devices
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.resolve.check_capabilities import strategies_that
+from distcore.resolve.strategies import names_that
 
 MOST_RANKS = 2**16
 """Most ranks that a message proposes."""
@@ -29,7 +29,7 @@ def world_size(config: RunConfig, declared: Capabilities, device: str, started: 
     else:
         size = asked
     if declared.processes == "one" and size > 1:
-        others = strategies_that(lambda other: other.processes == "many")
+        others = names_that(lambda other: other.processes == "many")
         raise ConfigError(f"nproc = {size}: strategy {config.strategy!r} runs in one process; {others} can use several")
     if device != "cpu" and started is None and size > count_devices(device):
         here = f"torch sees {count_devices(device)} of kind {device!r} here"

@@ -8,22 +8,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from distcore import registry
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.distributed.devices import resolve_device
 from distcore.errors import DistcoreError
 from distcore.files import write_atomically
-from distcore.plugin.options import build
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment.environment import join
-from distcore.resolve.resolve import build_strategy
+from distcore.resolve import strategies
 from distcore.testing.cases import Case, Finding
 from distcore.testing.lab import Lab, await_true
 from distcore.testing.problem import skeleton
@@ -50,14 +47,16 @@ class Subject:
     make: Callable[[RunConfig], object] | None = None
     """Builds the strategy from the config; ``None``: the strategy that the config names is built."""
 
-    def strategy(self) -> object:
+    def strategy(self) -> strategies.Strategy:
         """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
-        return (self.make or build_strategy)(self.config)
+        if self.make is None:
+            return strategies.of(self.config)
+        return strategies.bind(self.config.strategy, self.make(self.config))
 
     @cached_property
     def blocks(self) -> int:
         """Blocks of the model with which the laws are measured: the fewest that the strategy takes, else 2."""
-        strategy = self.strategy()
+        strategy = self.strategy().plugin
         if not isinstance(strategy, ChecksModel):
             return 2
         for number in (2, 4, 6, 8):
@@ -101,7 +100,7 @@ def serve(assignment: Assignment) -> None:
 def lab_of(subject: Subject, folder: Path, extensions: Mapping[str, object] | None = None) -> Iterator[Lab]:
     """Join a world for one measurement in this rank, and leave it at the end."""
     rank_info, config = join(os.environ) or RankInfo(), _on_device(subject.config)
-    hooks = Hooks(config.strategy, subject.strategy(), extensions)
+    hooks = Hooks(config.strategy, subject.strategy().plugin, extensions)
     world = hooks.setup(config, rank_info)
     yield Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=folder, blocks=subject.blocks)
     hooks.teardown(world)
@@ -166,22 +165,12 @@ def _await_others(folder: Path, name: str, world: World) -> None:
 
 def _hooks(subject: Subject, trace: Trace) -> Hooks:
     """Hooks on a new object of the strategy, so that no case sees what another left in it."""
-    config = subject.config
-    if subject.make:
-        strategy = subject.make(config)
-    else:
-        strategy = build("strategy", config.strategy, _strategy_class(config.strategy), config.strategy_options)
-    return Hooks(config.strategy, strategy, {"trace": trace.extension()})
-
-
-@cache
-def _strategy_class(name: str) -> Any:
-    """Looked up once per rank: it reads the entry points of every installed distribution."""
-    return registry.load("strategies", name)
+    strategy = subject.strategy()
+    return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension()})
 
 
 def _on_device(config: RunConfig) -> RunConfig:
-    return config.model_copy(update={"device": resolve_device(config)})
+    return with_changes(config, {"device": resolve_device(config)})
 
 
 class _Deadline:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore.checkpoint.distance import difference
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
@@ -43,7 +43,7 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 
     The solution does not depend on the strategy, so each one is computed once per process.
     """
-    neutral = config.model_copy(update={"strategy": "single", "strategy_options": {}, "nproc": 1})
+    neutral = with_changes(config, {"strategy": "single", "strategy_options": {}, "nproc": 1})
     return _solve(problem, neutral.model_dump_json(), steps)
 
 

@@ -11,12 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from distcore.config import load_config
+from distcore.config import load_config, with_changes
 from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
-from distcore.plugin.strategy.argument import expand_shorthand
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.hooks import capabilities_of
+from distcore.resolve import strategies
 from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
@@ -58,17 +57,17 @@ def subject_of(
     strategy cannot train the model with which the laws are measured.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
-    config = expand_shorthand(load_config(None, changes | dict(settings or {})))
+    config = strategies.expanded(load_config(None, changes | dict(settings or {})))
     subject = Subject(config=config, cases=tuple(_chosen(only)))
     built = subject.strategy()
-    if isinstance(built, ChecksModel):
+    if isinstance(built.plugin, ChecksModel):
         try:
-            built.check_model(config, skeleton(subject.blocks))
+            built.plugin.check_model(config, skeleton(subject.blocks))
         except DistcoreError as error:
             raise StrategyError(f"the model with which the laws are measured: {error}") from error
-    if capabilities_of(config.strategy, built).processes == "one":
+    if built.capabilities.processes == "one":
         nproc = 1
-    return replace(subject, config=config.model_copy(update={"nproc": nproc}))
+    return replace(subject, config=with_changes(config, {"nproc": nproc}))
 
 
 def measure(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding]]:
@@ -133,7 +132,7 @@ class _Work:
 
     def _plan(self, number: int, subject: Subject) -> None:
         """Skip what the strategy declares not to keep; measure here what starts processes; leave the rest to ranks."""
-        exempt = capabilities_of(subject.config.strategy, subject.strategy()).exempt
+        exempt = subject.strategy().capabilities.exempt
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
             if reason:

@@ -20,7 +20,7 @@ from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.outputs import Collected, Collector
 from distcore.plugin.task.task import Batch, Dataset, Datasets
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 
 ROWS = 6
@@ -95,8 +95,8 @@ class FirstRows:
 def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
     """Return the lab of the task ``name`` under ``settings``, config keys by dotted name; raises DistcoreError."""
     changes = {"task": name, "device": "cpu", "lr": 1e-3, "out": str(folder / "run"), **settings}
-    config = resolve(load_config(None, changes))
-    return TaskLab(config=config, task=BoundTask.of(load_task(config)), folder=folder)
+    resolved = resolve(load_config(None, changes))
+    return TaskLab(config=resolved.config, task=resolved.task, folder=folder)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

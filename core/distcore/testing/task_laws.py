@@ -12,7 +12,7 @@ from distcore.plugin.batching.columns import read
 from distcore.plugin.options import values_of
 from distcore.plugin.task.datasets import at_epoch, content_of
 from distcore.plugin.task.outputs import Collected
-from distcore.resolve.resolve import load_task
+from distcore.resolve import tasks
 from distcore.testing.cases import EXACT, FP32, Measured, Skip, task_law
 from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
 from distcore.testing.task_lab import TaskLab, other_random_state
@@ -223,7 +223,7 @@ def rows_are_identified(lab: TaskLab) -> Measured:
 @task_law("resume")
 def options_survive(lab: TaskLab) -> Measured:
     """The options that config.yaml records build the same task again."""
-    again = values_of(load_task(lab.config))
+    again = values_of(tasks.of(lab.config))
     differing = [name for name, value in lab.config.task_options.items() if again.get(name) != value]
     return Measured(error=len(differing), bound=EXACT, note=f"options that differ: {', '.join(differing) or 'none'}")
 

@@ -56,7 +56,9 @@ def written(folder: Path, **changes: Any) -> str:
 def resolved(options: dict[str, Any], started: int | None = None, **changes: Any) -> RunConfig:
     """The config that ranks get."""
     settings = {"device": "cpu"} | changes
-    return resolve(load_config(None, {"strategy": "accelerate", "strategy_options": options} | settings), started)
+    return resolve(
+        load_config(None, {"strategy": "accelerate", "strategy_options": options} | settings), started
+    ).config
 
 
 def test_a_file_fills_in_what_the_user_left_open(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_options_that_cannot_come_true_are_one_line(
 def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
     options = {"backend": "deepspeed", "zero_stage": 0, "deepspeed_config": {"train_batch_size": 64}}
     job = {"strategy": "accelerate", "strategy_options": options, "device": "cpu", "precision": "bf16"}
-    assert resolve(load_config(None, job), training=False).precision == "bf16"
+    assert resolve(load_config(None, job), training=False).config.precision == "bf16"
     with pytest.raises(ConfigError, match=r"stage = 0 with precision = 'bf16'"):
         resolve(load_config(None, job))
 

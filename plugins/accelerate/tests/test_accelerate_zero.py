@@ -64,7 +64,7 @@ def test_an_optimizer_that_the_engine_would_not_step_will_be_refused() -> None:
 def test_fp16_on_a_cpu_is_refused_only_where_deepspeed_has_none(capable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: capable)  # some CPUs multiply in it
     if capable:
-        assert resolve(config(None, precision="fp16")).precision == "fp16"
+        assert resolve(config(None, precision="fp16")).config.precision == "fp16"
     else:
         with pytest.raises(ConfigError, match="DeepSpeed has no fp16 on a CPU"):
             resolve(config(None, precision="fp16"))

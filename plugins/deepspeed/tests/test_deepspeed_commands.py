@@ -18,6 +18,7 @@ from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import build_run, set_up
 from distcore.rank_environment.environment import join
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_tasks.wordpiece import as_transformers, train_wordpiece
 
@@ -84,9 +85,10 @@ def parts_held(options: dict[str, Any]) -> tuple[int, int, int]:
     """Elements of parameters that this rank keeps, holds whole, and that there are, in a run that only evaluates."""
     settings = {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "nproc": 2, "out": "unused"}
     config = load_config(None, settings | {"global_batch_size": 4, "micro_batch_size": 2, "lr": 0.01})
-    hooks, world = set_up(config, join(os.environ) or RankInfo())
-    task = Problem()
-    run = build_run(config, hooks, world, task, task.prepare(config), training=False)
+    rank_info, task = join(os.environ) or RankInfo(), Problem()
+    resolved = resolve(config, rank_info.size, rank_info.launcher, training=False, task=task)
+    hooks, world = set_up(resolved, rank_info)
+    run = build_run(resolved.config, hooks, world, task, task.prepare(resolved.config), training=False)
     parameters = [cast(Any, parameter) for parameter in run.module.parameters()]
     kept, whole = (sum(each) for each in zip(*((p.ds_tensor.numel(), p.numel()) for p in parameters), strict=True))
     total = sum(p.ds_numel for p in parameters)

@@ -13,7 +13,8 @@ from torch import nn
 
 from distcore import ConfigError, load_config
 from distcore.plugin.strategy.contract import Run, World
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore_deepspeed import resolve as resolve_tree
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
@@ -21,7 +22,7 @@ from distcore_deepspeed.strategy import DeepSpeedStrategy
 def checked(options: dict[str, Any], **changes: Any) -> Any:
     """The config of a run on two ranks, accepted."""
     job = {"nproc": 2, "device": "cpu", "global_batch_size": 32, "micro_batch_size": 8, "lr": 1e-3, "out": "unused"}
-    return resolve(load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes))
+    return resolve(load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes)).config
 
 
 def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     config = config.model_copy(update={"schedule": config.schedule.model_copy(update={"warmup_steps": 10})})
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"hidden_size": 128})()
-    strategy = build_strategy(config)
+    strategy = strategies.of(config).plugin
     assert isinstance(strategy, DeepSpeedStrategy)
     world = World(rank=0, size=2, local_rank=0, device=torch.device("cpu"))
     run = Run(

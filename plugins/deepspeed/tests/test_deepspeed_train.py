@@ -20,7 +20,7 @@ from distcore.engine.trainer import build_run
 from distcore.errors import RankError, StrategyError
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
-from distcore.resolve.resolve import build_strategy
+from distcore.resolve import strategies
 from distcore.testing.problem import Problem
 
 pytestmark = pytest.mark.ranks
@@ -167,7 +167,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path: Path, stage: int) -> None:
 def gathers(settings: RunConfig, evaluations: int) -> list[int]:
     """What each rank does: evaluate a batch first, if asked; how often each step then gathers."""
     task = Problem()
-    hooks = Hooks(settings.strategy, build_strategy(settings))
+    hooks = Hooks(settings.strategy, strategies.of(settings).plugin)
     world, data = hooks.setup(settings, join() or RankInfo()), task.prepare(settings)
     run = build_run(settings, hooks, world, task, data)
     for _ in range(evaluations):

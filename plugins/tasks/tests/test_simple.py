@@ -18,7 +18,7 @@ from distcore import RunConfig, Simple, train
 from distcore.cli.main import main
 from distcore.errors import ConfigError, StrategyError, TaskError
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
-from distcore.resolve.resolve import load_task
+from distcore.resolve import tasks
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 
@@ -125,7 +125,7 @@ def test_an_object_is_recorded_with_its_options_and_cannot_be_built_again(
     assert saved["task"] == "object:Lines"
     assert saved["task_options"] == {"slope": 3.0}
     with pytest.raises(StrategyError, match=r"was given to train\(\) as an object.*--task file\.py:Class"):
-        load_task(RunConfig.model_validate(saved))
+        tasks.of(RunConfig.model_validate(saved))
     assert main(["eval", str(tmp_path / "run")]) == 2
     assert main(["eval", str(tmp_path / "run"), "--task", file, "--json"]) == 0
     assert '"evaluated": 7' in capsys.readouterr().out

@@ -10,7 +10,8 @@ import yaml
 
 from distcore.config import RunConfig, canonical, dump_config, load_config
 from distcore.errors import ConfigError
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve import tasks
+from distcore.resolve.resolve import resolve
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.task import TextClassification
 
@@ -28,7 +29,7 @@ TASK = TextClassification(
 def test_an_old_config_builds_the_same_task(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(OLD))
     for config in (RunConfig.model_validate(OLD), load_config(str(tmp_path / "config.yaml"), {})):
-        task: Any = load_task(config)
+        task: Any = tasks.of(config).task
         assert task.columns == TASK.columns
         assert (task.model, task.eval_fraction, task.max_seq_len, task.dropout) == ("bert-tiny", 0.2, 32, None)
         assert task.tokenizer.vocab_size == 500
@@ -43,7 +44,7 @@ def test_the_keys_of_text_in_an_old_config_of_another_task_are_left_out() -> Non
 
 def test_a_short_key_and_the_full_one_set_the_same_option() -> None:
     for changes in ({"columns.text": "body"}, {"task_options.columns.text": "body"}):
-        task: Any = load_task(load_config(None, changes))
+        task: Any = tasks.of(load_config(None, changes)).task
         assert task.columns == Columns(text="body")
     assert canonical("columns.text") == "task_options.columns.text"
     assert canonical("optimizer.eps") == "optimizer.eps"
@@ -61,7 +62,7 @@ def test_both_forms_in_one_config_are_refused() -> None:
 
 
 def test_a_resolved_config_has_every_option_and_the_metric_of_the_best() -> None:
-    resolved = resolve(load_config(None, {"model": "bert-tiny", "device": "cpu"}))
+    resolved = resolve(load_config(None, {"model": "bert-tiny", "device": "cpu"})).config
     assert resolved.task_options["columns"] == {
         "text": "text", "label": "label", "id": None, "text_pair": None,
     }  # fmt: skip

@@ -24,7 +24,8 @@ from distcore.errors import DistcoreError, TaskError
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.problem import Problem, Rows
 
@@ -46,8 +47,8 @@ def run(name: str, task: Any = None, **changes: Any) -> dict[str, Any]:
 def built(task: Any, **changes: Any) -> tuple[Run, Hooks, Datasets]:
     """A run that is ready to train step by step."""
     given = SHARED | {"out": "unused", "data_guard_steps": 0, "max_steps": 20} | changes
-    config = resolve(RunConfig(**given), 1, task=task)
-    hooks = Hooks("single", build_strategy(config))
+    config = resolve(RunConfig(**given), 1, task=task).config
+    hooks = Hooks("single", strategies.of(config).plugin)
     data = task.prepare(config)
     return trainer.build_run(config, hooks, hooks.setup(config, RankInfo()), task, data), hooks, data
 
@@ -160,7 +161,7 @@ class LeavesOne(SingleStrategy):
 
 def line_of(name: str, task: Any, strategy: Any = None) -> str:
     """The line with which a run ends."""
-    replaced = patch.object(trainer, "build_strategy", lambda _config: strategy) if strategy else nullcontext()
+    replaced = patch.object(strategies, "build", lambda *_: strategy) if strategy else nullcontext()
     try:
         with replaced:
             run(name, task)

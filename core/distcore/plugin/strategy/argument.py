@@ -13,14 +13,14 @@ from distcore.config import RunConfig, parse_value
 from distcore.errors import ConfigError, StrategyError
 
 
-def expand_shorthand(config: RunConfig) -> RunConfig:
-    """Return ``config`` with a strategy ``NAME:VALUE`` replaced by NAME and the options; without a colon, unchanged.
+def options_in_argument(config: RunConfig) -> tuple[str, dict[str, Any]]:
+    """Return the name of the strategy, and all its options: those of ``NAME:VALUE`` and those of the config.
 
     Raises DistcoreError, one line, if the strategy takes no such value or ``strategy_options`` has another one.
     """
     name, colon, text = config.strategy.partition(":")
     if not colon:
-        return config
+        return name, config.strategy_options
     options = _named(config.strategy, text) if "=" in text else _declared(config.strategy, name, text)
     for option, value in options.items():
         said = config.strategy_options.get(option, value)
@@ -28,7 +28,7 @@ def expand_shorthand(config: RunConfig) -> RunConfig:
             raise ConfigError(
                 f"strategy = {config.strategy!r}: strategy_options.{option} = {said!r} says otherwise; leave one out"
             )
-    return config.model_copy(update={"strategy": name, "strategy_options": config.strategy_options | options})
+    return name, config.strategy_options | options
 
 
 def _named(asked: str, text: str) -> dict[str, Any]:

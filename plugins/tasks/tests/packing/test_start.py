@@ -12,9 +12,10 @@ import torch
 import yaml
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, train
-from distcore.engine.packing import choose
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve import tasks
+from distcore.resolve.padding_free import choose
+from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_tasks.packing.groups import Groups
 
@@ -102,8 +103,8 @@ def test_a_broken_pooling_is_found_before_the_first_step(
 
 
 def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
-    given = resolve(given)
-    task = load_task(given)
+    given = resolve(given).config
+    task = tasks.of(given)
     found, why = choose(given, declared, task, task.prepare(given))
     return found.packing, why
 
@@ -116,14 +117,14 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows, max_seq_len=4))[0] == "on"
     shared = Capabilities(spec_version=3, ranks_per_shard=2)
     assert chosen(config(rows), shared) == ("off", "strategy 'single' computes a row on several ranks")
-    elsewhere = resolve(config(rows)).model_copy(update={"device": "cuda"})
-    task = load_task(elsewhere)
+    elsewhere = resolve(config(rows)).config.model_copy(update={"device": "cuda"})
+    task = tasks.of(elsewhere)
     assert choose(elsewhere, ONE, task, task.prepare(elsewhere))[1].startswith("not measured on cuda")
 
 
 def test_what_cannot_be_packed_is_refused_in_one_line(rows: Path) -> None:
-    on = resolve(config(rows, packing="on")).model_copy(update={"compile": "regions"})
-    task = load_task(on)
+    on = resolve(config(rows, packing="on")).config.model_copy(update={"compile": "regions"})
+    task = tasks.of(on)
     with pytest.raises(
         ConfigError, match=r"^packing = 'on': with compile = 'regions' each step would be compiled anew"
     ):

@@ -20,7 +20,8 @@ from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.task.task import Datasets
-from distcore.resolve.resolve import load_task, resolve
+from distcore.resolve import tasks
+from distcore.resolve.resolve import resolve
 from distcore_tasks.causal_lm.models import PACKED
 from distcore_tasks.causal_lm.sequences import COUNTED, SequenceFiles, finish_sequences, open_sequences
 from distcore_tasks.causal_lm.task import CausalLM
@@ -150,11 +151,11 @@ def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp
 def test_only_whole_outputs_are_narrowed(
     change: dict[str, Any], declared: dict[str, Any], told: bool, answered: Datasets
 ) -> None:
-    model, config = decoder("llama"), resolve(RunConfig(task="causal-lm", device="cpu", **change))
+    model, config = decoder("llama"), resolve(RunConfig(task="causal-lm", device="cpu", **change)).config
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
     capabilities = Capabilities(spec_version=3, processes="one", **declared)
     run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
-    _, data = packed_as_trained(run, load_task(config), answered)
+    _, data = packed_as_trained(run, tasks.of(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from distcore.config import RunConfig
 from distcore.jobs.dry_run import describe
+from distcore.resolve.resolve import resolve
 from distcore_tasks.text_classification.data.text import prepare_text
 from distcore_tasks.text_classification.options import TextOptions
 
@@ -110,4 +111,4 @@ def test_a_dry_run_shows_it_too(tmp_path):
     few = options(tmp_path / "a.json", ["a", "b", "c"] + ["a", "b"] * 20)
     (line,) = said(few)
     config = RunConfig(nproc=1, micro_batch_size=8, lr=1e-3, task_options={"data": few.data}, out="runs/x")
-    assert f"# warning: {line}\n" in describe(config, prepare_text(few, 0))
+    assert f"# warning: {line}\n" in describe(resolve(config), prepare_text(few, 0))

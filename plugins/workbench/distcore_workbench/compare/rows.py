@@ -10,15 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore.config import JobRequest, RunConfig, canonical, flatten, load_config, parse_settings
+from distcore.config import JobRequest, RunConfig, canonical, flatten, load_config, parse_settings, with_changes
 from distcore.errors import ConfigError, StrategyError, nearest
 from distcore.jobs.train import check
-from distcore.plugin.strategy.argument import expand_shorthand
-from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.plugin.task.bound import BoundTask
 from distcore.rank_environment import join
-from distcore.resolve.resolve import build_strategy, load_task
+from distcore.resolve import strategies
+from distcore.resolve.resolve import Resolved, resolve
 
 MAY_DIFFER = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",
@@ -194,11 +191,12 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
     """Build one row. One that cannot run raises ConfigError, or says why in ``reason`` if such rows are skipped."""
     config = load_config(request.config, _changes(request, settings))
     try:
-        config, declared = _resolved(config, settings, folder)
+        resolved = _resolved(config, settings, folder)
     except (ConfigError, StrategyError) as error:
         if not request.skip_missing:
             raise ConfigError(f"row {name!r}: {error}") from None
         return Row(name=name, folder=folder, config=config, reason=" ".join(str(error).split()))
+    config, declared = resolved.config, resolved.capabilities
     leaves = flatten(config.model_dump(mode="json"))
     job = {key: value for key, value in leaves.items() if is_of_job(key)}
     if "schedule" in declared.owns:  # then the config does not say which schedule is trained with
@@ -209,7 +207,7 @@ def _row(request: Request, name: str, settings: dict[str, Any], folder: Path) ->
         folder=folder,
         config=config,
         job=job,
-        metrics=tuple(BoundTask.of(load_task(config)).declared_metrics),
+        metrics=tuple(resolved.task.declared_metrics),
         exempt=exempt,
     )
 
@@ -221,12 +219,12 @@ def _changes(request: Request, settings: dict[str, Any]) -> dict[str, Any]:
     return reset | dict(request.changes) | settings
 
 
-def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> tuple[RunConfig, Capabilities]:
-    """Resolve a row's config as ``distcore train`` does, prepare its data, and return it with the capabilities."""
-    config = expand_shorthand(config.model_copy(update={"out": str(folder)}))
-    declared = capabilities_of(config.strategy, build_strategy(config))
-    # With an nproc of its own the row is left as it is: check() refuses what cannot be.
-    if declared.processes == "one" and "nproc" not in settings:
-        config = config.model_copy(update={"nproc": 1})
-    config, _ = check(config)
-    return config, capabilities_of(config.strategy, build_strategy(config))
+def _resolved(config: RunConfig, settings: Mapping[str, Any], folder: Path) -> Resolved:
+    """Resolve a row's config as ``distcore train`` does, and prepare its data."""
+    changes: dict[str, Any] = {"out": str(folder)}
+    # With an nproc of its own the row is left as it is: resolve() refuses what cannot be.
+    if "nproc" not in settings and strategies.of(config).capabilities.processes == "one":
+        changes["nproc"] = 1
+    resolved = resolve(with_changes(config, changes))
+    check(resolved)
+    return resolved

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, dump_config
+from distcore.config import RunConfig, dump_config, with_changes
 from distcore.launchers.processes.contexts import sigterm_raises
 
 PROFILED_STEPS = 20
@@ -70,7 +70,7 @@ def timed(config: RunConfig, out: Path) -> Timing | Failed:
 
 def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
     """Train for a few steps with the profile extension, untimed; return the content of profile.json."""
-    short = config.model_copy(update={"max_steps": PROFILED_STEPS})
+    short = with_changes(config, {"max_steps": PROFILED_STEPS})
     error = _train(_with_extensions(short, profile=True), out)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
     if error:
@@ -80,7 +80,7 @@ def profiled(config: RunConfig, out: Path) -> Mapping[str, Any] | Failed:
 
 
 def _with_extensions(config: RunConfig, **extensions: bool) -> RunConfig:
-    return config.model_copy(update={"extensions": config.extensions | extensions})
+    return with_changes(config, {"extensions": config.extensions | extensions})
 
 
 def _train(config: RunConfig, out: Path) -> str | None:

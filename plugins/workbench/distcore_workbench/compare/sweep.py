@@ -14,16 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, canonical, dump_config, flatten, load_config, parse_values
-from distcore.engine.trainer import total_steps_of
+from distcore.config import RunConfig, canonical, dump_config, flatten, load_config, parse_values, with_changes
 from distcore.errors import ConfigError, DistcoreError, RankError, StoppedError
 from distcore.files import same_place
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import check
 from distcore.launchers.processes.contexts import stop_signals
-from distcore.model.optim import with_warmup
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.resolve import load_task
+from distcore.resolve.complete import Completed, complete
+from distcore.resolve.resolve import resolve
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.rows import folder_name, is_of_job, refuse_ranks
 from distcore_workbench.compare.runs import end, train_command
@@ -120,20 +119,21 @@ def points_of(
         resume = "auto" if (folder / "config.yaml").exists() else None
         config = load_config(file, dict(changes) | dict(own) | {"out": str(folder), "resume": resume})
         try:
-            config, data = check(config)
+            resolved = resolve(config)
+            completed = complete(resolved, check(resolved))
         except DistcoreError as error:
             raise ConfigError(f"run {name}: {error}") from None
-        config = with_warmup(config, total_steps_of(config, len(data.train)))
         if resume:
-            _check_same_job(folder, config)
-        points.append(Point(name=name, config=config))
+            _check_same_job(folder, completed)
+        # What the user left open stays so: the run itself compares the two forms, and may go back to padding.
+        points.append(Point(name=name, config=with_changes(completed.config, {"packing": completed.asked})))
     return points
 
 
-def _check_same_job(folder: Path, config: RunConfig) -> None:
+def _check_same_job(folder: Path, completed: Completed) -> None:
     """Raise ConfigError if the run that is there was started with other values."""
     there = flatten(load_config(str(folder / "config.yaml"), {}).model_dump(mode="json"))
-    now = with_absolute_paths(config, load_task(config))
+    now = with_absolute_paths(completed)
     for key, value in flatten(now.model_dump(mode="json")).items():
         if is_of_job(key) and not same_place(there.get(key), value):
             raise ConfigError(

@@ -5,10 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from distcore.config import RunConfig
-from distcore.plugin.strategy.argument import expand_shorthand
-from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.resolve.check_capabilities import strategies_that
-from distcore.resolve.resolve import build_strategy
+from distcore.resolve import strategies
 from distcore_workbench.planning.available import available_memory
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request
@@ -49,7 +46,7 @@ def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = Fal
             return f"--micro-batch-size {rows // 2}"
         if not config.gradient_checkpointing:
             return "--set gradient_checkpointing=true"
-    expanded = expand_shorthand(config)
-    if not capabilities_of(expanded.strategy, build_strategy(expanded)).shards_parameters:
-        return f"a strategy that shards parameters, on more devices: {strategies_that(lambda d: d.shards_parameters)}"
+    if not strategies.of(config).capabilities.shards_parameters:
+        sharding = strategies.names_that(lambda declared: declared.shards_parameters)
+        return f"a strategy that shards parameters, on more devices: {sharding}"
     return "more ranks, or offload to main memory (distcore strategies)"

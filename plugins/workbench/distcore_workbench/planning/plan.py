@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.errors import ConfigError, DistcoreError, SkeletonError
 from distcore.model.model_source import model_source
 from distcore.model.optim import check_optimizer, freeze, optimizer_factory
 from distcore.plugin.strategy import footprint
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.memory import HoldsApart, Memory, PlansMemory, TracesStep
-from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
-from distcore.resolve.resolve import build_strategy, load_task
+from distcore.resolve.resolve import Resolved
 from distcore_workbench.compare.rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolved, shards_of
@@ -101,15 +100,15 @@ def make_plan(request: Request) -> Plan:
         model=type(skeleton).__name__,
         parameters=sum(p.numel() for p in skeleton.parameters()),
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
-        checkpoint=_checkpoint(alone, skeleton),
-        device=alone.device,
-        packed=alone.packing == "on",
+        checkpoint=_checkpoint(alone.config, skeleton),
+        device=alone.config.device,
+        packed=alone.config.packing == "on",
         rows=tuple(rows),
     )
 
 
-def _model(config: RunConfig) -> _Model:
-    task = BoundTask.of(load_task(config))
+def _model(alone: Resolved) -> _Model:
+    config, task = alone.config, alone.task
     data = task.prepare(config)
     try:
         skeleton = model_source(config, task, data).skeleton()
@@ -124,19 +123,20 @@ def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
     row = Row(strategy=name, ranks=ranks.ranks, nodes=ranks.nodes)
     with ranks.told():
         try:
-            config = resolved(request, name, ranks.ranks)
-            strategy = build_strategy(config)
+            one = resolved(request, name, ranks.ranks)
+            config, strategy = one.config, one.strategy
             if not isinstance(strategy, PlansMemory | TracesStep):
                 return replace(row, reason="the strategy does not say what it holds")
             if isinstance(strategy, ChecksModel):
                 strategy.check_model(config, model.skeleton)
         except DistcoreError as error:
             return replace(row, reason=_line(error))
-        return _with_step(_states(config, strategy, row, model), config, strategy, model)
+        return _with_step(_states(one, row, model), one, model)
 
 
-def _states(config: RunConfig, strategy: object, row: Row, model: _Model) -> Row:
+def _states(one: Resolved, row: Row, model: _Model) -> Row:
     """Return the row with what the strategy says that it holds, or why it does not."""
+    config, strategy = one.config, one.strategy
     if not isinstance(strategy, PlansMemory):
         return row
     try:
@@ -147,13 +147,13 @@ def _states(config: RunConfig, strategy: object, row: Row, model: _Model) -> Row
         return replace(row, reason=_line(error))
 
 
-def _with_step(row: Row, config: RunConfig, strategy: object, model: _Model) -> Row:
+def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     """Return the row with a traced step, or why there is none; of a strategy that says nothing it shows the states."""
-    memory = row.memory
+    config, strategy, memory = one.config, one.strategy, row.memory
     if not isinstance(strategy, TracesStep):
         return replace(row, untraced="the strategy does not say how its step can be traced")
     try:
-        batch, values = longest(config, model.data.train, shards_of(config, row.ranks))
+        batch, values = longest(config, model.data.train, shards_of(one.capabilities, row.ranks))
         stand_in = strategy.traced()
         most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsApart) else row.ranks
         job = Job(
@@ -179,7 +179,7 @@ def _of_fewer(config: RunConfig, ranks: int) -> RunConfig:
     if int(config.nproc) <= ranks:
         return config
     batch = config.global_batch_size // int(config.nproc) * ranks
-    return config.model_copy(update={"nproc": ranks, "global_batch_size": batch})
+    return with_changes(config, {"nproc": ranks, "global_batch_size": batch})
 
 
 def _held(step: Step) -> Memory:

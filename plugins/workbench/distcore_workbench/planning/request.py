@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from distcore.config import JobRequest, RunConfig, load_config
+from distcore.config import JobRequest, RunConfig, load_config, with_changes
 from distcore.distributed.devices import resolve_device
 from distcore.errors import ConfigError, DistcoreError
-from distcore.plugin.strategy.argument import expand_shorthand
-from distcore.plugin.strategy.hooks import capabilities_of
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.resolve import strategies
+from distcore.resolve.resolve import Resolved, resolve
 
 MOST_RANKS = 1024
 """Most ranks that a plan is for."""
@@ -82,13 +82,12 @@ def _loaded(request: Request, strategy: str) -> RunConfig:
 def is_one_process(request: Request, strategy: str) -> bool:
     """Return True for a strategy that trains in one process, whatever the number of ranks."""
     try:
-        config = expand_shorthand(_loaded(request, strategy))
-        return capabilities_of(config.strategy, build_strategy(config)).processes == "one"
+        return strategies.of(_loaded(request, strategy)).capabilities.processes == "one"
     except DistcoreError:
         return False  # each of its rows says why
 
 
-def resolved(request: Request, strategy: str, ranks: int) -> RunConfig:
+def resolved(request: Request, strategy: str, ranks: int) -> Resolved:
     """Resolve the config for so many ranks, which this machine need not have room for.
 
     Raises DistcoreError, one line.
@@ -96,12 +95,12 @@ def resolved(request: Request, strategy: str, ranks: int) -> RunConfig:
     config = _loaded(request, strategy)
     # Neither the devices of this machine nor the size of the batch must keep a plan from being made.
     each = 1 if config.micro_batch_size == "auto" else int(config.micro_batch_size)
-    unit = each * shards_of(config, ranks)
+    unit = each * shards_of(strategies.of(config).capabilities, ranks)
     batch = -(-config.global_batch_size // unit) * unit
     device = "cpu" if config.device == "auto" else config.device
     if not request.elsewhere:
         _check_here(config)
-    changed = config.model_copy(update={"nproc": ranks, "device": device, "global_batch_size": batch})
+    changed = with_changes(config, {"nproc": ranks, "device": device, "global_batch_size": batch})
     return resolve(changed, ranks, elsewhere=request.elsewhere)
 
 
@@ -116,7 +115,6 @@ def _check_here(config: RunConfig) -> None:
         ) from None
 
 
-def shards_of(config: RunConfig, ranks: int) -> int:
+def shards_of(declared: Capabilities, ranks: int) -> int:
     """Return how many data shards so many ranks make."""
-    expanded = expand_shorthand(config)
-    return max(1, ranks // capabilities_of(expanded.strategy, build_strategy(expanded)).ranks_per_shard)
+    return max(1, ranks // declared.ranks_per_shard)

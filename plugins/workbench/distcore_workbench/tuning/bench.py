@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.errors import DistcoreError, StoppedError
 from distcore.jobs.train import check
+from distcore.resolve.resolve import resolve
 from distcore_workbench.planning.sizes import shown
 from distcore_workbench.tuning.agreement import Tolerance, difference
 from distcore_workbench.tuning.limits import Plans
@@ -76,13 +77,15 @@ class Bench:
         try:
             steps = self._steps(kind)
             config = trial_config(with_setting(self.file, self.changes, setting), kind, steps)
-            config, _ = check(config.model_copy(update={"out": str(self.record.file.parent / "trials" / "run")}))
+            resolved = resolve(with_changes(config, {"out": str(self.record.file.parent / "trials" / "run")}))
+            check(resolved)
             if kind == "screen":  # not before: now the task's options are there
-                config = trial_config(config, kind, steps)
+                resolved = replace(resolved, config=trial_config(resolved.config, kind, steps))
         except DistcoreError as error:
             return replace(made, outcome=Outcome(result="refused", why=" ".join(str(error).split())))
-        if self.plans is not None and (why := self.plans.why_not(config)):
+        if self.plans is not None and (why := self.plans.why_not(resolved)):
             return replace(made, outcome=Outcome(result="does not fit", why=why))
+        config = resolved.config
         found, done = self._trial(config, kind, setting, steps)
         if kind == "screen" and found.result == "ok" and not self._pace():
             # The pilot: it says how many steps are worth timing, and the setting is measured with as many.

@@ -14,11 +14,9 @@ from torch import nn
 from distcore import registry
 from distcore.config import JobRequest, RunConfig, load_config
 from distcore.errors import DistcoreError
-from distcore.plugin.options import build
-from distcore.plugin.strategy.argument import expand_shorthand
-from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.plugin.strategy.memory import Memory
-from distcore.resolve.resolve import build_strategy, resolve
+from distcore.resolve import strategies
+from distcore.resolve.resolve import resolve
 from distcore_workbench.compare.rows import parse_rows
 from distcore_workbench.tuning import ladder, settings
 from distcore_workbench.tuning.limits import needed, planned
@@ -50,12 +48,11 @@ def asked(request: Request) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, {}
         return
     for text in parse_rows(request.strategies, ()):
-        config = expand_shorthand(load_config(None, {"strategy": text}))
-        build_strategy(config)
-        yield config.strategy, config.strategy_options
+        strategy = strategies.of(load_config(None, {"strategy": text}))
+        yield strategy.name, strategy.options
 
 
-def strategies(
+def families_of(
     request: Request,
     named: Sequence[tuple[str, Mapping[str, Any]]],
     base: RunConfig,
@@ -67,12 +64,12 @@ def strategies(
     found: list[tuple[float, Family]] = []
     for name, options in named:
         try:
-            cls = registry.load("strategies", name)
-            one = capabilities_of(name, build("strategy", name, cls, options)).processes == "one"
+            strategy = strategies.named(name, options)
         except DistcoreError as error:
             log.warning("strategy %s is not tried: %s", name, error)
             continue
-        tried = settings.options_tried(getattr(cls, "tunes", ({},)), options)
+        one = strategy.capabilities.processes == "one"
+        tried = settings.options_tried(getattr(type(strategy.plugin), "tunes", ({},)), options)
         family = settings.strategy_settings(base, name, one, tried, place.ranks)
         known = {key_of(setting): _memory(request, setting, skeleton) for setting in family}
         family = [
@@ -93,11 +90,11 @@ def _memory(request: Request, setting: Setting, skeleton: nn.Module | None) -> t
     if skeleton is None:
         return None
     try:
-        config = resolve(with_setting(request.config, request.changes, setting))
+        resolved = resolve(with_setting(request.config, request.changes, setting))
     except DistcoreError:
         return None  # its trial says why
-    memory = planned(config, skeleton)
-    return (memory, config.device) if memory else None
+    memory = planned(resolved, skeleton)
+    return (memory, resolved.config.device) if memory else None
 
 
 def _is_worth(known: tuple[Memory, str] | None) -> bool:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from distcore.config import RunConfig
+from distcore.config import RunConfig, with_changes
 from distcore.distributed.devices import total_memory
-from distcore.engine.packing import choose
 from distcore.errors import DistcoreError
 from distcore.model.optim import optimizer_factory
-from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.plugin.strategy.memory import Memory, PlansMemory, TracesStep
 from distcore.plugin.task.task import Datasets, Task
-from distcore.resolve.resolve import build_strategy
+from distcore.resolve import strategies
+from distcore.resolve.padding_free import choose
+from distcore.resolve.resolve import Resolved
 from distcore_workbench.planning.available import machine_limits, process_limits
 from distcore_workbench.planning.longest import longest
 from distcore_workbench.planning.sizes import shown
@@ -44,46 +44,48 @@ class Plans:
     """Why activations of some settings are not known, one line each: those are left out by their states alone."""
     _peaks: dict[str, Moment | None] = field(default_factory=dict)
 
-    def why_not(self, config: RunConfig) -> str:
-        """Return in one line why a resolved config cannot fit here; empty if it may, or if that is not known."""
-        memory = planned(config, self.skeleton)
+    def why_not(self, resolved: Resolved) -> str:
+        """Return in one line why a resolved run cannot fit here; empty if it may, or if that is not known."""
+        config, memory = resolved.config, planned(resolved, self.skeleton)
         if memory is not None and (said := _too_much(config, needed(memory, config.device), "beside its activations,")):
             return said
         is_apart = memory is not None and memory.host > 0 and config.device != "cpu"  # a trace sees one memory
-        if is_apart or (memory is not None and self._has_room(config, memory)):
+        if is_apart or (memory is not None and self._has_room(resolved, memory)):
             return ""
-        peak = self._peak(config)
+        peak = self._peak(resolved)
         return _too_much(config, peak.total, f"at its peak, in {peak.phase},") if peak else ""
 
-    def _has_room(self, config: RunConfig, memory: Memory) -> bool:
+    def _has_room(self, resolved: Resolved, memory: Memory) -> bool:
         """Return True if the states fit beside the activations of a whole step on one rank, which no setting exceeds.
 
         So, with much memory, one trace does for all settings.
         """
-        most = self._whole(config)
+        config, most = resolved.config, self._whole(resolved)
         return most is not None and not _too_much(config, needed(memory, config.device) + most.total, "")
 
-    def _whole(self, config: RunConfig) -> Moment | None:
+    def _whole(self, resolved: Resolved) -> Moment | None:
         """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
+        config = resolved.config
         whole = {
             "strategy": "single", "strategy_options": {}, "nproc": 1, "packing": "off", "gradient_checkpointing": False,
             "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
         }  # fmt: skip
-        return self._peak(config.model_copy(update=whole))
+        config = with_changes(config, whole)
+        single = strategies.of(config)
+        return self._peak(replace(resolved, config=config, strategy=single.plugin, capabilities=single.capabilities))
 
-    def _peak(self, config: RunConfig) -> Moment | None:
-        """Return the moment of a step at which a resolved config holds most; ``None`` if that cannot be traced."""
-        key = config.model_dump_json(include=TRACED)
+    def _peak(self, resolved: Resolved) -> Moment | None:
+        """Return the moment of a step at which a resolved run holds most; ``None`` if that cannot be traced."""
+        key = resolved.config.model_dump_json(include=TRACED)
         if key not in self._peaks:
-            self._peaks[key] = self._traced(config)
+            self._peaks[key] = self._traced(resolved)
         return self._peaks[key]
 
-    def _traced(self, config: RunConfig) -> Moment | None:
+    def _traced(self, resolved: Resolved) -> Moment | None:
+        config, strategy, declared = resolved.config, resolved.strategy, resolved.capabilities
         try:
-            strategy = build_strategy(config)
             if not isinstance(strategy, TracesStep):
                 raise DistcoreError(f"strategy {config.strategy!r} does not say how its step can be traced")
-            declared = capabilities_of(config.strategy, strategy)
             config, _ = choose(config, declared, self.task, self.data)
             batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
             job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
@@ -98,12 +100,12 @@ class Plans:
             print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)
 
 
-def planned(config: RunConfig, skeleton: nn.Module) -> Memory | None:
-    """Return what the rank with most holds of a resolved config, as ``distcore plan`` has it; ``None``: not known.
+def planned(resolved: Resolved, skeleton: nn.Module) -> Memory | None:
+    """Return what the rank with most holds of a resolved run, as ``distcore plan`` has it; ``None``: not known.
 
     Activations are not in it.
     """
-    strategy = build_strategy(config)
+    config, strategy = resolved.config, resolved.strategy
     if not isinstance(strategy, PlansMemory):
         return None
     try:

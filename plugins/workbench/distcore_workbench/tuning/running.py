@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, dump_config
+from distcore.config import RunConfig, dump_config, with_changes
 from distcore_workbench.compare.runs import end, error_line, train_command
 from distcore_workbench.planning.available import process_limits
 from distcore_workbench.tuning import trial
@@ -53,16 +53,15 @@ def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
         "resume": None,
         "max_restarts": 0,
         "log_every": 1 if kind == "screen" else config.log_every,
-        "checkpoints": config.checkpoints.model_copy(update={"best": None}),
+        "checkpoints.best": None,
         "extensions": {**off, **extension},
     }
     if kind == "screen":
         options = config.task_options
         changed["task_options"] = options | ({"dropout": 0.0} if "dropout" in options else {})
-        constant = {"name": "constant", "warmup_steps": 0, "warmup_ratio": 0.0}
-        changed["schedule"] = config.schedule.model_copy(update=constant)
-        changed["lora"] = config.lora.model_copy(update={"dropout": 0.0})
-    return config.model_copy(update=changed)
+        changed |= {"schedule.name": "constant", "schedule.warmup_steps": 0, "schedule.warmup_ratio": 0.0}
+        changed["lora.dropout"] = 0.0
+    return with_changes(config, changed)
 
 
 class Runner:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distcore.config import RunConfig, load_config
-from distcore.plugin.strategy.argument import expand_shorthand
+from distcore.resolve import strategies
 
 Setting = Mapping[str, Any]
 """Values by dotted config key, over those of the job; ``{}`` is the job as it is given."""
@@ -110,7 +110,7 @@ def micro_batches(config: RunConfig) -> list[Setting]:
 
 def strategy_settings(base: RunConfig, name: str, one_process: bool, options: Sequence[Setting], ranks: int) -> Family:
     """Return the settings of a strategy: each of the ``options`` that it declares, under the user's own ones."""
-    own = expand_shorthand(base)
+    own = strategies.expanded(base)
     mine = own.strategy_options if own.strategy == name else {}
     many = {"nproc": 1 if one_process else ranks, THREADS: None}
     return [{"strategy": name, "strategy_options": {**mine, **one}, **many} for one in options]

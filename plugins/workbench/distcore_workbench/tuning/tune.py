@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from distcore.config import RunConfig, dump_config, flatten
+from distcore.config import RunConfig, dump_config, flatten, with_changes
 from distcore.distributed.devices import count_devices
-from distcore.engine.packing import choose
 from distcore.errors import ConfigError, RankError, SkeletonError
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
@@ -24,16 +23,16 @@ from distcore.launchers.processes.cores import foreign_load, threads_chosen, thr
 from distcore.model.compiling import missing_compiler
 from distcore.model.model_source import model_source
 from distcore.model.optim import freeze
-from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.resolve import build_strategy, load_task, resolve
+from distcore.resolve.padding_free import choose
+from distcore.resolve.resolve import Resolved, resolve
 from distcore_workbench.compare.rows import refuse_ranks
 from distcore_workbench.report.page import command_line
 from distcore_workbench.tuning import ladder, settings
 from distcore_workbench.tuning.agreement import tolerance_of
 from distcore_workbench.tuning.bench import Bench
-from distcore_workbench.tuning.candidates import Request, asked, rungs_of, strategies
+from distcore_workbench.tuning.candidates import Request, asked, families_of, rungs_of
 from distcore_workbench.tuning.finals import chosen_of
 from distcore_workbench.tuning.limits import Plans
 from distcore_workbench.tuning.record import FILE, open_record
@@ -56,12 +55,13 @@ def run(request: Request) -> int:
     base = request.loaded()
     set_up_logging(base, rank=0)
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
-    resolved, data = check(base.model_copy(update={"out": str(out / "run"), "resume": None}))
+    job = resolve(with_changes(base, {"out": str(out / "run"), "resume": None}))
+    resolved, data = job.config, check(job)
     named = list(asked(request))
     record = open_record(out, _job(resolved, request.fit_only))
     runner = Runner(out / "trials")
-    skeleton = _skeleton(resolved, data)
-    plans = Plans(load_task(resolved), data, skeleton) if skeleton is not None else None
+    skeleton = _skeleton(job, data)
+    plans = Plans(job.task, data, skeleton) if skeleton is not None else None
     bench = Bench(
         file=request.config,
         changes=request.changes,
@@ -81,8 +81,8 @@ def run(request: Request) -> int:
     facts = facts_of(record.trials, [], None, about)
     try:
         with stop_signals(runner.stop, says_so=False):
-            place = _place(request, resolved, data)
-            families = list(strategies(request, named, base, resolved, skeleton, place))
+            place = _place(request, job, data)
+            families = list(families_of(request, named, base, resolved, skeleton, place))
             rungs = rungs_of(request, skeleton, families)
             chosen, facts = _search(
                 request, bench, settings.axes(base, resolved, place, families), rungs, resolved, about
@@ -117,12 +117,12 @@ def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
     return {**job, "fit_only": fit_only}
 
 
-def _skeleton(resolved: RunConfig, data: Datasets) -> nn.Module | None:
+def _skeleton(job: Resolved, data: Datasets) -> nn.Module | None:
     try:
-        skeleton = model_source(resolved, load_task(resolved), data).skeleton()
+        skeleton = model_source(job.config, job.task, data).skeleton()
     except SkeletonError:
         return None
-    freeze(resolved, skeleton)
+    freeze(job.config, skeleton)
     return skeleton
 
 
@@ -133,7 +133,8 @@ def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
     return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
 
 
-def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
+def _place(request: Request, job: Resolved, data: Datasets) -> Place:
+    resolved = job.config
     cores, on_cpu = available_cores(), resolved.device == "cpu"
     asked = request.loaded().nproc
     here = min(cores, MOST_RANKS) if on_cpu else count_devices(resolved.device)
@@ -141,8 +142,7 @@ def _place(request: Request, resolved: RunConfig, data: Datasets) -> Place:
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
-    declared = capabilities_of(resolved.strategy, build_strategy(resolved))
-    packing, _ = choose(resolved, declared, load_task(resolved), data)
+    packing, _ = choose(resolved, job.capabilities, job.task, data)
     return Place(
         cores=cores,
         ranks=most,
@@ -162,8 +162,7 @@ def _write(out: Path, facts: Facts) -> None:
 
 
 def _write_config(request: Request, chosen: Setting, out: Path) -> None:
-    config = resolve(with_setting(request.config, request.changes, chosen))
-    config = with_absolute_paths(config, load_task(config))
+    config = with_absolute_paths(resolve(with_setting(request.config, request.changes, chosen)))
     head = f"# {name_of(chosen)}, found by: {command_line()}\n# train with: {_train(chosen, out)}\n"
     (out / "config.yaml").write_text(head + dump_config(config), encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 
 from distcore.cli.main import main
 from distcore.config import dump_config, load_config
-from distcore.model.optim import with_options
+from distcore.model.optim import optimizer_options
 
 METRICS = {"loss": "min", "accuracy": "max"}
 
@@ -19,7 +19,8 @@ METRICS = {"loss": "min", "accuracy": "max"}
 def write_run(folder: Path, evaluation: dict[str, Any] | None, changes: dict[str, Any], rows: int = 20) -> None:
     """A run folder as a run leaves it; ``evaluation=None``: before its end."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(dump_config(with_options(load_config(None, changes))))
+    options = {f"optimizer.{name}": value for name, value in optimizer_options(load_config(None, changes)).items()}
+    (folder / "config.yaml").write_text(dump_config(load_config(None, options | changes)))
     report = {
         "steps": 8, "world_size": 1, "train_seconds": 2.5, "samples_per_second": 102.4, "peak_memory_bytes": 2**28,
         "metrics": METRICS, "evaluation": (evaluation or {}) | {"classification_report": "x", "dataset_size": rows},

@@ -11,4 +11,4 @@ from distcore.resolve.resolve import resolve
 @pytest.fixture
 def resolved() -> RunConfig:
     """A job of 32 rows a step on one CPU process."""
-    return resolve(load_config(None, {"device": "cpu", "out": "run", "model": "bert-tiny"}))
+    return resolve(load_config(None, {"device": "cpu", "out": "run", "model": "bert-tiny"})).config

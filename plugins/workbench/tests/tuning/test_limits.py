@@ -9,7 +9,7 @@ import pytest
 from distcore.config import load_config
 from distcore.jobs.train import check
 from distcore.model.model_source import model_source
-from distcore.resolve.resolve import load_task
+from distcore.resolve.resolve import resolve
 from distcore_workbench.tuning import limits
 from distcore_workbench.tuning.limits import Plans, needed, planned
 from distcore_workbench.tuning.settings import Setting, with_setting
@@ -26,13 +26,13 @@ class Own(TextClassification):
 
 
 def plans_of(**changes: object) -> Plans:
-    config, data = check(load_config(None, {**JOB, **changes, "out": "run"}))
-    task = load_task(config)
-    return Plans(task, data, model_source(config, task, data).skeleton())
+    resolved = resolve(load_config(None, {**JOB, **changes, "out": "run"}))
+    data = check(resolved)
+    return Plans(resolved.task, data, model_source(resolved.config, resolved.task, data).skeleton())
 
 
 def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
-    return plans.why_not(check(with_setting(None, {**JOB, **changes, "out": "run"}, setting))[0])
+    return plans.why_not(resolve(with_setting(None, {**JOB, **changes, "out": "run"}, setting)))
 
 
 @pytest.mark.usefixtures("work_folder")
@@ -40,8 +40,8 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     plans = plans_of()
     assert why_not(plans, {}) == ""
     assert len(plans._peaks) == 1  # that of a whole step on one rank: since that has room, nothing else is traced
-    small_config = check(with_setting(None, {**JOB, "out": "run"}, SMALL))[0]
-    states, small, whole = planned(small_config, plans.skeleton), plans._peak(small_config), plans._whole(small_config)
+    small_run = resolve(with_setting(None, {**JOB, "out": "run"}, SMALL))
+    states, small, whole = planned(small_run, plans.skeleton), plans._peak(small_run), plans._whole(small_run)
     assert states
     assert small
     assert whole

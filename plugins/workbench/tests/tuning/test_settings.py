@@ -61,7 +61,7 @@ def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunCon
     ],
 )
 def test_micro_batches_divide_the_rows_of_a_rank(changes: dict[str, Any], rows: list[int]) -> None:
-    config = resolve(load_config(None, {"device": "cpu", "out": "run", **changes}))
+    config = resolve(load_config(None, {"device": "cpu", "out": "run", **changes})).config
     sizes = [one["micro_batch_size"] for one in micro_batches(config) if "micro_batch_size" in one]
     assert [size for size in sizes if size != "auto"] == rows
 

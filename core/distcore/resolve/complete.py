@@ -1,0 +1,55 @@
+"""The second step of resolving: what needs the data, and then what needs the other ranks. Nothing changes later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from distcore.config import RunConfig, with_changes
+from distcore.distributed.agreement import broadcast_from_main, check_agreed
+from distcore.model.optim import warmup_steps
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.strategy.hooks import Hooks
+from distcore.plugin.task.task import Datasets
+from distcore.resolve.absolute_paths import with_absolute_paths
+from distcore.resolve.padding_free import choose
+from distcore.resolve.resolve import Resolved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completed(Resolved):
+    """A resolved run of which the data is known: no 'auto' is left."""
+
+    asked: str
+    """``packing`` as the user asked for it."""
+    why: str
+    """Why ``packing`` is what it is where the user left that open, for the log."""
+
+
+def complete(resolved: Resolved, data: Datasets) -> Completed:
+    """Return the run with what depends on its data filled in; a function of the two, so every rank gets the same.
+
+    Raises ConfigError for ``packing = 'on'`` where rows cannot be computed without padding.
+    """
+    config, why = choose(resolved.config, resolved.capabilities, resolved.task, data)
+    steps = warmup_steps(config, total_steps_of(config, len(data.train)))
+    known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
+    known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
+    return Completed(**known, asked=resolved.config.packing, why=why)
+
+
+def total_steps_of(config: RunConfig, rows: int) -> int:
+    """Return the optimizer steps of the whole run; the last batch of an epoch counts even if it is not full."""
+    return config.max_steps or config.epochs * -(-rows // config.global_batch_size)
+
+
+def agree(run: Run, hooks: Hooks, completed: Resolved) -> Run:
+    """Return ``run`` with the config that all ranks share: one run folder, and absolute paths.
+
+    Raises DistcoreError, one line, that names a rank with another config, other rows or another base.
+    """
+    # Without --out each rank has chosen a folder name by its own clock; the main rank's name counts.
+    config = with_changes(completed.config, {"out": broadcast_from_main(run, hooks, str(completed.config.out))})
+    base = run.base.digest if run.base else None
+    check_agreed(run, hooks, config=config.model_dump(mode="json"), rows=run.rows, steps=run.total_steps, base=base)
+    # Not before: on another machine they may differ.
+    return replace(run, config=with_absolute_paths(replace(completed, config=config)))

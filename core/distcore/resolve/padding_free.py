@@ -1,0 +1,81 @@
+"""Whether rows are computed without padding: chosen by their lengths, before the model is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from distcore.config import RunConfig, with_changes
+from distcore.errors import ConfigError
+from distcore.plugin.batching.columns import read
+from distcore.plugin.batching.sampling import training_plan
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.contract import Run
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.datasets import is_padding_free
+from distcore.plugin.task.task import Dataset, Datasets, Task
+
+STEPS = 8
+"""First steps whose cost says whether packing gains."""
+GAIN = 0.05
+"""Least part of that cost that it must save: below it was not measured to be faster."""
+
+
+def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
+    """Return ``config`` with ``packing`` on or off, and why where it was 'auto'; raises ConfigError if it cannot be on.
+
+    A function of config and lengths, so every rank chooses alike.
+    """
+    if config.packing == "off":
+        return config, ""
+    own = is_padding_free(data.train)
+    if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
+        return with_changes(config, {"packing": "on" if own else "off"}), ""
+    reason = why_not(config, declared, task)
+    if config.packing == "on":
+        if reason:
+            raise ConfigError(f"packing = 'on': {reason}; use --packing off")
+        return config, ""
+    if not reason and config.device != "cpu":
+        reason = f"not measured on {config.device}; --packing on does it"
+    on = with_changes(config, {"packing": "on"})
+    if not reason:
+        shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
+        skipped = BoundTask.of(task).skipped_fraction()
+        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
+        if packed <= (1 - GAIN) * padded:
+            return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
+        reason = "it would save too little" if padded else "there are no rows"
+    return with_changes(config, {"packing": "off"}), reason
+
+
+def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
+    """Return why the rows of a task cannot be computed without padding; ``None`` if they can."""
+    bound = BoundTask.of(task)
+    if not bound.computes_padding_free:
+        return f"task {config.task!r} has no form without padding"
+    if config.compile != "off":
+        return f"with compile = {config.compile!r} each step would be compiled anew"
+    if declared.ranks_per_shard > 1:
+        return f"strategy {config.strategy!r} computes a row on several ranks"
+    return bound.why_not_padding_free()
+
+
+def with_packing(run: Run, on: bool) -> Run:
+    """Return ``run`` with ``packing`` as its model computes rows."""
+    return replace(run, config=with_changes(run.config, {"packing": "on" if on else "off"}))
+
+
+def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
+    """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
+    if not len(dataset):
+        return 0
+    plan, cost = training_plan(config, dataset), 0.0
+    forward = config.loader.forward_tokens
+    own = is_padding_free(dataset)
+    is_packed = config.packing == "on" if own is None else own
+    for step in range(min(STEPS, plan.steps)):
+        for micro in plan.split(0, step, 0, shards):
+            lengths = read(dataset.lengths, micro.indices)
+            tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
+            cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
+    return cost

@@ -1,0 +1,75 @@
+"""The strategy of a config, built and asked what it declares: the one place that does either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from distcore import registry
+from distcore.config import RunConfig, with_changes
+from distcore.errors import DistcoreError
+from distcore.plugin.options import build
+from distcore.plugin.strategy.argument import options_in_argument
+from distcore.plugin.strategy.capabilities import Capabilities
+from distcore.plugin.strategy.hooks import capabilities_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """A strategy as a run uses it."""
+
+    name: str
+    """The name of its entry point, or ``file.py:Class``."""
+    options: Mapping[str, Any]
+    """The options that it was built from, those of ``NAME:VALUE`` among them."""
+    plugin: object
+    """The strategy itself."""
+    capabilities: Capabilities
+    """What it declares."""
+
+
+def of(config: RunConfig) -> Strategy:
+    """Import the strategy that a config names, and build it from its options; raises DistcoreError, one line."""
+    name, options = options_in_argument(config)
+    return named(name, options)
+
+
+def named(name: str, options: Mapping[str, Any]) -> Strategy:
+    """Import the strategy ``name``, and build it from ``options``; raises StrategyError, one line."""
+    return bind(name, build("strategy", name, registry.load("strategies", name), options), options)
+
+
+def bind(name: str, plugin: object, options: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
+    """Return a strategy that is built already with what it declares; raises StrategyError if that is nothing."""
+    return Strategy(name=name, options=options, plugin=plugin, capabilities=capabilities_of(name, plugin))
+
+
+def expanded(config: RunConfig) -> RunConfig:
+    """Return ``config`` with a strategy ``NAME:VALUE`` replaced by NAME and the options; without a colon, unchanged.
+
+    Raises DistcoreError, one line, if the strategy takes no such value or ``strategy_options`` has another one.
+    """
+    if ":" not in config.strategy:
+        return config
+    name, options = options_in_argument(config)
+    return with_changes(config, {"strategy": name, "strategy_options": options})
+
+
+def installed() -> Iterator[Strategy]:
+    """Yield every installed strategy that can be built, with its default options.
+
+    Imports all strategies, which is too slow for anything but error messages and tables.
+    """
+    for name in registry.offers("strategies"):
+        try:
+            yield named(name, {})
+        except DistcoreError:
+            continue
+
+
+def names_that(can: Callable[[Capabilities], bool]) -> str:
+    """Return the names of the installed strategies whose capabilities satisfy ``can``, for an error message."""
+    names = [strategy.name for strategy in installed() if can(strategy.capabilities)]
+    return ", ".join(names) or "no installed strategy"

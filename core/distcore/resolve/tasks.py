@@ -1,0 +1,62 @@
+"""The task of a config, built: the one place that does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore import registry
+from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
+from distcore.errors import ConfigError, StrategyError
+from distcore.plugin.options import build, values_of
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Task
+
+
+def of(config: RunConfig, name: str | None = None) -> BoundTask:
+    """Import the task that the config names, or ``name`` instead, and build it from its options.
+
+    Raises StrategyError, one line.
+    """
+    name = name or config.task
+    if name.startswith(GIVEN):
+        raise StrategyError(
+            f"task {name!r}: was given to train() as an object, which cannot be built again; name it with "
+            "--task file.py:Class, or by an entry point"
+        )
+    task: Task = build("task", name, registry.load("tasks", name), config.task_options)
+    return BoundTask.of(task)
+
+
+def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, Any]:
+    """Return what the config records of a task: all its options, and its name if it was given as an object."""
+    task = bound.task
+    if not is_given:
+        return {"task_options": values_of(task)}
+    try:
+        name, options = _name_of(task, config.task), values_of(task)
+    except TypeError:  # some field has no form in a config file
+        name, options = _as_given(task), {}
+    if config.task_options and config.task_options != options:
+        option = next(iter(config.task_options))
+        raise ConfigError(f"task_options.{option}: train() was given a task, which has its options already")
+    return {"task": name, "task_options": options}
+
+
+def _name_of(task: Task, configured: str) -> str:
+    """Return how a config names a task that was given as an object; ``configured`` is the name that the user set."""
+    cls = type(task)
+    if configured.startswith(GIVEN):
+        return configured
+    if configured != DEFAULT_TASK:
+        named = registry.load("tasks", configured)
+        if named.__name__ != cls.__name__:  # not the class itself: a script's stands in __main__
+            raise ConfigError(f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}")
+        return configured
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    entries = registry.entries("tasks").items()
+    return next((name for name, entry in entries if entry.value == target), _as_given(task))
+
+
+def _as_given(task: Task) -> str:
+    # Without the module: a class of a script stands in __main__, and elsewhere under the script's name.
+    return f"{GIVEN}{type(task).__qualname__}"
