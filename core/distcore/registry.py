@@ -1,7 +1,8 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
-``.launchers``, ``.rank_environments`` and ``.commands``; the name of an entry point is what the user types.
+``.launchers``, ``.rank_environments`` and ``.commands``; the name of an entry point is what the user types. The one
+in ``distcore.default_task`` names the task of a config that names none.
 ``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions beside those of the core (empty: no others).
 ``-p no:NAME`` blocks a name or a distribution. Both act before anything is imported.
 """
@@ -24,6 +25,7 @@ from distcore.errors import StrategyError, nearest
 KINDS = {
     "strategies": "strategy", "tasks": "task", "launchers": "launcher", "extensions": "extension",
     "optimizers": "optimizer", "rank_environments": "rank environment", "commands": "command",
+    "default_task": "default task",
 }  # fmt: skip
 CORE = "distcore-core"
 """The distribution of this package: what it brings is never left out by DISTCORE_LOAD_PLUGINS."""
@@ -62,6 +64,20 @@ def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
             f"{distribution(others[0])}; uninstall one, or block it with -p no:{_owner(others[0])}"
         )
     return first
+
+
+def default_task() -> str:
+    """Return the name of the task of a config that names none; raises StrategyError unless just one is offered."""
+    every = (entry for offered in offers("default_task").values() for entry in offered)
+    offered = sorted(every, key=distribution)
+    how = "name one by --task NAME or --task file.py:Class"
+    if not offered:
+        raise StrategyError(f"no task is named, and nothing that is installed has a default one; {how}")
+    first, *others = offered
+    if others:
+        both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))
+        raise StrategyError(f"no task is named, and two distributions have a default one: {both}; {how}")
+    return first.name
 
 
 def load(group: str, name: str) -> Any:

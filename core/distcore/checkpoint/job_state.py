@@ -18,7 +18,7 @@ import numpy as np
 from torch.optim.lr_scheduler import LambdaLR
 
 from distcore.checkpoint.provenance import environment
-from distcore.config import GIVEN, RunConfig, canonical
+from distcore.config import GIVEN, RunConfig
 from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
@@ -119,7 +119,8 @@ def check_job(
         # An earlier version recorded the default task for every task that was given as an object.
         mine = {key: value for key, value in mine.items() if key != "task" and not key.startswith("task_options.")}
     mine = {key: value for key, value in mine.items() if not _is_base(run.base, key, value)}
-    accepted = {canonical(key) for key in run.config.resume_changed or ()}
+    options = {key.removeprefix("task_options."): key for key in mine if key.startswith("task_options.")}
+    accepted = {options.get(key, key) for key in run.config.resume_changed or ()}
     fixed = {*FIXED, *(key for key in mine if key.startswith("task_options.") and key not in rules)}
     possible = [key for key in mine if key not in fixed]
     for key in sorted(accepted.difference(possible)):

@@ -37,30 +37,12 @@ class Flag(NamedTuple):
 
 
 OPTION = "task_options."
-"""Path of a flag that sets the option of the task of its own name."""
+"""Path of the flags of a task, which set its options: see ``task_flags``."""
 LEVELS = "debug|info|warning|error"
 
 GROUPS: dict[str, list[Flag]] = {
     "what is trained": [
-        Flag("--task", "NAME", "text-classification", "a task, or file.py:Class; see distcore tasks"),
-    ],
-    "options of the task, where it has them (defaults: text-classification)": [
-        Flag("--model", "NAME", "bert-mini", "built-in name, local Hugging Face folder, or hub name", OPTION),
-        Flag("--dropout", "P", "the model's own", "dropout probability; overrides the model's own", OPTION),
-        Flag("--max-seq-len", "TOKENS", "128", "tokens of a row; longer rows are cut", OPTION),
-        Flag(
-            "--data",
-            "FILE",
-            "stdlib-docs",
-            "file (.json .jsonl .csv .parquet), FOLDER@SPLIT, hub name, or embedded",
-            OPTION,
-        ),
-        Flag("--eval-data", "FILE", "a part of --data", "file to evaluate on, instead of a part of --data", OPTION),
-        Flag("--test-data", "FILE", "the evaluation rows", "file for the final test", OPTION),
-        Flag("--eval-fraction", "PART", "0.1", "part of --data kept for evaluation", OPTION),
-        Flag("--text-column", "NAME", "text", "column that holds the text", f"{OPTION}columns.text"),
-        Flag("--label-column", "NAME", "label", "column that holds the label", f"{OPTION}columns.label"),
-        Flag("--id-column", "NAME", "none", "column that names a row in predictions", f"{OPTION}columns.id"),
+        Flag("--task", "NAME", "auto", "a task, or file.py:Class; see distcore tasks; auto: the installed default"),
     ],
     "ranks": [
         Flag("--strategy", "NAME[:VALUE]", "single", "how the model is spread over ranks; see distcore strategies"),
@@ -160,29 +142,35 @@ def flag_of_others(flag: str, known: Container[str]) -> str:
     return f" (here it is {here})" if here and re.split("[ ,]", here)[0] in known else ""
 
 
-def refuse_several(argv: Sequence[str], known: Container[str]) -> None:
+def refuse_several(argv: Sequence[str], known: Container[str], of_task: Sequence[Flag] = ()) -> None:
     """Raise ConfigError where a flag is followed by several values, as in ``--lr 0.001 0.003``.
 
-    ``known`` are the flags of the command; only one that has ``--sweep`` knows what to do with several values.
+    ``known`` are the flags of the command, ``of_task`` those of the task among them; only a command that has
+    ``--sweep`` knows what to do with several values.
     """
-    groups = [flags for title, flags in GROUPS.items() if title != "run folder" and "--sweep" in known]
-    keys = {flag.name: flag.key.removeprefix(OPTION) for flag in chain(*groups)}
+    groups = [flags for title, flags in GROUPS.items() if title != "run folder"]
+    swept = chain(*groups, of_task) if "--sweep" in known else ()
+    keys = {flag.name: flag.key.removeprefix(OPTION) for flag in swept}
     for index, word in enumerate(argv):
         values = list(takewhile(lambda value: not value.startswith("-"), argv[index + 1 :]))
-        if values and _is_config(values[-1]):
+        if values and is_config(values[-1]):
             values.pop()
         if word in keys and len(values) > 1:
             sweep = f"--sweep {keys[word]}={','.join(values)}"
             raise ConfigError(f"{word} {' '.join(values)}: takes one value; for a run with each: {sweep}")
 
 
-def _is_config(word: str) -> bool:
+def is_config(word: str) -> bool:
+    """Return True for a word of a command line that names a config file."""
     return Path(word).suffix in (".yaml", ".yml") or Path(word).is_file()
 
 
-def with_flags(message: str, known: Container[str]) -> str:
-    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key."""
-    for flag in FLAGS:
+def with_flags(message: str, known: Container[str], of_task: Sequence[Flag] = ()) -> str:
+    """Return an error message with the flag in place of ``--set KEY=NAME``, where ``known`` has one for that key.
+
+    ``of_task`` are the flags of the task.
+    """
+    for flag in (*FLAGS, *of_task):
         if flag.name not in known:
             continue
         message = message.replace(f"--set {flag.key.removeprefix(OPTION)}=NAME", f"{flag.name} NAME")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from distcore.cli.commands import command_module, summaries
 from distcore.cli.flags import with_flags
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except DistcoreError as error:
-        return _fail(with_flags(" ".join(str(error).split()), _flags_of(given)), error.exit_code)
+        return _fail(_with_flags(" ".join(str(error).split()), given), error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -71,13 +72,18 @@ def command_parser(name: str) -> Parser:
     return parser
 
 
-def _flags_of(argv: list[str]) -> Collection[str]:
-    """Return the flags of the command in ``argv``; none if there is no such command."""
+def _with_flags(message: str, argv: list[str]) -> str:
+    """Return an error message with the flags of the command in ``argv`` in place of ``--set KEY=NAME``."""
     name = next((word for word in argv if not word.startswith("-") and ":" not in word), None)
+    if name is None or "--set " not in message:
+        return message
     try:
-        return command_parser(name)._option_string_actions if name else ()
+        parser = command_parser(name)
     except DistcoreError:  # the very error that is being printed
-        return ()
+        return message
+    with contextlib.suppress(DistcoreError):  # without a task there are no flags of one
+        parser.add_task_flags(argv)
+    return with_flags(message, parser._option_string_actions, parser.task_flags)
 
 
 def top_parser() -> Parser:

@@ -3,17 +3,16 @@
 Begin with `schema`.
 """
 
-from distcore.config.aliases import DEFAULT_TASK as DEFAULT_TASK
-from distcore.config.aliases import canonical as canonical
 from distcore.config.changes import with_changes as with_changes
 from distcore.config.loading import JobRequest as JobRequest
+from distcore.config.loading import canonical as canonical
 from distcore.config.loading import dump_config as dump_config
 from distcore.config.loading import load_config as load_config
-from distcore.config.schema import GIVEN as GIVEN
 from distcore.config.schema import Clip as Clip
 from distcore.config.schema import Group as Group
 from distcore.config.schema import LoRA as LoRA
 from distcore.config.schema import RunConfig as RunConfig
+from distcore.config.short_keys import GIVEN as GIVEN
 from distcore.config.values import flatten as flatten
 from distcore.config.values import parse_settings as parse_settings
 from distcore.config.values import parse_value as parse_value

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from distcore.config.aliases import canonical, with_task_options
 from distcore.config.schema import RunConfig
+from distcore.config.short_keys import full_key, option_names, with_task_options
 from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
@@ -52,11 +52,20 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
 
     Raises ConfigError: one line with the dotted key, the value and the rule.
     """
-    tree = with_task_options(_read_yaml(Path(file)), file) if file else {}
-    source = file or "command line"
+    source, keys = file or "command line", RunConfig.model_fields
+    tree = _read_yaml(Path(file)) if file else {}
+    task = str(changes.get("task") or tree.get("task", "auto"))
+    tree = with_task_options(tree, keys, task, source)
+    others = any(dotted.partition(".")[0] not in keys for dotted in changes)
+    options = option_names(task) if others else ()
     for dotted, value in changes.items():
-        _put(tree, canonical(dotted), value)
+        _put(tree, full_key(dotted, keys, options), value)
     return RunConfig.model_validate(tree, context={"source": source, "changes": changes})
+
+
+def canonical(dotted: str) -> str:
+    """Return the full key that ``dotted`` is short for, if its task has such an option."""
+    return full_key(dotted, RunConfig.model_fields)
 
 
 def dump_config(config: RunConfig, *, defaults: bool = True) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
-from distcore.config.aliases import TASK_ALIASES
+from distcore.config.short_keys import OPTIONS, option_names
 from distcore.errors import nearest
 
 _BRANCHES = {"int", "float", "bool", "str", "none"}
@@ -25,10 +25,13 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
     return path, problems[0]["input"], " or ".join(dict.fromkeys(rules))
 
 
-def explain(model: type[BaseModel], error: ValidationError, source: str, changes: Collection[str]) -> str:
+def explain(
+    model: type[BaseModel], error: ValidationError, given: object, source: str, changes: Collection[str]
+) -> str:
     """Return one line for the first thing that is wrong with the keys of ``model``, and how many more there are.
 
-    ``source`` says where they are from; those among ``changes`` are from the command line.
+    ``given`` is what was validated. ``source`` says where the keys are from; those among ``changes`` are from
+    the command line.
     """
     problems = error.errors()
     path, value, rules = first_problem(error)
@@ -40,10 +43,17 @@ def explain(model: type[BaseModel], error: ValidationError, source: str, changes
     others = len({tuple(_keys(p["loc"])) for p in problems}) - 1
     more = f" (and {others} more)" if others else ""
     if unknown:
-        known = [*_keys_at(model, path[:-1]), *(TASK_ALIASES if not path[:-1] else ())]
+        known = [*_keys_at(model, path[:-1]), *(() if path[:-1] else _short_keys(model, given))]
         hint = nearest(path[-1], known) or _deeper(model, path[-1]) or " (distcore train --help lists the flags)"
         return f"{source}: unknown key {where!r}{hint}{more}"
     return f"{source}: {where} = {value!r}: {rules}{more}"
+
+
+def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:
+    """Return the options of its task, which may stand at the top of a config; none for another tree."""
+    if OPTIONS not in model.model_fields or not isinstance(given, Mapping):
+        return ()
+    return option_names(str(given.get("task", "auto"))) or ()
 
 
 def _keys(location: tuple[int | str, ...]) -> list[str]:

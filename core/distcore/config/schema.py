@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from distcore.config.aliases import DEFAULT_TASK, with_task_options
 from distcore.config.messages import explain
 from distcore.config.presets import with_preset
+from distcore.config.short_keys import with_task_options
 from distcore.config.values import check_tree
 from distcore.errors import ConfigError
 
@@ -45,7 +45,7 @@ class _Tree(BaseModel):
         try:
             return validate(given)
         except ValidationError as error:
-            raise ConfigError(explain(cls, error, **where)) from None
+            raise ConfigError(explain(cls, error, given, **where)) from None
         finally:
             _OUTERMOST.reset(token)
 
@@ -179,10 +179,6 @@ class Checkpoints(_Tree):
     asynchronous: bool = Field(False, description="write while training goes on, from a copy in main memory")
 
 
-GIVEN = "object:"
-"""Begins the name of a task that was given to ``train`` as an object and has no other name."""
-
-
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
 """What a run has without being asked; naming another extension does not switch these off."""
 
@@ -203,7 +199,7 @@ class RunConfig(_Tree):
     device: str = Field(
         "auto", description="kind of device, by torch's name; auto: the accelerator that torch sees, else cpu"
     )
-    task: str = Field(DEFAULT_TASK, description="what is trained: a name, or file.py:Class")
+    task: str = Field("auto", description="what is trained: a name, or file.py:Class; auto: the installed default")
     task_options: dict[str, Any] = Field(
         default_factory=dict, description="options of the task; distcore tasks lists them"
     )
@@ -280,7 +276,7 @@ class RunConfig(_Tree):
     @model_validator(mode="before")
     @classmethod
     def _aliases_and_preset(cls, given: object) -> object:
-        return with_preset(with_task_options(given)) if isinstance(given, dict) else given
+        return with_preset(with_task_options(given, cls.model_fields)) if isinstance(given, dict) else given
 
     @field_validator("compile", "packing", mode="before")
     @classmethod

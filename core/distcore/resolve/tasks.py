@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcore import registry
-from distcore.config import DEFAULT_TASK, GIVEN, RunConfig
+from distcore.config import GIVEN, RunConfig
 from distcore.errors import ConfigError, StrategyError
 from distcore.plugin.options import build, values_of
 from distcore.plugin.task.bound import BoundTask
@@ -17,7 +17,7 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
 
     Raises StrategyError, one line.
     """
-    name = name or config.task
+    name = task_name(name or config.task)
     if name.startswith(GIVEN):
         raise StrategyError(
             f"task {name!r}: was given to train() as an object, which cannot be built again; name it with "
@@ -27,11 +27,16 @@ def of(config: RunConfig, name: str | None = None) -> BoundTask:
     return BoundTask.of(task)
 
 
+def task_name(configured: str) -> str:
+    """Return the name of a config's task; raises StrategyError for ``auto`` if there is no default one."""
+    return registry.default_task() if configured == "auto" else configured
+
+
 def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, Any]:
     """Return what the config records of a task: all its options, and its name if it was given as an object."""
     task = bound.task
     if not is_given:
-        return {"task_options": values_of(task)}
+        return {"task": task_name(config.task), "task_options": values_of(task)}
     try:
         name, options = _name_of(task, config.task), values_of(task)
     except TypeError:  # some field has no form in a config file
@@ -47,7 +52,7 @@ def _name_of(task: Task, configured: str) -> str:
     cls = type(task)
     if configured.startswith(GIVEN):
         return configured
-    if configured != DEFAULT_TASK:
+    if configured != "auto":
         named = registry.load("tasks", configured)
         if named.__name__ != cls.__name__:  # not the class itself: a script's stands in __main__
             raise ConfigError(f"task = {configured!r}: is {named.__name__}, but train() was given {cls.__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distcore.config import DEFAULT_TASK, RunConfig
+from distcore.config import RunConfig
 from distcore.errors import ConfigError
 from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, steps, task_data, training_arguments
 from distcore_migrate.command_line import Command, parse, read_launcher
@@ -143,7 +143,7 @@ def _read_fsdp(draft: Draft) -> None:
 def _complete(draft: Draft, arguments: Tree, script: Script | None, nproc: int | None) -> None:
     """Make keys of all facts, in the order of a config's reader: task, strategy, batches, steps, evaluation."""
     task = script.task if script else None
-    if task is not None and task != DEFAULT_TASK:
+    if task is not None:
         draft.set("task", task, "the script")
     with_arguments = script is not None or bool(arguments)
     task_data.model(draft, task)

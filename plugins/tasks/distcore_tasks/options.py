@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 
-from distcore import Direction, OnResume, RunConfig
+from distcore import Direction, OnResume
 from distcore_tasks.packing.kinds import Read, skipped_fraction, why_not
 from distcore_tasks.pretrained import TOKENIZERS, model_folder, read_config
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from distcore import RunConfig
 
 
 class Shape(Protocol):

@@ -36,10 +36,17 @@ def test_an_old_config_builds_the_same_task(tmp_path: Path) -> None:
         assert (config.epochs, config.checkpoints.best) == (3, "accuracy")
 
 
-def test_the_keys_of_text_in_an_old_config_of_another_task_are_left_out() -> None:
-    assert RunConfig.model_validate(OLD | {"task": "mine"}).task_options == {}
-    few = RunConfig.model_validate({"task": "mine", "model": "small"})  # a user wrote this, for a task that has a model
-    assert few.task_options == {"model": "small"}
+def test_keys_that_a_task_has_not_are_unknown_and_those_of_a_task_that_is_missing_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Lines:\n    slope: float = 2.0\n"
+    )
+    own = f"{tmp_path}/lines.py:Lines"
+    with pytest.raises(ConfigError, match=r"unknown key 'modle' \(did you mean 'model'\?\)"):
+        RunConfig.model_validate({"modle": "bert-tiny"})
+    with pytest.raises(ConfigError, match=r"unknown key 'columns'"):
+        RunConfig.model_validate({"task": own, "columns": {"text": "body"}})
+    assert RunConfig.model_validate({"task": own, "slope": 2}).task_options == {"slope": 2}
+    assert RunConfig.model_validate({"task": "mine", "model": "small"}).task_options == {"model": "small"}
 
 
 def test_a_short_key_and_the_full_one_set_the_same_option() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
 from distcore.cli.flags import FLAGS, GROUPS, OPTION
-from distcore.cli.parser import help_width
+from distcore.cli.parser import Parser
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -23,7 +23,6 @@ SUMMARY = "train, evaluate and test a model, on as many ranks as you like"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.usage = "distcore train [CONFIG.yaml] [FLAGS]"
-    parser.more_help = _options_of_task  # type: ignore[attr-defined]
     parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", default=None, help="config file; flags override it")
     other = add_job_flags(parser)
     launcher_flags.add_launcher_flags(parser)
@@ -39,16 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = ()) -> argparse._ArgumentGroup:
-    """Add the flags of ``GROUPS`` but those in ``leave_out``, and ``--set``; return the last group."""
+    """Add the flags of ``GROUPS`` but those in ``leave_out``, of the task, and ``--set``; return the last group."""
     parser.argument_default = argparse.SUPPRESS  # a flag that is not given must not override the file
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
             if flag.name not in leave_out:
-                key = f"{flag.key}; " if flag.key.startswith(OPTION) else ""
-                text = f"{flag.help} ({key}default: {flag.default})"
+                text = f"{flag.help} (default: {flag.default})"
                 how: dict[str, Any] = {"metavar": flag.takes} if flag.takes else {"action": "store_true"}
                 group.add_argument(flag.name, dest=flag.key, help=text, **how)
+        if title == "what is trained" and isinstance(parser, Parser):
+            parser.task_group = parser.add_argument_group()
     other = parser.add_argument_group("other")
     other.add_argument(
         "--set", dest="set", action="append", default=[], metavar="KEY=VALUE",
@@ -57,24 +57,14 @@ def add_job_flags(parser: argparse.ArgumentParser, leave_out: Container[str] = (
     return other
 
 
-def _options_of_task(argv: list[str]) -> str:
-    """Return what ``--help`` says of the task that ``argv`` names: its options, without importing torch."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--task")
-    name = finder.parse_known_args(argv)[0].task
-    if name is None:
-        return "\ndistcore train --task NAME --help also shows the options of that task.\n"
-    from distcore.cli.task_catalogue import help_of
-
-    return "\n" + help_of(name, help_width())
-
-
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the values of the given flags and of ``--set``, by dotted config key; raises ConfigError."""
     from distcore.config import parse_settings
 
     given = vars(arguments)
-    return {flag.key: given[flag.key] for flag in FLAGS if flag.key in given} | parse_settings(arguments.set)
+    keys = {flag.key for flag in FLAGS}
+    changes = {key: value for key, value in given.items() if key in keys or key.startswith(OPTION)}
+    return changes | parse_settings(arguments.set)
 
 
 def config_of(arguments: argparse.Namespace) -> RunConfig:

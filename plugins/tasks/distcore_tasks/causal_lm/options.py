@@ -41,6 +41,12 @@ class Tokenizer:
 class CausalOptions(TaskOptions):
     """The options of a causal language model."""
 
+    flags: ClassVar = {
+        "text-column": "columns.text",
+        "prompt-column": "columns.prompt",
+        "completion-column": "columns.completion",
+        "messages-column": "columns.messages",
+    }
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, RunConfig
+from distcore import Dataset, Datasets, FileRows
 from distcore.data import read_records
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
@@ -22,7 +22,7 @@ from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore import Ragged
+    from distcore import Ragged, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ class Augment:
 class ImageOptions(TaskOptions):
     """The options of image classification."""
 
+    flags: ClassVar = {"image-column": "columns.image", "label-column": "columns.label"}
     built_in: ClassVar = SHAPES
     beside: ClassVar = IMAGE_PROCESSORS
     metrics: ClassVar[dict[str, Direction]] = METRICS

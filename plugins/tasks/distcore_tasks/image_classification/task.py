@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, RunConfig
+from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
 from distcore_tasks.image_classification.data.arrays import EMBEDDED
 from distcore_tasks.image_classification.data.dataset import ImageDataset
@@ -22,6 +22,8 @@ from distcore_tasks.image_classification.preprocessing import read_preprocessing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from distcore import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ class Tokenizer:
 class MaskedOptions(UnpaddedOptions):
     """The options of masked language modelling."""
 
+    flags: ClassVar = {"text-column": "columns.text"}
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
     metrics: ClassVar[dict[str, Direction]] = METRICS
     unpadded: ClassVar = ENCODERS

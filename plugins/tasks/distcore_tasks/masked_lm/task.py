@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Datasets, RunConfig
+from distcore import Datasets
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.masked_lm.masking import no_rows
 from distcore_tasks.masked_lm.models import build_model
@@ -20,6 +20,8 @@ from distcore_tasks.tokenised import tokenised, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from distcore import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ class Tokenizer:
 class Seq2SeqOptions(UnpaddedOptions):
     """The options of sequence to sequence."""
 
+    flags: ClassVar = {"source-column": "columns.source", "target-column": "columns.target"}
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
     unpadded: ClassVar = RELATIVE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, RunConfig, silence_transformers
+from distcore import Dataset, Datasets, FileRows, silence_transformers
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.pretrained import check_length, set_length
 from distcore_tasks.seq2seq.embedded import EMBEDDED
@@ -23,7 +23,7 @@ from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore import Ragged
+    from distcore import Ragged, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

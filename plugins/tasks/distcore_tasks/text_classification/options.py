@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
 from distcore_tasks.bert import SHAPES
+from distcore_tasks.classification import METRICS
 from distcore_tasks.options import TaskOptions, UnpaddedOptions
 from distcore_tasks.packing.kinds import DECODERS, ENCODERS
-from distcore_tasks.text_classification.problems import PROBLEMS
-from distcore_tasks.text_classification.problems.contract import Problem
+
+if TYPE_CHECKING:
+    from distcore_tasks.text_classification.problems.contract import Problem
 
 PAIRED = ("stdlib-pairs",)
 """The embedded data sets that have two texts per row."""
@@ -57,9 +59,15 @@ class Tokenizer:
 class TextOptions(UnpaddedOptions):
     """The options of text classification."""
 
+    flags: ClassVar = {
+        "text-column": "columns.text",
+        "label-column": "columns.label",
+        "id-column": "columns.id",
+        "text-pair-column": "columns.text_pair",
+    }
     built_in: ClassVar = SHAPES
     pretrained_lr: ClassVar = 3e-5
-    metrics: ClassVar[dict[str, Direction]] = PROBLEMS["single_label"].metrics
+    metrics: ClassVar[dict[str, Direction]] = METRICS
     unpadded: ClassVar = (*ENCODERS, *DECODERS)
     read: ClassVar = "first"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
@@ -97,6 +105,8 @@ class TextOptions(UnpaddedOptions):
     @property
     def problem(self) -> Problem:
         """What is made of labels and of a model's answers."""
+        from distcore_tasks.text_classification.problems import PROBLEMS  # with numpy, which help needs not
+
         return PROBLEMS[self.problem_type]
 
     @property

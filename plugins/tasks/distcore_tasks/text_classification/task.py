@@ -1,4 +1,7 @@
-"""Text classification with a transformers model: a class, several classes or a number per text or pair of texts."""
+"""Text classification with a transformers model: a class, several classes or a number per text or pair of texts.
+
+What a method needs is imported in it: the flags of ``distcore train`` are those of this class, and help must be fast.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, RunConfig
-from distcore_tasks.classification import read_labels, write_labels
-from distcore_tasks.pretrained import set_length
-from distcore_tasks.text_classification.data.embedded import EMBEDDED
-from distcore_tasks.text_classification.data.text import TextDatasets, prepare_text, without_rows
-from distcore_tasks.text_classification.data.tokens import TokenDataset
-from distcore_tasks.text_classification.data.unlabelled import unlabelled_texts
-from distcore_tasks.text_classification.models import (
-    build_classifier,
-)
 from distcore_tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from distcore import Dataset, Datasets, FileRows, RunConfig
+    from distcore_tasks.text_classification.data.text import TextDatasets
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What of a batch the model reads, where it is there."""
@@ -31,17 +27,21 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 class TextClassification(TextOptions):
     """A label per text or pair of texts, by a transformers classifier; implements ``distcore.Task``."""
 
-    embedded: ClassVar = tuple(EMBEDDED)
+    embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the tokenised data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
+        from distcore_tasks.text_classification.data.text import prepare_text
+
         return prepare_text(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a classifier with one output per class of ``data``; of a regression there is one."""
+        from distcore_tasks.text_classification.models import build_classifier
+
         data = _text(data)
         return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
 
@@ -72,6 +72,8 @@ class TextClassification(TextOptions):
         file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
         most probable first.
         """
+        from distcore_tasks.text_classification.data.tokens import TokenDataset
+
         data, test = _text(data), data.test
         origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
         return self.problem.lines(outputs, data.labels, origins)
@@ -82,6 +84,8 @@ class TextClassification(TextOptions):
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""
+        from distcore_tasks.text_classification.data.unlabelled import unlabelled_texts
+
         return unlabelled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
@@ -89,6 +93,9 @@ class TextClassification(TextOptions):
 
         The tokenizer there cuts, where it is told to cut, where training did.
         """
+        from distcore_tasks.classification import write_labels
+        from distcore_tasks.pretrained import set_length
+
         data = _text(data)
         data.save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
@@ -96,6 +103,9 @@ class TextClassification(TextOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        from distcore_tasks.classification import read_labels
+        from distcore_tasks.text_classification.data.text import without_rows
+
         labels = read_labels(folder)
         return None if labels is None else without_rows(labels, folder)
 
@@ -108,6 +118,8 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _text(data: Datasets) -> TextDatasets:
+    from distcore_tasks.text_classification.data.text import TextDatasets
+
     if not isinstance(data, TextDatasets):
         raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
     return data

@@ -37,6 +37,11 @@ class Tokenizer:
 class TagOptions(UnpaddedOptions):
     """The options of token classification."""
 
+    flags: ClassVar = {
+        "tokens-column": "columns.tokens",
+        "tags-column": "columns.tags",
+        "id-column": "columns.id",
+    }
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min", "accuracy": "max", "precision": "max", "recall": "max", "f1": "max",

@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distcore import Dataset, Datasets, FileRows, RunConfig
+from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.classification import read_labels, write_labels
 from distcore_tasks.flat import IGNORED
 from distcore_tasks.pretrained import set_length
@@ -24,7 +24,7 @@ from distcore_tasks.token_classification.untagged import untagged_words
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from distcore import Ragged
+    from distcore import Ragged, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,10 +134,8 @@ def test_what_cannot_be_packed_is_refused_in_one_line(rows: Path) -> None:
         choose(own, ONE, Problem(), Problem().prepare(own))
 
 
-def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> None:
+def test_yaml_reads_on_and_off(rows: Path) -> None:
     assert RunConfig(packing=True).packing == "on"
-    before = RunConfig(task="causal-lm", task_options={"packing": False, "model": "gpt2-tiny"})
-    assert (before.packing, before.task_options) == ("off", {"model": "gpt2-tiny"})
 
 
 def test_the_rows_that_are_compared_leave_the_random_state_alone(rows: Path) -> None:

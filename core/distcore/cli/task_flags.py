@@ -1,0 +1,145 @@
+"""The flags of a task: one for each of its options, and those for nested options that its class names in ``flags``.
+
+They are found when a command line has a flag that is none of the command's own, and for ``--help``: only then the
+module of the task is imported, without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distcore import registry
+from distcore.cli.flags import OPTION, Flag, is_config
+from distcore.plugin.options import Option, options_of
+
+ARROWS = {"min": "↓", "max": "↑"}
+
+
+class TaskFlags(NamedTuple):
+    """What a task adds to the flags of a command."""
+
+    title: str
+    """Title of their group in ``--help``."""
+    about: str
+    """What the help says of the task, below the title."""
+    flags: list[Flag]
+    """The flags, in the order of the options."""
+    readers: list[Callable[[str], Any]]
+    """For each flag what reads its value."""
+
+
+def named_task(argv: Sequence[str]) -> str:
+    """Return the task that a command line or its config file names, else ``auto``."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--task")
+    finder.add_argument("--set", action="append", default=[])
+    given = finder.parse_known_args(list(argv))[0]
+    settings = [text.removeprefix("task=") for text in given.set if text.startswith("task=")]
+    named = [*settings[-1:], given.task, *map(_task_of_file, filter(is_config, argv))]
+    return next(filter(None, named), "auto")
+
+
+def _task_of_file(word: str) -> str | None:
+    """Return the task that a config file names; what is wrong with the file is said when the config is loaded."""
+    try:
+        text = Path(word).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    match = re.search(r"""^task:[ \t]*["']?([^"'#\s]+)""", text, re.M)
+    return match[1] if match else None
+
+
+def task_flags(name: str, taken: Container[str]) -> TaskFlags:
+    """Return the flags of a task, without those that are ``taken``; raises DistcoreError if it cannot be imported.
+
+    ``name`` may be ``auto``, for the default task.
+    """
+    name = registry.default_task() if name == "auto" else name
+    cls = registry.load("tasks", name)
+    options = {option.name: option for option in options_of(cls)}
+    own = {f"--{option.replace('_', '-')}": option for option in options if "." not in option}
+    nested = getattr(cls, "flags", {})
+    named = {f"--{flag}": option for flag, option in nested.items()} if isinstance(nested, Mapping) else {}
+    chosen = {
+        flag: options[option] for flag, option in (own | named).items() if flag not in taken and option in options
+    }
+    without = [option for option in options if option not in {option.name for option in chosen.values()}]
+    return TaskFlags(
+        title=f"options of the task {name}",
+        about=_about(cls, without),
+        flags=[_flag(flag, option) for flag, option in chosen.items()],
+        readers=[_reader(option.type) for option in chosen.values()],
+    )
+
+
+def _about(cls: type[object], without: Sequence[str]) -> str:
+    """Return what the class says of itself, its metrics, and the options that have no flag."""
+    from distcore.plugin.task.bound import declared_metrics
+
+    said = first_sentence(cls)
+    metrics = metrics_in_words(declared_metrics(cls))
+    others = f"; without a flag: {', '.join(f'--set {option}=…' for option in without)}" if without else ""
+    return f"{said}. Metrics: {metrics}; the best of one is kept with --set checkpoints.best=NAME{others}"
+
+
+def first_sentence(cls: type[object]) -> str:
+    """Return the first line of a class's docstring as plain text, up to a semicolon."""
+    import inspect
+
+    return (inspect.getdoc(cls) or "").partition("\n")[0].replace("``", "").partition(";")[0].rstrip(".")
+
+
+def metrics_in_words(metrics: Mapping[str, str]) -> str:
+    """Return metrics with an arrow for their direction: ``loss ↓ accuracy ↑``."""
+    return " ".join(f"{name} {ARROWS[direction]}" for name, direction in metrics.items()) or "none"
+
+
+def _flag(name: str, option: Option) -> Flag:
+    default = re.sub(r"^'(.*)'$", r"\1", option.default) or "required"
+    default = {"None": "none"}.get(default, default)
+    return Flag(name, _takes(option.type), default, option.doc.rstrip("."), f"{OPTION}{option.name}")
+
+
+def _takes(text: str) -> str:
+    """Return what stands for a value of this type in ``--help``."""
+    choices = re.findall(r"'([^']*)'", text)
+    if choices:
+        return "|".join(choices)
+    words = {"int": "N", "float": "X", "bool": "true|false", "str": "TEXT"}
+    return next((word for kind, word in words.items() if text.startswith(kind)), "VALUE")
+
+
+def _reader(text: str) -> Callable[[str], Any]:
+    """Return what reads a value of this type: several values with commas, a tree as YAML.
+
+    Texts and numbers stay as they are given: the task's own types read them, and errors show what was typed.
+    """
+    if text.startswith(("tuple", "list")):
+        return _values
+    return str if re.match(r"(str|int|float|bool|Path)\b|'", text) else _value
+
+
+def _value(text: str) -> Any:
+    from distcore.config import parse_value
+
+    return parse_value(text)
+
+
+def _values(text: str) -> Any:
+    from distcore.config import parse_values
+
+    return _value(text) if text.startswith("[") else parse_values(text)
+
+
+def add_to(group: argparse._ArgumentGroup, found: TaskFlags) -> None:
+    """Add the flags of a task to a parser's group, which is empty so far."""
+    group.title, group.description = found.title, found.about
+    for flag, read in zip(found.flags, found.readers, strict=True):
+        text = f"{flag.help} ({flag.key}; default: {flag.default})".replace("%", "%%")
+        group.add_argument(
+            flag.name, dest=flag.key, metavar=flag.takes, type=read, default=argparse.SUPPRESS, help=text
+        )
