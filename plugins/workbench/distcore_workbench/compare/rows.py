@@ -140,10 +140,14 @@ def compared(rows: list[Row], reference: str, allowed: str) -> list[Row]:
     ``allowed``: dotted keys, separated by commas; a key stands for all keys below it too.
     """
     base = next(row for row in rows if row.name == reference)
-    keys = [canonical(key.strip()) for key in allowed.split(",") if key.strip()]
-    for key in keys:
-        if not any(_is_under(known, key) for known in base.job or flatten(base.config.model_dump(mode="json"))):
-            raise ConfigError(f"--allow-different {key}: no such key{nearest(key, base.job)}")
+    there, keys = base.job or flatten(base.config.model_dump(mode="json")), []
+    for given in filter(None, map(str.strip, allowed.split(","))):
+        for key in (given, canonical(given)):
+            if any(_is_under(known, key) for known in there):
+                keys.append(key)
+                break
+        else:
+            raise ConfigError(f"--allow-different {given}: no such key{nearest(given, base.job)}")
     return [row if row.reason or base.reason else _compared(row, base, keys) for row in rows]
 
 

@@ -34,7 +34,9 @@ LABELS = ("good", "bad", "so so")
 def write_run(folder: Path, steps: int = 100, finished: bool = True, **changes: Any) -> Path:
     """A run folder as a run leaves it: a log line every 10 steps, an evaluation every 50."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(dump_config(load_config(None, {"nproc": 1} | changes)))
+    (folder / "config.yaml").write_text(
+        dump_config(load_config(None, {"nproc": 1, "task": "text-classification"} | changes))
+    )
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(10, steps + 1, 10):
             how_far = {"step": step, "epoch": step / 50, "samples": step * 32}
