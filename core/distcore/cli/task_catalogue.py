@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distcore.cli.catalogue import Catalogue, Description
 from distcore.cli.task_flags import first_sentence, metrics_in_words
-from distcore.plugin.task.bound import declared_metrics
+from distcore.plugin.task.task import declared_metrics
 from distcore.tables import print_described
 
 

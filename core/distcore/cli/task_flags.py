@@ -78,7 +78,7 @@ def task_flags(name: str, taken: Container[str]) -> TaskFlags:
 
 def _about(cls: type[object], without: Sequence[str]) -> str:
     """Return what the class says of itself, its metrics, and the options that have no flag."""
-    from distcore.plugin.task.bound import declared_metrics
+    from distcore.plugin.task.task import declared_metrics
 
     said = first_sentence(cls)
     metrics = metrics_in_words(declared_metrics(cls))

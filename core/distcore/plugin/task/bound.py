@@ -22,6 +22,7 @@ from distcore.plugin.task.outputs import Collected, checked_losses, checked_metr
 from distcore.plugin.task.ragged import Ragged
 from distcore.plugin.task.spec import TaskSpec
 from distcore.plugin.task.task import Batch, Dataset, Datasets, Direction, FileRows, OnResume, Outputs, Task
+from distcore.plugin.task.task import declared_metrics as metrics_of
 
 METHODS = frozenset(name for name, value in vars(TaskSpec).items() if callable(value) and not name.startswith("_"))
 """Names of all methods that a task may have."""
@@ -60,7 +61,7 @@ class BoundTask:
     @property
     def declared_metrics(self) -> Mapping[str, Direction]:
         """Metrics that the task declares, with what is better; raises TaskError for another direction."""
-        return declared_metrics(self.task)
+        return metrics_of(self.task)
 
     @property
     def on_resume(self) -> Mapping[str, OnResume]:
@@ -320,18 +321,6 @@ class BoundTask:
             )
         if not (self.has("report") or self._sums or self._evaluates_its_loss):
             raise TaskError(f"task {self.name}: has outputs but no report(), which makes metrics of them")
-
-
-def declared_metrics(task: object) -> Mapping[str, Direction]:
-    """Return the metrics that a task, or a class of tasks, declares, with what is better; default: the loss.
-
-    Raises TaskError for a direction other than ``min`` and ``max``.
-    """
-    declared: Mapping[str, Direction] = getattr(task, "metrics", {"loss": "min"})
-    for name, direction in declared.items():
-        if direction not in ("min", "max"):
-            raise TaskError(f"task {type(task).__name__}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
-    return declared
 
 
 def _nothing() -> None:

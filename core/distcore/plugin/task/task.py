@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from distcore.errors import TaskError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,3 +112,15 @@ class Task(Protocol):
         build the model whole instead. Raises DistcoreError where it cannot be built.
         """
         ...
+
+
+def declared_metrics(task: object) -> Mapping[str, Direction]:
+    """Return the metrics that a task, or a class of tasks, declares, with what is better; default: the loss.
+
+    Raises TaskError for a direction other than ``min`` and ``max``.
+    """
+    declared: Mapping[str, Direction] = getattr(task, "metrics", {"loss": "min"})
+    for name, direction in declared.items():
+        if direction not in ("min", "max"):
+            raise TaskError(f"task {type(task).__name__}: metrics[{name!r}] = {direction!r}: expected 'min' or 'max'")
+    return declared
