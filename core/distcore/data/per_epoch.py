@@ -6,7 +6,6 @@ import numpy as np
 
 from distcore.errors import TaskError
 from distcore.plugin.batching.columns import is_windowed, whole
-from distcore.plugin.task.datasets import at_epoch, varies
 from distcore.plugin.task.task import Dataset
 
 
@@ -24,6 +23,8 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
 
     Raises TaskError if they are not as many as before, or not as long: the order of the rows stands on that.
     """
+    from distcore.plugin.task.datasets import at_epoch, varies  # with torch, which the random numbers do not need
+
     if not varies(dataset):
         return dataset
     rows = at_epoch(dataset, epoch)
