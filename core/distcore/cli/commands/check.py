@@ -55,11 +55,10 @@ def _of_task(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[l
 
 def _of_strategy(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
     """Return the findings, and for which version of the hook specs the strategy was written."""
-    from distcore.plugin.strategy.hooks import capabilities_of
     from distcore.testing.runner import measure, subject_of
 
     subject = subject_of(arguments.strategy, arguments.nproc, settings=settings, only=arguments.case)
-    declared = capabilities_of(subject.config.strategy, subject.strategy())
+    declared = subject.strategy().capabilities
     return measure([subject])[0], {"spec_version": declared.spec_version}
 
 
