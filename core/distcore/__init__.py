@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distcore.config import Clip as Clip
     from distcore.config import RunConfig as RunConfig
+    from distcore.config import dump_config as dump_config
     from distcore.config import flatten as flatten
     from distcore.config import load_config as load_config
+    from distcore.config import with_changes as with_changes
     from distcore.data.cache import cached_folder as cached_folder
     from distcore.data.per_epoch import row_random as row_random
     from distcore.distributed import dtensors as dtensors
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from distcore.errors import DataError as DataError
     from distcore.errors import DistcoreError as DistcoreError
     from distcore.errors import ModelError as ModelError
+    from distcore.errors import RankError as RankError
     from distcore.errors import SkeletonError as SkeletonError
+    from distcore.errors import StoppedError as StoppedError
     from distcore.errors import StrategyError as StrategyError
     from distcore.errors import TaskError as TaskError
     from distcore.errors import nearest as nearest
@@ -93,7 +97,9 @@ _HOME = {
     "flat_buffers": "distcore.distributed.flat_buffers",
     "footprint": "distcore.plugin.strategy.footprint",
     "RunConfig": "distcore.config",
+    "dump_config": "distcore.config",
     "load_config": "distcore.config",
+    "with_changes": "distcore.config",
     "SPEC_VERSION": "distcore.plugin.strategy.capabilities",
     "Base": "distcore.plugin.strategy.contract",
     "Box": "distcore.plugin.strategy.state",
@@ -130,7 +136,9 @@ _HOME = {
     "return_large_blocks": "distcore.model.deferred_init.malloc",
     "ConfigError": "distcore.errors",
     "DistcoreError": "distcore.errors",
+    "RankError": "distcore.errors",
     "SkeletonError": "distcore.errors",
+    "StoppedError": "distcore.errors",
     "StrategyError": "distcore.errors",
     "nearest": "distcore.errors",
     "Evaluation": "distcore.plugin.strategy.contract",

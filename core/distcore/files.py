@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+__all__ = ["is_held", "same_place", "strict_json", "write_atomically"]
+
 
 def strict_json(value: object, indent: int | None = None) -> str:
     """Return ``value`` as JSON text, not escaped to ASCII; NaN and Infinity become null, because JSON has neither."""

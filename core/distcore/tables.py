@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+__all__ = ["GAP", "print_cells", "print_described", "say", "stdout_console"]
+
 Cell = str | Text
 """Plain text, which is no markup, or text with a style."""
 FILE_WIDTH = 120

@@ -18,8 +18,12 @@ from pydantic import BaseModel
 from strategy_chain import is_offered
 
 import distcore
+import distcore.cli
 import distcore.data
+import distcore.files
+import distcore.jobs
 import distcore.launchers
+import distcore.tables
 import distcore.testing
 from distcore import registry
 from distcore.config import RunConfig
@@ -63,11 +67,8 @@ def test_every_config_key_is_on_its_page_with_its_flag() -> None:
     )
 
 
-PUBLIC = [
-    (name, getattr(package, name))
-    for package in (distcore, distcore.data, distcore.launchers, distcore.testing)
-    for name in package.__all__
-]
+ROOMS = (distcore, distcore.cli, distcore.data, distcore.files, distcore.jobs, distcore.launchers, distcore.tables)
+PUBLIC = [(name, getattr(package, name)) for package in (*ROOMS, distcore.testing) for name in package.__all__]
 
 
 @pytest.mark.parametrize(("name", "value"), PUBLIC, ids=[name for name, _ in PUBLIC])

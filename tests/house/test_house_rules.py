@@ -26,8 +26,10 @@ ROOMS = (
 """From the ground up: a room imports the rooms before it, never one behind it."""
 LOOSE = {"__init__", "__main__", "errors", "files", "registry", "tables"}
 """Modules beside the rooms, which every room may import; they import no room, but for the two dunder ones."""
-PUBLIC_ROOMS = ("distcore.data", "distcore.launchers")
-"""Rooms whose ``__all__`` is public, beside that of ``distcore`` itself."""
+PUBLIC_ROOMS = (
+    "distcore.cli", "distcore.data", "distcore.files", "distcore.jobs", "distcore.launchers", "distcore.tables",
+)  # fmt: skip
+"""Rooms and loose modules whose ``__all__`` is public, beside that of ``distcore`` itself."""
 BACKENDS = re.compile(r"\b(ddp|dp|fsdp2?|fully_shard|deepspeed|horovod|accelerate|DistributedDataParallel)\b", re.I)
 
 

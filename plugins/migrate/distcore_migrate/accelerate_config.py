@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore.errors import ConfigError, nearest
+from distcore import ConfigError, nearest
 from distcore_migrate import fsdp_config
 from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, idle, none, to, whole, written
 

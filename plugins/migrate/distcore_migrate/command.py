@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 
 SUMMARY = "print the config that does what another trainer's files or command line say"
 

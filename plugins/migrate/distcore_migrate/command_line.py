@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distcore.errors import ConfigError, nearest
+from distcore import ConfigError, nearest
 from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, idle, none, to, whole, written
 from distcore_migrate.scripts import SCRIPTS, Script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, converted, fact, flag, idle, none, to, whole, written
 
 AUTO = "auto"

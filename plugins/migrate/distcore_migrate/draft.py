@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from distcore.errors import ConfigError, nearest
+from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
 Kind = Literal["none", "differs", "open", "idle", "off"]

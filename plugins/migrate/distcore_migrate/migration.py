@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distcore.config import RunConfig
-from distcore.errors import ConfigError
+from distcore import ConfigError, RunConfig
 from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, steps, task_data, training_arguments
 from distcore_migrate.command_line import Command, parse, read_launcher
 from distcore_migrate.draft import OFF, Draft, Tree, written

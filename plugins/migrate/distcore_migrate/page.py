@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from distcore.config import RunConfig
+from distcore import RunConfig
 from distcore_migrate.draft import Draft, Kind, Note, Tree
 
 WIDTH = 110

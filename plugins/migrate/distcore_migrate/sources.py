@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_migrate import accelerate_config, deepspeed_config, training_arguments
 from distcore_migrate.draft import Tree
 from distcore_migrate.scripts import rows_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_migrate.draft import OFF, Draft, Tree
 
 SCHEDULES = {

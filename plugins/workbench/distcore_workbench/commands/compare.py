@@ -8,9 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from distcore.cli.commands.train import add_job_flags, changes_of
-from distcore.cli.flags import FLAGS
-from distcore.errors import ConfigError
+from distcore import ConfigError
+from distcore.cli import FLAGS, add_job_flags, changes_of
 
 SUMMARY = "run one job under several strategies, side by side"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distcore.cli.commands.train import add_job_flags, changes_of
-from distcore.errors import ConfigError
+from distcore import ConfigError
+from distcore.cli import add_job_flags, changes_of
 
 if TYPE_CHECKING:
     from distcore import RunConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from distcore.cli.commands.train import add_job_flags, changes_of
-from distcore.errors import ConfigError
+from distcore import ConfigError
+from distcore.cli import add_job_flags, changes_of
 
 SUMMARY = "find the fastest setting of a job that keeps its mathematics, by short runs"
 

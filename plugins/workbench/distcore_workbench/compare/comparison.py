@@ -12,12 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from distcore.checkpoint import find
-from distcore.checkpoint.distance import distance
-from distcore.errors import ConfigError, RankError
+from distcore import ConfigError, RankError
 from distcore.files import strict_json
-from distcore.jobs.logs import set_up_logging
-from distcore.launchers.processes.cores import crowded, foreign_load
+from distcore.jobs import crowded, distance, find, foreign_load, set_up_logging
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
 from distcore_workbench.compare.page import page
 from distcore_workbench.compare.rows import Request, Row, rows_of

@@ -8,12 +8,12 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
-from distcore import __version__
-from distcore.checkpoint.distance import Distance
+from distcore import available_cores
 from distcore.files import strict_json
-from distcore.launchers.processes.available_cores import available_cores
+from distcore.jobs import Distance
 from distcore_workbench.compare.rows import Row
 from distcore_workbench.compare.runs import Failed, Timing
 
@@ -53,7 +53,7 @@ def facts_of(entries: Sequence[Entry], reference: str, warm_up: int, about: Fact
     base = next(entry for entry in entries if entry.row.name == reference)
     facts = {
         "version": VERSION,
-        "distcore": __version__,
+        "distcore": version("distcore-core"),
         "machine": {"cores": available_cores(), "processor": platform.machine(), "python": platform.python_version()},
         **about,
         "reference": reference,

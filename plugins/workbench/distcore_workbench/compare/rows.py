@@ -10,12 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distcore.config import JobRequest, RunConfig, canonical, flatten, load_config, parse_settings, with_changes
-from distcore.errors import ConfigError, StrategyError, nearest
-from distcore.jobs.train import check
-from distcore.rank_environment import join
-from distcore.resolve import strategies
-from distcore.resolve.resolve import Resolved, resolve
+from distcore import ConfigError, RunConfig, StrategyError, flatten, load_config, nearest, with_changes
+from distcore.cli import JobRequest, canonical, parse_settings
+from distcore.jobs import Resolved, check, join, resolve, strategies
 
 MAY_DIFFER = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, dump_config, with_changes
-from distcore.launchers.processes.contexts import sigterm_raises
+from distcore import RunConfig, dump_config, with_changes
+from distcore.jobs import sigterm_raises
 
 PROFILED_STEPS = 20
 """Optimizer steps of a run in which communication is measured; the profile extension needs 18."""

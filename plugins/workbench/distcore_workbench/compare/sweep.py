@@ -14,15 +14,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, canonical, dump_config, flatten, load_config, parse_values, with_changes
-from distcore.errors import ConfigError, DistcoreError, RankError, StoppedError
+from distcore import (
+    ConfigError,
+    DistcoreError,
+    RankError,
+    RunConfig,
+    StoppedError,
+    dump_config,
+    flatten,
+    load_config,
+    with_changes,
+)
+from distcore.cli import canonical, parse_values
 from distcore.files import same_place
-from distcore.jobs.logs import set_up_logging
-from distcore.jobs.train import check
-from distcore.launchers.processes.contexts import stop_signals
-from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.complete import Completed, complete
-from distcore.resolve.resolve import resolve
+from distcore.jobs import Completed, check, complete, resolve, set_up_logging, stop_signals, with_absolute_paths
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.rows import folder_name, is_of_job, refuse_ranks
 from distcore_workbench.compare.runs import end, train_command

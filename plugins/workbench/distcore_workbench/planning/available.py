@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from distcore.distributed.devices import total_memory
+from distcore.jobs import total_memory
 
 
 def available_memory(device: str) -> int:

@@ -6,14 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distcore.config import RunConfig
-from distcore.data.per_epoch import in_epoch
-from distcore.errors import ConfigError
-from distcore.plugin.batching.columns import is_windowed, read, whole
-from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.task.datasets import padded_rows
-from distcore.plugin.task.task import Batch as Values
-from distcore.plugin.task.task import Dataset
+from distcore import Batch as Values
+from distcore import ConfigError, Dataset, RunConfig
+from distcore.jobs import in_epoch, is_windowed, padded_rows, read, training_plan, whole
 
 SAMPLED = 2**20
 """Most rows whose lengths are read where a column must not be read as a whole."""

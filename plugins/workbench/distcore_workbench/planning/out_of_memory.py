@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from distcore.config import RunConfig
-from distcore.resolve import strategies
+from distcore import RunConfig
+from distcore.jobs import strategies
 from distcore_workbench.planning.available import available_memory
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request

@@ -7,15 +7,28 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from distcore.config import RunConfig, with_changes
-from distcore.errors import ConfigError, DistcoreError, SkeletonError
-from distcore.model.model_source import model_source
-from distcore.model.optim import check_optimizer, freeze, optimizer_factory
-from distcore.plugin.strategy import footprint
-from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.memory import HoldsApart, Memory, PlansMemory, TracesStep
-from distcore.plugin.task.task import Datasets, Task
-from distcore.resolve.resolve import Resolved
+from distcore import (
+    ConfigError,
+    Datasets,
+    DistcoreError,
+    Memory,
+    RunConfig,
+    SkeletonError,
+    Task,
+    footprint,
+    with_changes,
+)
+from distcore.jobs import (
+    ChecksModel,
+    HoldsApart,
+    PlansMemory,
+    Resolved,
+    TracesStep,
+    check_optimizer,
+    freeze,
+    model_source,
+    optimizer_factory,
+)
 from distcore_workbench.compare.rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolved, shards_of

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from distcore.config import JobRequest, RunConfig, load_config, with_changes
-from distcore.distributed.devices import resolve_device
-from distcore.errors import ConfigError, DistcoreError
-from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.resolve import strategies
-from distcore.resolve.resolve import Resolved, resolve
+from distcore import Capabilities, ConfigError, DistcoreError, RunConfig, load_config, with_changes
+from distcore.cli import JobRequest
+from distcore.jobs import Resolved, resolve, resolve_device, strategies
 
 MOST_RANKS = 1024
 """Most ranks that a plan is for."""

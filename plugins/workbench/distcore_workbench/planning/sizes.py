@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

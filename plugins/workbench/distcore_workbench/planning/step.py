@@ -4,30 +4,59 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from distcore.config import RunConfig
-from distcore.engine.precision import autocast_for
-from distcore.errors import ConfigError
-from distcore.launchers.processes.cores import threads_per_rank
-from distcore.launchers.processes.failures import one_line
-from distcore.model.optim import optimizer_factory
-from distcore.plugin.strategy.contract import Run, World
-from distcore.plugin.strategy.hooks import Hooks
-from distcore.plugin.strategy.memory import HoldsApart
-from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.task import Batch, Task
-from distcore.resolve.micro_batches import most_micro_batches
+from distcore import Batch, ConfigError, MicroBatch, Run, RunConfig, Task, World, hookimpl
+from distcore.jobs import (
+    BoundTask,
+    HoldsApart,
+    Hooks,
+    autocast_for,
+    most_micro_batches,
+    one_line,
+    optimizer_factory,
+    scaled_loss,
+    threads_per_rank,
+    train_step,
+)
 from distcore_workbench.planning.kernels import kernels_of
 from distcore_workbench.planning.storages import Storages
 from distcore_workbench.planning.timeline import KINDS, Phase, Step, timeline
+
+
+class _Phases:
+    """An extension that notes where the phases of a step begin, in the number of changes of storages."""
+
+    def __init__(self, storages: Storages) -> None:
+        """Begin in the first phase of a trace, in which the strategy wraps the model."""
+        self._storages = storages
+        self.where = "wrap_model()"
+        self.marks: list[tuple[int, Phase]] = []
+
+    def begin(self, phase: Phase, where: str) -> None:
+        """Note a phase, and for an error what runs in it."""
+        self.marks.append((len(self._storages.changes), phase))
+        self.where = where
+
+    @hookimpl(wrapper=True)
+    def accumulate(self) -> Generator[None, object, object]:
+        """Note a forward pass: the loop enters this context right before it."""
+        self.begin("forward", "loss()")
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def backward(self) -> Generator[None, object, object]:
+        """Note a backward pass."""
+        self.begin("backward", "backward")
+        return (yield)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,37 +86,38 @@ def trace(job: Job, stand_in: object) -> Step:
     ``stand_in`` is what a strategy that ``TracesStep`` returned.
     """
     threads = threads_per_rank(int(job.config.nproc)) if job.config.device == "cpu" else None
-    hooks, storages = Hooks(job.config.strategy, stand_in), Storages(copies=threads is not None, threads=threads)
+    storages = Storages(copies=threads is not None, threads=threads)
+    phases = _Phases(storages)
+    hooks = Hooks(job.config.strategy, stand_in, {"phases": phases})
     apart = stand_in if isinstance(stand_in, HoldsApart) else None
-    where = ["wrap_model()"]
     try:
         module = _without_values(job.skeleton, storages)
         with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
-            return _trace(job, hooks, storages, module, where, apart)
+            return _trace(job, hooks, storages, module, phases, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         name = type(job.skeleton).__name__
-        raise ConfigError(f"{name} cannot be traced: {where[-1]} fails without values: {reason}") from error
+        raise ConfigError(f"{name} cannot be traced: {phases.where} fails without values: {reason}") from error
     finally:
         if apart is not None:
             apart.close()
 
 
 def _trace(
-    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, where: list[str], apart: HoldsApart | None
+    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, phases: _Phases, apart: HoldsApart | None
 ) -> Step:
     run = _prepared(job, hooks, module)
     assert run.optimizer is not None
     storages.count(tensor for tensor in tree_flatten(job.batch)[0] if isinstance(tensor, Tensor))
     if apart is None:
-        where.append("the optimizer's step")
+        phases.where = "the optimizer's step"
         _fill_state(run.optimizer)
     else:
-        _passes(job, hooks, storages, run, where)
+        _passes(job, hooks, phases, run)
         hooks.step(run, job.config.clip)
     state = [value for kept in run.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
     kinds = {"parameters": storages.numbers(run.module.parameters()), "optimizer": storages.numbers(state)}
-    marks = _passes(job, hooks, storages, run, where)
+    marks = _passes(job, hooks, phases, run)
     kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
     for kind, tensors in apart.held_apart(run).items() if apart else ():
         kinds[kind] |= storages.numbers(tensors)
@@ -95,25 +125,14 @@ def _trace(
     return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
 
 
-def _passes(job: Job, hooks: Hooks, storages: Storages, run: Run, where: list[str]) -> list[tuple[int, Phase]]:
-    """Run forward and backward; return where each begins, and the step, in what storages changed."""
-    autocast, loss_sum = autocast_for(job.config, hooks.capabilities, run.world), BoundTask.of(job.task).loss
-    marks: list[tuple[int, Phase]] = []
-    for last in job.passes:
-        marks.append((len(storages.changes), "forward"))
-        where.append("loss()")
-        with hooks.accumulate(run, last):
-            with autocast:
-                total = loss_sum(run.model, job.batch)
-            loss = total * 1.0
-            marks.append((len(storages.changes), "backward"))
-            where.append("backward")
-            done = hooks.backward(run, loss)
-            del total, loss
-    marks.append((len(storages.changes), "step"))
-    where.append("step")
-    del done
-    return marks
+def _passes(job: Job, hooks: Hooks, phases: _Phases, run: Run) -> list[tuple[int, Phase]]:
+    """Run the loop's own passes; return where each begins, and the step, in what storages changed."""
+    phases.marks = []
+    autocast = autocast_for(job.config, hooks.capabilities, run.world)
+    micros = [(MicroBatch(indices=np.zeros(1, np.int64), last=last), job.batch) for last in job.passes]
+    train_step(hooks, run, micros, scaled_loss(run, BoundTask.of(job.task).loss, 1.0, autocast))
+    phases.begin("step", "step")
+    return phases.marks
 
 
 def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:

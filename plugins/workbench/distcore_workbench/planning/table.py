@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from distcore.distributed.devices import beside_tensors
+from distcore.jobs import beside_tensors
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.planning.plan import Plan, Row
 from distcore_workbench.planning.sizes import shown

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from distcore.launchers.processes.stderr import stderr_closed
+from distcore.jobs import stderr_closed
 
 MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 """Kernels whose workspace counts: oneDNN reorders the weights of a convolution, in backward several times a thread."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 
 MOST_CLASSES = 20
 """Classes of a confusion matrix; of more, those with most rows are shown."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore_workbench.report.answers import Confusion, answers_of
 from distcore_workbench.report.curves import Chart, charts_of, lines_of
 from distcore_workbench.report.folders import RunFolder, names_of, read

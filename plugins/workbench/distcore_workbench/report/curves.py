@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig
-from distcore.errors import ConfigError
+from distcore import ConfigError, RunConfig
 from distcore_workbench.report.side_by_side import COUNTS
 
 FIRST = ("loss",)

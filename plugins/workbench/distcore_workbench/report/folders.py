@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, flatten, load_config
-from distcore.errors import ConfigError
+from distcore import ConfigError, RunConfig, flatten, load_config
 from distcore.files import is_held
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore.tables import stdout_console
 from distcore_workbench.report.content import content_of
 from distcore_workbench.report.folders import folders_of

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
-from distcore import __version__
 from distcore.files import strict_json
 from distcore_workbench.report.folders import RunFolder, names_of
 
@@ -38,7 +38,7 @@ def facts_of(runs: Sequence[RunFolder], command: str) -> Facts:
     differing = [key for key in keys if len({json.dumps(config.get(key)) for config in values}) > 1]
     facts = {
         "version": VERSION,
-        "distcore": __version__,
+        "distcore": version("distcore-core"),
         "command": command,
         "metrics": directions,
         "runs": [_run_facts(name, one, directions, differing) for name, one in zip(names, runs, strict=True)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distcore.config import RunConfig
+from distcore import RunConfig
 from distcore_workbench.tuning.outcome import Outcome
 
 TINY = 1e-12

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distcore.config import RunConfig, with_changes
-from distcore.errors import DistcoreError, StoppedError
-from distcore.jobs.train import check
-from distcore.resolve.resolve import resolve
+from distcore import DistcoreError, RunConfig, StoppedError, with_changes
+from distcore.jobs import check, resolve
 from distcore_workbench.planning.sizes import shown
 from distcore_workbench.tuning.agreement import Tolerance, difference
 from distcore_workbench.tuning.limits import Plans

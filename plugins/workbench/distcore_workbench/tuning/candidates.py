@@ -11,12 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from distcore import registry
-from distcore.config import JobRequest, RunConfig, load_config
-from distcore.errors import DistcoreError
-from distcore.plugin.strategy.memory import Memory
-from distcore.resolve import strategies
-from distcore.resolve.resolve import resolve
+from distcore import DistcoreError, Memory, RunConfig, load_config
+from distcore.cli import JobRequest
+from distcore.jobs import offers, resolve, strategies
 from distcore_workbench.compare.rows import parse_rows
 from distcore_workbench.tuning import ladder, settings
 from distcore_workbench.tuning.limits import needed, planned
@@ -44,7 +41,7 @@ class Request(JobRequest):
 def asked(request: Request) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield name and options of the strategies to try; raises DistcoreError, one line, for one that the user names."""
     if not request.strategies:
-        for name in registry.offers("strategies"):
+        for name in offers("strategies"):
             yield name, {}
         return
     for text in parse_rows(request.strategies, ()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distcore.config import RunConfig
+from distcore import RunConfig
 from distcore_workbench.tuning.outcome import Outcome
 from distcore_workbench.tuning.settings import Setting
 

@@ -8,15 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from distcore.config import RunConfig, with_changes
-from distcore.distributed.devices import total_memory
-from distcore.errors import DistcoreError
-from distcore.model.optim import optimizer_factory
-from distcore.plugin.strategy.memory import Memory, PlansMemory, TracesStep
-from distcore.plugin.task.task import Datasets, Task
-from distcore.resolve import strategies
-from distcore.resolve.padding_free import choose
-from distcore.resolve.resolve import Resolved
+from distcore import Datasets, DistcoreError, Memory, RunConfig, Task, with_changes
+from distcore.jobs import PlansMemory, Resolved, TracesStep, choose, optimizer_factory, strategies, total_memory
 from distcore_workbench.planning.available import machine_limits, process_limits
 from distcore_workbench.planning.longest import longest
 from distcore_workbench.planning.sizes import shown

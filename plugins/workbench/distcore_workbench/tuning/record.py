@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distcore.errors import ConfigError
+from distcore import ConfigError
 from distcore.files import strict_json
 from distcore_workbench.tuning.outcome import Kind, Outcome
 from distcore_workbench.tuning.settings import Setting, key_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distcore.config import RunConfig, dump_config, with_changes
+from distcore import RunConfig, dump_config, with_changes
 from distcore_workbench.compare.runs import end, error_line, train_command
 from distcore_workbench.planning.available import process_limits
 from distcore_workbench.tuning import trial

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.config import RunConfig, load_config
-from distcore.resolve import strategies
+from distcore import RunConfig, load_config
+from distcore.jobs import strategies
 
 Setting = Mapping[str, Any]
 """Values by dotted config key, over those of the job; ``{}`` is the job as it is given."""

@@ -12,14 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from distcore.distributed.devices import peak_memory
-from distcore.errors import DistcoreError
-from distcore.extensions.stopwatch import Stopwatch, seconds_between
+from distcore import BatchPlan, DistcoreError, MicroBatch, Progress, Run, Sampler, hookimpl
 from distcore.files import strict_json, write_atomically
-from distcore.plugin.batching.columns import is_windowed, whole
-from distcore.plugin.batching.sampling import BatchPlan
-from distcore.plugin.strategy.contract import MicroBatch, Progress, Run, Sampler
-from distcore.plugin.strategy.hookspecs import hookimpl
+from distcore.jobs import Stopwatch, is_windowed, peak_memory, seconds_between, whole
 
 HEAVIEST = 2
 """Steps at the end of a trial, neither timed nor compared: those with most tokens and with the longest row."""

@@ -11,22 +11,34 @@ from typing import Any
 
 from torch import nn
 
-from distcore.config import RunConfig, dump_config, flatten, with_changes
-from distcore.distributed.devices import count_devices
-from distcore.errors import ConfigError, RankError, SkeletonError
+from distcore import (
+    ConfigError,
+    Datasets,
+    RankError,
+    RunConfig,
+    SkeletonError,
+    available_cores,
+    dump_config,
+    flatten,
+    with_changes,
+)
 from distcore.files import strict_json
-from distcore.jobs.logs import set_up_logging
-from distcore.jobs.train import check
-from distcore.launchers.processes.available_cores import available_cores
-from distcore.launchers.processes.contexts import stop_signals
-from distcore.launchers.processes.cores import foreign_load, threads_chosen, threads_per_rank
-from distcore.model.compiling import missing_compiler
-from distcore.model.model_source import model_source
-from distcore.model.optim import freeze
-from distcore.plugin.task.task import Datasets
-from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.padding_free import choose
-from distcore.resolve.resolve import Resolved, resolve
+from distcore.jobs import (
+    Resolved,
+    check,
+    choose,
+    count_devices,
+    foreign_load,
+    freeze,
+    missing_compiler,
+    model_source,
+    resolve,
+    set_up_logging,
+    stop_signals,
+    threads_chosen,
+    threads_per_rank,
+    with_absolute_paths,
+)
 from distcore_workbench.compare.rows import refuse_ranks
 from distcore_workbench.report.page import command_line
 from distcore_workbench.tuning import ladder, settings
