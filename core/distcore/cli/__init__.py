@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from distcore.cli.commands.train import add_job_flags as add_job_flags
     from distcore.cli.commands.train import changes_of as changes_of
     from distcore.cli.flags import FLAGS as FLAGS
-    from distcore.config.aliases import canonical as canonical
     from distcore.config.loading import JobRequest as JobRequest
+    from distcore.config.loading import canonical as canonical
     from distcore.config.values import parse_settings as parse_settings
     from distcore.config.values import parse_values as parse_values
 
@@ -22,7 +22,7 @@ _HOME = {
     "FLAGS": "cli.flags",
     "JobRequest": "config.loading",
     "add_job_flags": "cli.commands.train",
-    "canonical": "config.aliases",
+    "canonical": "config.loading",
     "changes_of": "cli.commands.train",
     "parse_settings": "config.values",
     "parse_values": "config.values",
