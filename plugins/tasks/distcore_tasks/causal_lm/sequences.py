@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore.data import ArrayFile, array_blocks, digest_arrays, map_array
+from distcore_tasks.flat import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +21,6 @@ CONTENT = "content.sha256"
 """File with the digest of a data set's rows."""
 COUNTED, FIRST = 1, 2
 """Flags of a token: it counts as a target; it is the first of a document that sees nothing before it."""
-IGNORED = -100
-"""Label of a position without a target."""
 PROMPT = 32
 """Most tokens of a document that evaluation gives the model to go on from."""
 

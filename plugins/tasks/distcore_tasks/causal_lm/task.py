@@ -14,8 +14,9 @@ from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.rows import given_column
-from distcore_tasks.causal_lm.sequences import IGNORED, no_sequences
+from distcore_tasks.causal_lm.sequences import no_sequences
 from distcore_tasks.causal_lm.unlabelled import UnlabelledPrompts, unlabelled_prompts
+from distcore_tasks.flat import IGNORED
 from distcore_tasks.token_metrics import token_report
 from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
 
