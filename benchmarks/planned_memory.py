@@ -38,8 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
+from distcore.engine import padding_free
 from distcore.engine.loop import steps
-from distcore.engine.packing import packed
 from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment import join
@@ -187,7 +187,7 @@ def settings(
         "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers},
         "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "packing": packing,
+        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": packing,
     }  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def rank(config: RunConfig) -> list[int]:
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     completed = complete(resolve(config, (join() or RankInfo()).size), data)
     run = build_run(completed.config, hooks, world, task, data)
-    run, data = packed(run, hooks, completed, data)
+    run, data = padding_free.enable(run, hooks, completed, data)
     loop = steps(run, hooks, task, data.train, Progress())
     most = []
     for _ in range(WARM + MEASURED):

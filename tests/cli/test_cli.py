@@ -186,7 +186,7 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
     assert out.endswith("run folder: run\n")
     warning, packing, cut, *lines = err.splitlines()
     assert "classes with fewer than 3 evaluation rows" in warning
-    assert "packing: on: spares " in packing
+    assert "padding-free: on: spares " in packing
     assert "micro-batches: at most" in cut
     assert [line.partition("  ")[0] for line in lines] == ["step 1/2", "step 2/2", lines[2]]
     assert main(["train", "run/config.yaml", "--out", "again"]) == 0

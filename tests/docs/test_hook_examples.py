@@ -77,8 +77,8 @@ def example(owner: type, name: str) -> str:
 
 
 ASKED: dict[str, dict[str, Any]] = {
-    "suggest": {"lr": "auto"}, "skipped_fraction": {"packing": "auto"},
-    **{name: {"packing": "on"} for name in (*PADDING_FREE, "select_logits")},
+    "suggest": {"lr": "auto"}, "skipped_fraction": {"padding_free": "auto"},
+    **{name: {"padding_free": "on"} for name in (*PADDING_FREE, "select_logits")},
 }  # fmt: skip
 """The settings under which the core calls a method that it would not call in any run."""
 

@@ -120,7 +120,7 @@ def test_an_unknown_preset_is_one_line() -> None:
     [
         ({}, "batch"),
         ({"precision": "bf16"}, "window"),
-        ({"packing": "off"}, "batch"),  # a trial of tune, which must not change the order of the rows
+        ({"padding_free": "off"}, "batch"),  # a trial of tune, which must not change the order of the rows
         ({"task": "image-classification", "data": "shapes"}, "window"),  # has no form without padding
         ({"strategy": "mesh", "nproc": 2}, "batch"),  # it pads, but may go on with what another strategy began
     ],

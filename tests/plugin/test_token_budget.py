@@ -55,7 +55,7 @@ def test_every_row_is_dealt_once_within_the_budget_and_as_often_to_every_shard(
 ) -> None:
     for seed in range(5):
         lengths = ascending(rows, seed, longest=300) * (1 + seed % 2 * 7)  # some rows are longer than the budget
-        cut = TokenCut(tokens=256, forward=20, packed=packed)
+        cut = TokenCut(tokens=256, forward=20, pads=not packed)
         dealt = cut.deal(lengths, shards)
         assert dealt.shape[1:] == (shards, 2)
         assert sorted(row for start, stop in dealt.reshape(-1, 2) for row in range(start, stop)) == list(range(rows))
@@ -101,7 +101,7 @@ def test_a_dearer_forward_pass_makes_fewer_micro_batches_and_packed_rows_the_few
     lengths = ascending(64, 0)
     turns = [len(TokenCut(tokens=4096, forward=forward).deal(lengths, 2)) for forward in (0, 40, 400, 4000)]
     assert turns[0] > turns[1] > turns[2] == turns[3] == 1
-    assert len(TokenCut(tokens=4096, forward=0, packed=True).deal(lengths, 1)) == 1
+    assert len(TokenCut(tokens=4096, forward=0, pads=False).deal(lengths, 1)) == 1
 
 
 def test_shards_finish_together() -> None:
@@ -166,7 +166,7 @@ class Packed(Rows):
 def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:
     config = RunConfig(micro_batch_tokens=300, loader={"forward_tokens": 7})
     assert training_plan(config, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7)
-    assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, packed=True)
+    assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, pads=False)
     rows = training_plan(RunConfig(micro_batch_size=8), Rows(50))
     assert (rows.by_tokens, rows.micro_batch) == (None, 8)
     both = config.model_copy(update={"micro_batch_size": 8})

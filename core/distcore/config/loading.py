@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from distcore.config.renamed import with_new_names
 from distcore.config.schema import RunConfig
 from distcore.config.short_keys import full_key, option_names, with_task_options
 from distcore.config.values import DEEPEST
@@ -53,7 +54,8 @@ def load_config(file: str | None, changes: dict[str, Any]) -> RunConfig:
     Raises ConfigError: one line with the dotted key, the value and the rule.
     """
     source, keys = file or "command line", RunConfig.model_fields
-    tree = _read_yaml(Path(file)) if file else {}
+    tree = with_new_names(_read_yaml(Path(file))) if file else {}
+    changes = with_new_names(changes)
     task = str(changes.get("task") or tree.get("task", "auto"))
     tree = with_task_options(tree, keys, task, source)
     others = any(dotted.partition(".")[0] not in keys for dotted in changes)

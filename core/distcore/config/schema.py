@@ -19,6 +19,7 @@ from pydantic import (
 
 from distcore.config.messages import explain
 from distcore.config.presets import with_preset
+from distcore.config.renamed import with_new_names
 from distcore.config.short_keys import with_task_options
 from distcore.config.values import check_tree
 from distcore.errors import ConfigError
@@ -215,9 +216,10 @@ class RunConfig(_Tree):
         description="most tokens of one forward pass on one rank, padding included; null: as suits the device, "
         "or what micro_batch_size says alone",
     )
-    packing: Literal["auto", "on", "off"] = Field(
+    padding_free: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compute the rows of a micro-batch without padding; auto: where it is known to be right and faster",
+        description="compute the rows of a micro-batch as one sequence, without padding; auto: where it is known to be "
+        "right and faster",
     )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
@@ -276,9 +278,9 @@ class RunConfig(_Tree):
     @model_validator(mode="before")
     @classmethod
     def _aliases_and_preset(cls, given: object) -> object:
-        return with_preset(with_task_options(given, cls.model_fields)) if isinstance(given, dict) else given
+        return with_preset(with_task_options(with_new_names(given), cls.model_fields)) if isinstance(given, dict) else given
 
-    @field_validator("compile", "packing", mode="before")
+    @field_validator("compile", "padding_free", mode="before")
     @classmethod
     def _not_a_bool(cls, given: object) -> object:
         return {True: "on", False: "off"}[given] if isinstance(given, bool) else given  # as YAML reads on and off

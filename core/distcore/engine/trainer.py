@@ -14,13 +14,13 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import attention_in_bf16, deterministic
+from distcore.engine import padding_free
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.finish import finish
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
-from distcore.engine.packing import packed
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
@@ -83,7 +83,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     rows = fingerprint(data.train)
     if spans_machines(rank_info):
         check_shared(run, hooks)
-    run, data = packed(run, hooks, completed, data)
+    run, data = padding_free.enable(run, hooks, completed, data)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
@@ -152,6 +152,13 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
     run = replace(run, strategy_state=wrapped.state)
     return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
+
+
+def build_to_evaluate(
+    config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets
+) -> tuple[Run, Datasets]:
+    """Return a run that only evaluates, with the model in the form in which it was trained, and data to go with it."""
+    return padding_free.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
 def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:

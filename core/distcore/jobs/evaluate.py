@@ -16,8 +16,7 @@ from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import evaluate
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
-from distcore.engine.packing import packed_as_trained
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
 from distcore.jobs.train import errors_of_job, resolve_here, show_evaluation
@@ -95,7 +94,7 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     """Evaluate inside the process group. A function of its own, so that the run is freed before teardown."""
     config, task = resolved.config, resolved.task
     data = task.prepare(config)
-    run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
+    run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
     with one_line_for_mixed_devices(run, hooks):

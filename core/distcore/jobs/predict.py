@@ -21,8 +21,7 @@ from distcore.distributed.agreement import broadcast_from_main, check_agreed, ch
 from distcore.distributed.devices import deterministic
 from distcore.engine.evaluation import collect
 from distcore.engine.mixed_devices import one_line_for_mixed_devices
-from distcore.engine.packing import packed_as_trained
-from distcore.engine.trainer import build_run, set_up
+from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.errors import DataError
 from distcore.jobs import prediction_rows
 from distcore.jobs.evaluate import config_for
@@ -141,7 +140,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
     config, task = resolved.config, _checked(resolved)
     data, out = task.data_of(prediction.path, config), prediction.out
-    run, data = packed_as_trained(build_run(config, hooks, world, task, data, training=False), task, data)
+    run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     check_agreed(run, hooks, **out.facts)  # ranks on other machines read files of their own
     checkpoint.load_weights(run, hooks, prediction.path)

@@ -31,8 +31,8 @@ class Report(TypedDict):
     """Which weights were evaluated: ``raw``, or ``ema``, the moving average of them."""
     compile: dict[str, Any]
     """``mode`` of ``--compile``, ``compilations``, those that were ``recompilations``, and ``seconds``; of rank 0."""
-    packing: dict[str, Any]
-    """``packed``: whether rows had no padding; ``difference`` of some rows' losses from padded ones, if compared."""
+    padding_free: dict[str, Any]
+    """``on``: whether rows had no padding; ``difference`` of some rows' losses from padded ones, if compared."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int

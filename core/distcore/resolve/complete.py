@@ -11,7 +11,7 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.padding_free import choose
+from distcore.resolve.padding_free import asked, choose
 from distcore.resolve.resolve import Resolved
 
 
@@ -20,21 +20,21 @@ class Completed(Resolved):
     """A resolved run of which the data is known: no 'auto' is left."""
 
     asked: str
-    """``packing`` as the user asked for it."""
+    """``padding_free`` as the user asked for it."""
     why: str
-    """Why ``packing`` is what it is where the user left that open, for the log."""
+    """Why ``padding_free`` is what it is where the user left that open, for the log."""
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
     """Return the run with what depends on its data filled in; a function of the two, so every rank gets the same.
 
-    Raises ConfigError for ``packing = 'on'`` where rows cannot be computed without padding.
+    Raises ConfigError for ``padding_free = 'on'`` where rows cannot be computed without padding.
     """
     config, why = choose(resolved.config, resolved.capabilities, resolved.task, data)
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
     known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
     known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
-    return Completed(**known, asked=resolved.config.packing, why=why)
+    return Completed(**known, asked=asked(resolved.config, resolved.task), why=why)
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:

@@ -28,7 +28,7 @@ def length_grouping(config: RunConfig, task: Task) -> str:
     """Return ``loader.length_grouping``, for 'auto' without windows where they were measured to save nothing.
 
     It depends on device, precision and model alone: what may change when a run goes on, or in a trial of ``tune``, such
-    as strategy, compilation and packing, must not change the order of the rows.
+    as strategy, compilation and ``padding_free``, must not change the order of the rows.
     """
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
@@ -59,5 +59,5 @@ def description(config: RunConfig) -> str:
         return f"micro-batches: at most {size} rows, equally many in each"
     bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
     cost = config.loader.forward_tokens
-    padding = "without padding" if config.packing == "on" else "padding included"
+    padding = "without padding" if config.padding_free == "on" else "padding included"
     return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"

@@ -15,37 +15,45 @@ from distcore.plugin.task.datasets import is_padding_free
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
 STEPS = 8
-"""First steps whose cost says whether packing gains."""
+"""First steps whose cost says whether it gains."""
 GAIN = 0.05
 """Least part of that cost that it must save: below it was not measured to be faster."""
 
 
 def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
-    """Return ``config`` with ``packing`` on or off, and why where it was 'auto'; raises ConfigError if it cannot be on.
+    """Return ``config`` with ``padding_free`` on or off, and why where it was 'auto'.
 
-    A function of config and lengths, so every rank chooses alike.
+    Raises ConfigError if it cannot be on. A function of config and lengths, so every rank chooses alike.
     """
-    if config.packing == "off":
+    if (wanted := asked(config, task)) != config.padding_free:
+        config = with_changes(config, {"padding_free": wanted})
+    if wanted == "off":
         return config, ""
     own = is_padding_free(data.train)
     if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
-        return with_changes(config, {"packing": "on" if own else "off"}), ""
+        return with_changes(config, {"padding_free": "on" if own else "off"}), ""
     reason = why_not(config, declared, task)
-    if config.packing == "on":
+    if config.padding_free == "on":
         if reason:
-            raise ConfigError(f"packing = 'on': {reason}; use --packing off")
+            raise ConfigError(f"padding_free = 'on': {reason}; use --padding-free off")
         return config, ""
     if not reason and config.device != "cpu":
-        reason = f"not measured on {config.device}; --packing on does it"
-    on = with_changes(config, {"packing": "on"})
+        reason = f"not measured on {config.device}; --padding-free on does it"
+    on = with_changes(config, {"padding_free": "on"})
     if not reason:
         shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
         skipped = BoundTask.of(task).skipped_fraction()
-        padded, packed = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
-        if packed <= (1 - GAIN) * padded:
-            return on, f"spares {1 - packed / padded:.0%} of a step's estimated cost"
+        padded, free = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
+        if free <= (1 - GAIN) * padded:
+            return on, f"spares {1 - free / padded:.0%} of a step's estimated cost"
         reason = "it would save too little" if padded else "there are no rows"
-    return with_changes(config, {"packing": "off"}), reason
+    return with_changes(config, {"padding_free": "off"}), reason
+
+
+def asked(config: RunConfig, task: Task) -> str:
+    """Return ``padding_free``, or what the task suggests if that is 'auto'."""
+    given = config.padding_free
+    return str(BoundTask.of(task).suggest(config).get("padding_free", given)) if given == "auto" else given
 
 
 def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:
@@ -60,9 +68,9 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
     return bound.why_not_padding_free()
 
 
-def with_packing(run: Run, on: bool) -> Run:
-    """Return ``run`` with ``packing`` as its model computes rows."""
-    return replace(run, config=with_changes(run.config, {"packing": "on" if on else "off"}))
+def with_padding_free(run: Run, on: bool) -> Run:
+    """Return ``run`` with ``padding_free`` as its model computes rows."""
+    return replace(run, config=with_changes(run.config, {"padding_free": "on" if on else "off"}))
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
@@ -72,10 +80,10 @@ def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: fl
     plan, cost = training_plan(config, dataset), 0.0
     forward = config.loader.forward_tokens
     own = is_padding_free(dataset)
-    is_packed = config.packing == "on" if own is None else own
+    is_free = config.padding_free == "on" if own is None else own
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
-            tokens = lengths.sum() if is_packed else len(lengths) * lengths.max()
+            tokens = lengths.sum() if is_free else len(lengths) * lengths.max()
             cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
     return cost

@@ -97,7 +97,7 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
     if joined:
         reset["nproc"] = "auto"  # the launcher has chosen
     if joined or changes.keys() & {"strategy", "nproc", "device", "compile"}:
-        reset["packing"] = "auto"
+        reset["padding_free"] = "auto"
     if joined or changes.keys() & {"strategy", "nproc"}:
         reset |= {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}
     if "micro_batch_size" in changes:

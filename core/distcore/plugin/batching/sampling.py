@@ -174,8 +174,8 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
     assert isinstance(forward, int)  # 'auto' was resolved before any rank started
     rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
     own = is_padding_free(dataset)
-    packed = config.packing == "on" if own is None else own
-    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, packed=packed)
+    pads = config.padding_free != "on" if own is None else not own
+    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, pads=pads)
 
 
 def _rows(config: RunConfig, unbounded: int) -> int:

@@ -30,8 +30,8 @@ class TokenCut:
     """What a micro-batch costs beside its tokens, in tokens."""
     rows: int | None = None
     """Most rows of a micro-batch; ``None``: as its tokens say, but ``SIZELESS`` where they say nothing."""
-    packed: bool = False
-    """Whether short rows of a micro-batch share a sequence, so that its cost is its tokens without padding."""
+    pads: bool = True
+    """Whether rows of a micro-batch are padded to the longest of them; else its cost is its tokens alone."""
 
     def fit(self, length: int) -> int:
         """Return how many rows of this length a micro-batch may have, at least 1."""
@@ -68,7 +68,7 @@ class TokenCut:
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
             return equal_bounds(len(lengths), (turns or -(-len(lengths) // (self.fit(longest) * shards))) * shards)
-        if turns is None and shards == 1 and len(lengths) <= EXACT and not self.packed:
+        if turns is None and shards == 1 and len(lengths) <= EXACT and self.pads:
             return self._cheapest(lengths)
         rows = _Sorted(self, lengths)
         return rows.even(turns * shards, rows.cost(0, rows.count)) if turns else self._earliest(rows, shards)
@@ -115,11 +115,11 @@ class _Sorted:
         self.before: list[int] = [0, *accumulate(self.lengths)]
         self.count = len(self.lengths)
         self.most = cut.most(self.lengths[-1]) if self.lengths else 1
-        self.packed = cut.packed
+        self.pads = cut.pads
 
     def cost(self, start: int, stop: int) -> int:
         """Return the tokens of the rows from ``start`` to ``stop``, those that pad them included."""
-        if self.packed or start == stop:
+        if not self.pads or start == stop:
             return self.before[stop] - self.before[start]
         return (stop - start) * self.lengths[stop - 1]
 
@@ -132,7 +132,7 @@ class _Sorted:
         bounds = [0]
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
-            most = min(self.most, self.count if self.packed else bound // max(1, self.lengths[start]))
+            most = min(self.most, bound // max(1, self.lengths[start]) if self.pads else self.count)
             stops = range(start + 2, min(self.count, start + most) + 1)  # one row may cost what it will
             bounds.append(start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop)))
         return bounds

@@ -275,10 +275,10 @@ class Compilations:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packing:
+class PaddingFree:
     """Whether a run computes its rows without padding."""
 
-    packed: bool
+    on: bool
     """Whether it does."""
     difference: float | None = None
     """How far the losses of some rows were from those with padding, as a part of their mean; ``None``: not compared."""
@@ -310,8 +310,8 @@ class Run:
     """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
     compiled: Compilations | None = None
     """What was compiled of the model; ``None`` if the run only evaluates, which it does without compiling."""
-    packing: Packing | None = None
-    """What was chosen and found of ``config.packing``; ``None`` if the run only evaluates."""
+    padding_free: PaddingFree | None = None
+    """What was chosen and found of ``config.padding_free``; ``None`` if the run only evaluates."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1

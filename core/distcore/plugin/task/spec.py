@@ -33,7 +33,9 @@ class TaskSpec:
     """
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
-        """Return values by key of ``RunConfig`` for keys that the user left at 'auto' (``lr``). Must not read data.
+        """Return values by key of ``RunConfig`` for keys that the user left at 'auto'. Must not read data.
+
+        The core asks for ``lr`` and ``padding_free``.
 
         Example::
 

@@ -24,11 +24,15 @@ PACKING_SINCE = (4, 53)
 """The first transformers that finds the borders of packed rows in their positions."""
 
 
-def packs(options: CausalOptions, packing: str) -> bool:
+def packs(options: CausalOptions, padding_free: str) -> bool:
     """Return whether rows of a micro-batch share a sequence; raises ModelError where that would not be exact.
 
-    ``packing`` is that of the config. Raises ConfigError if it is off and ``split_documents`` needs it.
+    ``padding_free`` is that of the config: off, it turns packing off; else it decides where ``packing`` is 'auto'.
+    Raises ConfigError if packing is off and ``split_documents`` or ``padding_free`` needs it.
     """
+    if padding_free == "on" and options.packing == "off":
+        raise ConfigError("padding_free = 'on': task_options.packing = 'off' pads rows; leave one of them out")
+    packing = padding_free if options.packing == "auto" or padding_free == "off" else options.packing
     if packing == "off":
         if options.split_documents:
             raise ConfigError("packing = 'off': task_options.split_documents needs it; use --packing auto")

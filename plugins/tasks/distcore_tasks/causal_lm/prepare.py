@@ -29,13 +29,13 @@ FORMAT = 2
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
-def prepare_rows(options: CausalOptions, seed: int, packing: str) -> TokenisedDatasets:
+def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> TokenisedDatasets:
     """Return the tokenised data sets of a run; prepared once, then taken from the cache.
 
-    ``packing`` is that of the config. The key of a cache entry is a digest of the files' content. Raises DataError,
-    ModelError or ConfigError.
+    ``padding_free`` is that of the config. The key of a cache entry is a digest of the files' content. Raises
+    DataError, ModelError or ConfigError.
     """
-    packed = packs(options, packing)  # what cannot be packed is refused before any file is read
+    packed = packs(options, padding_free)  # what cannot be packed is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     folder = cached_folder("sequences", _key(options, seed), lambda folder: _build(folder, options, seed))

@@ -40,7 +40,7 @@ class CausalLM(CausalOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_rows(self, config.seed, config.packing)
+        return prepare_rows(self, config.seed, config.padding_free)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language-modelling head."""

@@ -19,7 +19,7 @@ class TestConversations(TaskContract):
 
 class TestPaddedConversations(TaskContract):
     task = "causal-lm"
-    settings: ClassVar = SMALL | {"packing": "off", "task_options.model": "llama-tiny"}
+    settings: ClassVar = SMALL | {"padding_free": "off", "task_options.model": "llama-tiny"}
 
 
 class TestDocuments(TaskContract):

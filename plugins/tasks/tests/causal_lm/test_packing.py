@@ -116,4 +116,4 @@ def test_a_model_type_that_nobody_measured_is_not_packed(
     monkeypatch.setattr("distcore_tasks.causal_lm.models.PACKED", ("gpt2",))
     model = saved("llama", tmp_path / "model")
     with pytest.raises(ModelError, match=rf"^{named}: .* not known to be exact: llama is none of"):
-        CausalLM(model=model, **options).prepare(RunConfig(packing=packing))
+        CausalLM(model=model, **options).prepare(RunConfig(padding_free=packing))

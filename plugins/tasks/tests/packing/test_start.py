@@ -11,12 +11,14 @@ import pytest
 import torch
 import yaml
 
-from distcore import Capabilities, ConfigError, Report, RunConfig, train
+from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, train
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.plugin.task.datasets import is_padding_free
 from distcore.resolve import tasks
 from distcore.resolve.padding_free import choose
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
+from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.packing.groups import Groups
 
 ONE = Capabilities(spec_version=3, processes="one")
@@ -52,14 +54,14 @@ def losses(rows: Path, name: str) -> list[float]:
 def test_a_run_packs_where_it_gains_and_computes_the_same(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
         report = run(rows, "auto")
-    [line] = [record.message for record in caplog.records if record.message.startswith("packing:")]
-    assert line.startswith("packing: on: spares ")
+    [line] = [record.message for record in caplog.records if record.message.startswith("padding-free:")]
+    assert line.startswith("padding-free: on: spares ")
     assert "losses of 8 rows differ by " in line
-    assert report["packing"]["packed"]
-    assert report["packing"]["difference"] < 1e-6
-    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["packing"] == "on"
-    off = run(rows, "off", packing="off")
-    assert off["packing"] == {"packed": False, "difference": None}
+    assert report["padding_free"]["on"]
+    assert report["padding_free"]["difference"] < 1e-6
+    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["padding_free"] == "on"
+    off = run(rows, "off", padding_free="off")
+    assert off["padding_free"] == {"on": False, "difference": None}
     assert losses(rows, "auto") == pytest.approx(losses(rows, "off"), rel=1e-5)
     assert report["evaluation"]["loss"] == pytest.approx(off["evaluation"]["loss"], rel=1e-5)
     path = rows.parent / "auto/checkpoints/step-00000003"
@@ -80,8 +82,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(rows: Path) -> None:
 
 @pytest.mark.ranks
 def test_ranks_pack_to_the_same_losses(rows: Path) -> None:
-    run(rows, "one", packing="off")
-    assert run(rows, "two", nproc=2, strategy="ddp")["packing"]["packed"]
+    run(rows, "one", padding_free="off")
+    assert run(rows, "two", nproc=2, strategy="ddp")["padding_free"]["on"]
     assert losses(rows, "two") == pytest.approx(losses(rows, "one"), rel=1e-5)
 
 
@@ -90,15 +92,15 @@ def test_a_broken_pooling_is_found_before_the_first_step(
 ) -> None:
     right = Groups.by_row
     monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
-    with pytest.raises(ConfigError, match=r"^packing = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
-        run(rows, "on", packing="on")
+    with pytest.raises(ConfigError, match=r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
+        run(rows, "on", padding_free="on")
     report = run(rows, "auto")
-    assert "packing: off: losses of 8 rows differ by" in caplog.text
-    assert not report["packing"]["packed"]
-    assert report["packing"]["difference"] > 1e-5
-    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["packing"] == "off"
+    assert "padding-free: off: losses of 8 rows differ by" in caplog.text
+    assert not report["padding_free"]["on"]
+    assert report["padding_free"]["difference"] > 1e-5
+    assert yaml.safe_load((rows.parent / "auto/config.yaml").read_text())["padding_free"] == "off"
     monkeypatch.undo()
-    run(rows, "off", packing="off")
+    run(rows, "off", padding_free="off")
     assert losses(rows, "auto") == losses(rows, "off")
 
 
@@ -106,12 +108,12 @@ def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     given = resolve(given).config
     task = tasks.of(given)
     found, why = choose(given, declared, task, task.prepare(given))
-    return found.packing, why
+    return found.padding_free, why
 
 
 def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows))[0] == "on"
-    assert chosen(config(rows, packing="off")) == ("off", "")
+    assert chosen(config(rows, padding_free="off")) == ("off", "")
     padded = {"model": "bert-base", "max_seq_len": 4}  # of 12 layers little is left out in the last one
     assert chosen(config(rows, **padded)) == ("off", "it would save too little")
     assert chosen(config(rows, max_seq_len=4))[0] == "on"
@@ -123,23 +125,41 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_refused_in_one_line(rows: Path) -> None:
-    on = resolve(config(rows, packing="on")).config.model_copy(update={"compile": "regions"})
+    on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "regions"})
     task = tasks.of(on)
     with pytest.raises(
-        ConfigError, match=r"^packing = 'on': with compile = 'regions' each step would be compiled anew"
+        ConfigError, match=r"^padding_free = 'on': with compile = 'regions' each step would be compiled anew"
     ):
         choose(on, ONE, task, task.prepare(on))
-    own = RunConfig(packing="on", task="object:Problem")
-    with pytest.raises(ConfigError, match=r"^packing = 'on': task 'object:Problem' has no form without padding"):
+    own = RunConfig(padding_free="on", task="object:Problem")
+    with pytest.raises(ConfigError, match=r"^padding_free = 'on': task 'object:Problem' has no form without padding"):
         choose(own, ONE, Problem(), Problem().prepare(own))
 
 
-def test_yaml_reads_on_and_off(rows: Path) -> None:
-    assert RunConfig(packing=True).packing == "on"
+def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> None:
+    assert RunConfig(padding_free=True).padding_free == "on"
+    before = load_config(None, {"task": "causal-lm", "packing": False, "model": "gpt2-tiny"})
+    assert (before.padding_free, before.task_options) == ("off", {"model": "gpt2-tiny"})
+    file = rows.parent / "before.yaml"
+    file.write_text("packing: on\n")
+    assert load_config(str(file), {}).padding_free == "on"
+    assert load_config(str(file), {"packing": "off"}).padding_free == "off"
+    assert load_config(str(file), {"padding_free": "auto"}).padding_free == "auto"
+
+
+def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
+    config, off, on = RunConfig(task="causal-lm"), *(CausalLM(data=str(rows), packing=how) for how in ("off", "on"))
+    padded, packed = off.prepare(config), on.prepare(config)
+    assert [is_padding_free(data.train) for data in (padded, packed)] == [False, True]
+    assert choose(config, ONE, off, padded)[0].padding_free == "off"
+    assert choose(config, ONE, on, packed)[0].padding_free == "on"
+    assert not is_padding_free(on.prepare(RunConfig(padding_free="off")).train)
+    with pytest.raises(ConfigError, match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one"):
+        off.prepare(RunConfig(padding_free="on"))
 
 
 def test_the_rows_that_are_compared_leave_the_random_state_alone(rows: Path) -> None:
     torch.manual_seed(3)
-    run(rows, "dropout", dropout=0.1, packing="on")
-    run(rows, "again", dropout=0.1, packing="on")
+    run(rows, "dropout", dropout=0.1, padding_free="on")
+    run(rows, "again", dropout=0.1, padding_free="on")
     assert losses(rows, "dropout") == losses(rows, "again")

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from unpadded_models import model_of
 
 from distcore import RunConfig, train
-from distcore.engine.packing import packed_as_trained
+from distcore.engine import padding_free
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Run, World
@@ -155,7 +155,7 @@ def test_only_whole_outputs_are_narrowed(
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
     capabilities = Capabilities(spec_version=3, processes="one", **declared)
     run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
-    _, data = packed_as_trained(run, tasks.of(config), answered)
+    _, data = padding_free.restore(run, tasks.of(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 
@@ -177,7 +177,7 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
 ) -> None:
     given = {
         "data": str(tmp_path / "rows.jsonl"), "out": str(tmp_path / "run"), "device": "cpu", "dropout": 0.0,
-        "max_steps": 2, "global_batch_size": 8, "packing": "on", "tokenizer": {"vocab_size": 300},
+        "max_steps": 2, "global_batch_size": 8, "padding_free": "on", "tokenizer": {"vocab_size": 300},
         "extensions": {"progress": False},
     }  # fmt: skip
     config = RunConfig(**given | job(tmp_path))
@@ -188,6 +188,6 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
 
     with monkeypatch.context() as broken:
         broken.setattr(targets, "chosen", wrong)
-        with pytest.raises(ConfigError, match=r"^packing = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
+        with pytest.raises(ConfigError, match=r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"):
             train(config)
-    assert train(config)["packing"]["difference"] < 1e-6
+    assert train(config)["padding_free"]["difference"] < 1e-6

@@ -15,7 +15,7 @@ from distcore.cli import JobRequest, canonical, parse_settings
 from distcore.jobs import Resolved, check, join, resolve, strategies
 
 MAY_DIFFER = frozenset({
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "preset",
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free", "preset",
     "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed",
     "log_level", "log_level_replica",
 })  # fmt: skip

@@ -131,7 +131,7 @@ def points_of(
         if resume:
             _check_same_job(folder, completed)
         # What the user left open stays so: the run itself compares the two forms, and may go back to padding.
-        points.append(Point(name=name, config=with_changes(completed.config, {"packing": completed.asked})))
+        points.append(Point(name=name, config=with_changes(completed.config, {"padding_free": completed.asked})))
     return points
 
 

@@ -29,9 +29,9 @@ class Batch:
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
     """Return the longest micro-batch of a resolved config, and its rows collated; raises ConfigError without rows.
 
-    They are padded unless packing is on: what 'auto' chooses, a run measures.
+    They are padded unless ``padding_free`` is on: what 'auto' chooses, a run measures.
     """
-    padded = dataset if config.packing == "on" else padded_rows(dataset) or dataset
+    padded = dataset if config.padding_free == "on" else padded_rows(dataset) or dataset
     if not len(padded):
         raise ConfigError("the data have no rows to train on")
     rows = longest_rows(config, padded, shards)
@@ -53,7 +53,7 @@ def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray
     cut = plan.by_tokens
     if cut is None:
         return rows[: min(mine, plan.micro_batch)]
-    if cut.packed:
+    if not cut.pads:
         taken = max(1, int(np.searchsorted(np.cumsum(lengths), cut.tokens, side="right")))
         return rows[: min(taken, mine, cut.most(int(lengths[0])))]
     # A micro-batch begins with its longest row: of rows of one length only the first one counts.

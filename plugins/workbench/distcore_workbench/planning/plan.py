@@ -115,7 +115,7 @@ def make_plan(request: Request) -> Plan:
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
         checkpoint=_checkpoint(alone.config, skeleton),
         device=alone.config.device,
-        packed=alone.config.packing == "on",
+        packed=alone.config.padding_free == "on",
         rows=tuple(rows),
     )
 

@@ -150,7 +150,7 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
         accumulation=most_micro_batches(config, shards),
     )
     prepared = hooks.wrap_model(run, module, optimizer_factory(config))
-    if config.packing == "on":
+    if config.padding_free == "on":
         BoundTask.of(job.task).enable_padding_free(module)
     prepared.model.train()
     return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)

@@ -17,7 +17,7 @@ from distcore_workbench.planning.step import Job, trace
 from distcore_workbench.planning.timeline import Moment
 
 TRACED = {
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "packing", "loader",
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free", "loader",
     "gradient_checkpointing",
 }  # fmt: skip
 """Keys of settings that a trace depends on."""
@@ -60,8 +60,8 @@ class Plans:
         """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
         config = resolved.config
         whole = {
-            "strategy": "single", "strategy_options": {}, "nproc": 1, "packing": "off", "gradient_checkpointing": False,
-            "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
+            "strategy": "single", "strategy_options": {}, "nproc": 1, "padding_free": "off",
+            "gradient_checkpointing": False, "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
         }  # fmt: skip
         config = with_changes(config, whole)
         single = strategies.of(config)

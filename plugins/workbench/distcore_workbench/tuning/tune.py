@@ -154,13 +154,13 @@ def _place(request: Request, job: Resolved, data: Datasets) -> Place:
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
-    packing, _ = choose(resolved, job.capabilities, job.task, data)
+    chosen, _ = choose(resolved, job.capabilities, job.task, data)
     return Place(
         cores=cores,
         ranks=most,
         threads=threads,
         compiles=not missing_compiler(resolved.device),
-        packing=packing.packing,
+        padding_free=chosen.padding_free,
     )
 
 

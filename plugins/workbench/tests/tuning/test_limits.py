@@ -14,7 +14,7 @@ from distcore_workbench.tuning import limits
 from distcore_workbench.tuning.limits import Plans, needed, planned
 from distcore_workbench.tuning.settings import Setting, with_setting
 
-JOB = {"data": "rows.json", "model": "bert-tiny", "device": "cpu", "global_batch_size": 32, "packing": "off"}
+JOB = {"data": "rows.json", "model": "bert-tiny", "device": "cpu", "global_batch_size": 32, "padding_free": "off"}
 SMALL: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
 OWN = """
 from distcore_tasks.text_classification.task import TextClassification

@@ -23,7 +23,7 @@ from distcore_workbench.tuning.settings import (
     with_setting,
 )
 
-PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, packing="on")
+PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, padding_free="on")
 
 
 @pytest.mark.parametrize("name", list(registry.offers("strategies")))
@@ -40,7 +40,7 @@ def test_what_a_strategy_declares_to_be_tried_are_options_that_it_has(name: str)
 def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunConfig) -> None:
     found = axes(resolved, resolved, PLACE, [])
     assert [axis.name for axis in found] == [
-        "strategy, ranks and threads", "ranks", "packing", "micro-batch", "compile", "loader", "recomputation",
+        "strategy, ranks and threads", "ranks", "padding", "micro-batch", "compile", "loader", "recomputation",
     ]  # fmt: skip
     for axis in found:
         for family in axis.families:
@@ -49,7 +49,7 @@ def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunCon
                 assert THREADS in setting or config != with_setting(None, {"device": "cpu", "model": "bert-tiny"}, {})
     assert [name_of(family[0]) for family in found[0].families] == ["threads=2"]  # 4 is what it has
     assert [family[0]["nproc"] for family in found[1].families] == [2, 4]
-    assert [family[0]["packing"] for family in found[2].families] == ["off"]
+    assert [family[0]["padding_free"] for family in found[2].families] == ["off"]
 
 
 @pytest.mark.parametrize(

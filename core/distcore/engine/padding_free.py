@@ -17,13 +17,13 @@ from distcore.engine.precision import autocast_for
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import read
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.strategy.contract import Packing, Run
+from distcore.plugin.strategy.contract import PaddingFree, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.complete import Completed
-from distcore.resolve.padding_free import why_not, with_packing
+from distcore.resolve.padding_free import why_not, with_padding_free
 
 log = logging.getLogger("distcore")
 
@@ -35,17 +35,17 @@ HALF = 2e-2
 """The same in half precision."""
 
 
-def packed(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
-    """Return the run with its model computing as ``packing`` says, and data sets to go with it; every rank calls.
+def enable(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
+    """Return the run with its model computing as ``padding_free`` says, and data sets to go with it; every rank calls.
 
     Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
     goes on with padding and 'on' raises ConfigError.
     """
     config, task, asked, why = run.config, completed.task, completed.asked, completed.why
-    run = replace(run, packing=Packing(packed=config.packing == "on"))
-    if config.packing == "off":
+    run = replace(run, padding_free=PaddingFree(on=config.padding_free == "on"))
+    if config.padding_free == "off":
         if why and run.world.is_main and task.computes_padding_free:
-            log.info("packing: off: %s", why)
+            log.info("padding-free: off: %s", why)
         return run, data
     padded = _padded(data)
     if padded is None:  # such as documents that are apart in a row: only packed are they what they are
@@ -53,35 +53,35 @@ def packed(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     rows = _some_rows(config, data.train)
     expected = _row_losses(run, task, padded.train, rows)
     undo = task.enable_padding_free(run.module)
-    data = _narrowed(run, task, data)
+    data = _with_logits_selected(run, task, data)
     apart = _difference(expected, _row_losses(run, task, data.train, rows))
     apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
     found = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
     if apart <= bound:
         if run.world.is_main:
-            log.info("packing: on%s; %s", f": {why}" if why else "", found)
-        return replace(run, packing=Packing(packed=True, difference=apart)), data
+            log.info("padding-free: on%s; %s", f": {why}" if why else "", found)
+        return replace(run, padding_free=PaddingFree(on=True, difference=apart)), data
     if asked == "on":
-        raise ConfigError(f"packing = 'on': {found}; use --packing off")
+        raise ConfigError(f"padding_free = 'on': {found}; use --padding-free off")
     undo()
     if run.world.is_main:
-        log.warning("packing: off: %s", found)
-    return with_packing(replace(run, packing=Packing(packed=False, difference=apart)), False), padded
+        log.warning("padding-free: off: %s", found)
+    return with_padding_free(replace(run, padding_free=PaddingFree(on=False, difference=apart)), False), padded
 
 
-def packed_as_trained(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
-    """Return a run that only evaluates with ``packing`` on if it was on in training, its model so, and its data."""
+def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
+    """Return a run that only evaluates in the form in which it was trained, its model so, and its data."""
     task, config = BoundTask.of(task), run.config
-    on = config.packing == "on" and not why_not(config, run.capabilities, task)
+    on = config.padding_free == "on" and not why_not(config, run.capabilities, task)
     if on:
         task.enable_padding_free(run.module)
     if on or not task.computes_padding_free:  # such a task has chosen for its data
-        data = _narrowed(run, task, data)
-    return with_packing(run, on), data
+        data = _with_logits_selected(run, task, data)
+    return with_padding_free(run, on), data
 
 
-def _narrowed(run: Run, task: BoundTask, data: Datasets) -> Datasets:
+def _with_logits_selected(run: Run, task: BoundTask, data: Datasets) -> Datasets:
     """Have the model leave out what is no target, and the data sets say what is, if the task can."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
     return task.select_logits(run.module, data) if can else data
