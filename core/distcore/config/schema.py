@@ -278,7 +278,9 @@ class RunConfig(_Tree):
     @model_validator(mode="before")
     @classmethod
     def _aliases_and_preset(cls, given: object) -> object:
-        return with_preset(with_task_options(with_new_names(given), cls.model_fields)) if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        return with_preset(with_task_options(with_new_names(given), cls.model_fields))
 
     @field_validator("compile", "padding_free", mode="before")
     @classmethod
