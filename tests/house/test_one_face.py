@@ -41,7 +41,8 @@ def test_a_question_to_a_task_is_seen(line: str) -> None:
 
 
 def test_a_task_is_asked_in_one_module() -> None:
-    assert asking({"task"}) == {"plugin/task/bound.py"}
+    declared = {"plugin/task/task.py"}  # metrics of a class, which help shows without importing torch
+    assert asking({"task"}) - declared == {"plugin/task/bound.py"}
 
 
 def test_a_data_set_is_asked_in_one_module() -> None:
