@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from distcore import Batch, MicroBatch, Run, RunConfig, launch
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.subject import Subject
 from distcore_mesh.mesh import MeshStrategy
 
 RANKS, MOST = 2, 0.95

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from distcore.testing.cases import LAWS
+from distcore.testing.findings import LAWS
 from distcore.testing.runner import check
 
 ROOT = Path(__file__).parents[1]

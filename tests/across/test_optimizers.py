@@ -20,7 +20,7 @@ from distcore.plugin.options import build
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.plugin.strategy.hooks import capabilities_of
 from distcore.rank_environment import join
-from distcore.testing.cases import BF16, FP32
+from distcore.testing.findings import BF16, FP32
 
 pytestmark = pytest.mark.ranks
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.programs
+pytestmark = pytest.mark.ranks
 
 
 def check(*flags: str) -> str:

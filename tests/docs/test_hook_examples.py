@@ -33,9 +33,9 @@ from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
 from distcore.testing.cases import all_cases
 from distcore.testing.problem import Classifier, Problem, Rows
-from distcore.testing.rank import Subject
 from distcore.testing.reference import apart
 from distcore.testing.runner import measure
+from distcore.testing.subject import Subject
 
 TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
 """The methods of a task, in call order."""

@@ -27,11 +27,12 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import SavedState
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.cases import Finding, all_cases
+from distcore.testing.cases import all_cases
+from distcore.testing.findings import Finding
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
+from distcore.testing.subject import Subject
 
 CONFIG = load_config(None, {"strategy": "single", "nproc": 1, "device": "cpu", "lr": 0.01, "max_steps": 20})
 LAWS = ("mid-epoch", "bit-for-bit")

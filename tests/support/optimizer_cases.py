@@ -11,8 +11,9 @@ from distcore.plugin.strategy.contract import Progress
 from distcore.testing.lab import Job, Lab, Trained
 from distcore.testing.laws.gradient import STEPS
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
 from distcore.testing.reference import apart
+from distcore.testing.subject import Subject
 
 HALF = STEPS // 2
 GROUPS: dict[str, Any] = {"groups": [{"match": "head", "lr_scale": 2.0}], "layer_decay": 0.8}

@@ -32,9 +32,10 @@ from distcore import (
     rank_sampler,
 )
 from distcore.plugin.strategy.state import SavedState
-from distcore.testing.cases import Finding, all_cases
-from distcore.testing.rank import Subject
+from distcore.testing.cases import all_cases
+from distcore.testing.findings import Finding
 from distcore.testing.runner import measure
+from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
 

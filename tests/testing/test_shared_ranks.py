@@ -12,8 +12,8 @@ import pytest
 
 from distcore import RankInfo, Run, RunConfig, StrategyError, World, hookimpl, load_config
 from distcore.testing.cases import all_cases
-from distcore.testing.rank import Subject
 from distcore.testing.runner import measure, measure_each
+from distcore.testing.subject import Subject
 
 DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
 pytestmark = pytest.mark.ranks

@@ -1,166 +1,15 @@
-"""The parts of a measurement: cases, what they measure, their results, and the bounds on their errors.
-
-A case is a function that measures one promise of a law and returns an error with its bound. Most cases run inside the
-ranks, in a world that is already set up. Cases that start processes of their own run in the process that starts the
-ranks.
-"""
+"""All cases, in the order of the laws: importing the module of a law registers its cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from distcore.errors import DistcoreError
-from distcore.launchers.processes.failures import one_line
+from distcore.testing.findings import LAWS, Case
+from distcore.testing.register import JOB_CASES, RANK_CASES, TASK_CASES
 
-if TYPE_CHECKING:
-    from distcore.testing.lab import JobLab, Lab
-    from distcore.testing.task_lab import TaskLab
-
-LAWS = {
-    "order": 1,
-    "gradient": 2,
-    "clipping": 3,
-    "evaluation": 4,
-    "checkpoint": 5,
-    "resume": 7,
-    "agreement": 8,
-    "surprise": 9,
-}
-"""Number of each law that a strategy can break, by name. Law 6, commit, is missing: only the core can break it."""
-
-EXACT = 0.0
-"""No error at all."""
-FP32 = 1e-5
-"""Relative error of parameters, moments, gradient norms and losses after ten AdamW steps in fp32."""
-BF16 = 2e-2
-"""The same in bf16, against a single process that computes in bf16, too."""
-FORWARD = 1e-6
-"""Absolute error of a row's outputs in fp32. It is not 0: in another batch a row may be padded to another length."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """What a case measured. The case holds if ``error <= bound``."""
-
-    error: float
-    """The measured error: a relative or absolute difference, a count or seconds; NaN is never within the bound."""
-    bound: float
-    """The largest error that is allowed."""
-    note: str = ""
-    """Where the error was seen, in one line."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """The result of a case for a strategy: one row of the table that ``distcore check`` prints."""
-
-    law: str
-    """Name of the law, a key of ``LAWS``."""
-    case: str
-    """Name of the case."""
-    held: bool | None
-    """Whether the promise was kept; ``None`` if the case was skipped."""
-    error: float | None = None
-    """The measured error; ``None`` if the case was skipped or ended before it had one."""
-    bound: float | None = None
-    """The largest error that is allowed; ``None`` where ``error`` is."""
-    note: str = ""
-    """Where the error was seen, why the case was skipped, or what was raised; one line."""
-
-    @property
-    def verdict(self) -> str:
-        """``held``, ``broken`` or ``skipped``."""
-        return {True: "held", False: "broken", None: "skipped"}[self.held]
-
-    def __str__(self) -> str:
-        """Return the result in one line."""
-        measured = "" if self.error is None else f": error {self.error:.2g}, bound {self.bound:.2g}"
-        return f"law {LAWS[self.law]}, {self.law}: {self.case} is {self.verdict}{measured}; {self.note}"
-
-
-class Skip(Exception):
-    """Raised by a case that cannot be measured with this strategy or number of ranks; the message is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One measurement of a law."""
-
-    law: str
-    """Name of the law, a key of ``LAWS``."""
-    name: str
-    """Name of the case: that of its function, with ``-`` for ``_``."""
-    title: str
-    """What is measured, in one sentence: the first line of the function's docstring."""
-    measure: Callable[[Any], Measured]
-    """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
-
-    def measured_in(self, lab: Any) -> Finding:
-        """Measure the case in ``lab`` and return its result, whatever is raised."""
-        try:
-            return self.found(self.measure(lab))
-        except Skip as reason:
-            return self.skipped(str(reason))
-        except DistcoreError as error:
-            return self.broken(one_line(str(error)))
-        except Exception as error:  # of the strategy or the task under test
-            return self.broken(one_line(f"{type(error).__name__}: {error}"))
-
-    def skipped(self, reason: str) -> Finding:
-        """Return the result of a case that was not measured, for this reason."""
-        return Finding(law=self.law, case=self.name, held=None, note=reason)
-
-    def broken(self, reason: str) -> Finding:
-        """Return the result of a case that failed before it had an error to report."""
-        return Finding(law=self.law, case=self.name, held=False, note=reason)
-
-    def found(self, measured: Measured) -> Finding:
-        """Return the result of a measurement. An error of NaN is broken, because no comparison with NaN is true."""
-        return Finding(
-            law=self.law,
-            case=self.name,
-            held=measured.error <= measured.bound,
-            error=measured.error,
-            bound=measured.bound,
-            note=measured.note,
-        )
-
-
-RANK_CASES: dict[str, Case] = {}
-"""Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
-JOB_CASES: dict[str, Case] = {}
-"""Cases that start processes of their own, by name; complete once ``all_cases`` was called."""
-TASK_CASES: dict[str, Case] = {}
-"""Cases of a task, which run in one process, by name; complete once ``task_cases`` was called."""
 MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
 """The modules of ``distcore.testing.laws``; importing one registers its cases."""
-
-
-def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Measured]]:
-    """Return a decorator that registers a function of a ``Lab`` as a case of the law ``name``.
-
-    The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
-    """
-    return lambda function: _register(RANK_CASES, name, function)
-
-
-def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
-    """Return a decorator like that of ``law``, for a function of a ``JobLab``, which starts its own processes."""
-    return lambda function: _register(JOB_CASES, name, function)
-
-
-def task_law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
-    """Return a decorator like that of ``law``, for a function of a ``TaskLab``, which measures a task."""
-    return lambda function: _register(TASK_CASES, name, function)
-
-
-def _register(cases: dict[str, Case], name: str, function: Callable[..., Measured]) -> Callable[..., Measured]:
-    case = function.__name__.replace("_", "-")
-    cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
-    return function
 
 
 def all_cases() -> Mapping[str, Case]:
@@ -178,21 +27,3 @@ def task_cases() -> Mapping[str, Case]:
 
 def _in_order(cases: Mapping[str, Case]) -> Mapping[str, Case]:
     return dict(sorted(cases.items(), key=lambda item: LAWS[item[1].law]))
-
-
-def merged(findings: list[Finding]) -> Finding:
-    """Return the worst of one case's results on all ranks, which ``findings`` holds in rank order.
-
-    Broken is worse than skipped, and skipped is worse than held. The note of a broken case begins with the rank.
-    """
-    if all(finding.held is None for finding in findings):
-        return findings[0]
-    worst = max(range(len(findings)), key=lambda rank: _badness(findings[rank]))
-    finding = findings[worst]
-    return replace(finding, note=f"rank {worst}: {finding.note}") if finding.held is False else finding
-
-
-def _badness(finding: Finding) -> tuple[bool, bool, float]:
-    """Return a key that is larger for a worse result; NaN is the worst error, a missing error counts as infinite."""
-    error = finding.error if finding.error is not None else float("inf")
-    return finding.held is False, error != error, error

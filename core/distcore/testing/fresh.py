@@ -70,7 +70,8 @@ def _answer(config: RunConfig) -> list[str] | str:
 
 def _after_a_step(config: RunConfig, folder: Path) -> list[str]:
     from distcore.testing.problem import Problem
-    from distcore.testing.rank import Subject, lab_of
+    from distcore.testing.rank import lab_of
+    from distcore.testing.subject import Subject
 
     with lab_of(Subject(config=config, cases=()), folder) as lab:
         lab.job(Problem()).train(1)

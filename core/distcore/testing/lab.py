@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -27,9 +26,10 @@ from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, 
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
+from distcore.testing.waiting import await_true
 
 if TYPE_CHECKING:
-    from distcore.testing.rank import Subject
+    from distcore.testing.subject import Subject
 
 HUGE = 1e9
 """A clipping norm that no gradient reaches: the step reports the norm of the gradient and clips nothing."""
@@ -229,12 +229,3 @@ class JobLab:
     """The strategy under test, with its config."""
     foreign_modules: Callable[[], list[str] | str]
     """Returns the modules of other strategies that a training step imports, or one line that says why it failed."""
-
-
-def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:
-    """Wait until ``condition()`` is true. Raises TimeoutError with the message ``failure`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(failure)
-        time.sleep(0.002)

@@ -5,65 +5,29 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
 from distcore.config import RunConfig, with_changes
 from distcore.distributed.devices import resolve_device
-from distcore.errors import DistcoreError
 from distcore.files import write_atomically
-from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.plugin.strategy.contract import RankInfo, World
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment.environment import join
-from distcore.resolve import strategies
-from distcore.testing.cases import Case, Finding
-from distcore.testing.lab import Lab, await_true
-from distcore.testing.problem import skeleton
+from distcore.testing.findings import Case, Finding
+from distcore.testing.lab import Lab
 from distcore.testing.store import store_for
+from distcore.testing.subject import Subject
 from distcore.testing.trace import Trace
+from distcore.testing.waiting import await_true
 
 SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
 """Seconds that a rank whose case failed waits for the others to fail as well, before it ends the job."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A strategy under test, as ``config`` names it or as ``make`` builds it, and the cases to measure.
-
-    ``config.nproc`` is the number of ranks.
-    """
-
-    config: RunConfig
-    """The config that every case starts from; it names the strategy and its options."""
-    cases: tuple[Case, ...]
-    """The cases to measure, in order."""
-    make: Callable[[RunConfig], object] | None = None
-    """Builds the strategy from the config; ``None``: the strategy that the config names is built."""
-
-    def strategy(self) -> strategies.Strategy:
-        """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
-        if self.make is None:
-            return strategies.of(self.config)
-        return strategies.bind(self.config.strategy, self.make(self.config))
-
-    @cached_property
-    def blocks(self) -> int:
-        """Blocks of the model with which the laws are measured: the fewest that the strategy takes, else 2."""
-        strategy = self.strategy().plugin
-        if not isinstance(strategy, ChecksModel):
-            return 2
-        for number in (2, 4, 6, 8):
-            with suppress(DistcoreError):
-                strategy.check_model(self.config, skeleton(number))
-                return number
-        return 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,14 @@ from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies
-from distcore.testing.cases import JOB_CASES, Case, Finding, all_cases, merged
+from distcore.testing.cases import all_cases
+from distcore.testing.findings import Case, Finding, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import skeleton
-from distcore.testing.rank import SETUP, Assignment, Subject, finding_file, name_of, serve, setup_of, teardown_of
+from distcore.testing.rank import SETUP, Assignment, finding_file, name_of, serve, setup_of, teardown_of
+from distcore.testing.register import JOB_CASES
+from distcore.testing.subject import Subject
 from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 60.0

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from distcore.files import write_atomically
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
-from distcore.testing.lab import await_true
+from distcore.testing.waiting import await_true
 
 
 @contextmanager

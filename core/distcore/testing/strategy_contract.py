@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import pytest
 
 from distcore.errors import DistcoreError
-from distcore.testing.cases import Finding, all_cases
-from distcore.testing.rank import Subject
+from distcore.testing.cases import all_cases
+from distcore.testing.findings import Finding
 from distcore.testing.runner import LIMIT, measure_each, subject_of
+from distcore.testing.subject import Subject
 
 PER_LAUNCH = 2
 """Classes that are measured in the same processes."""

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from distcore.testing.cases import Finding, task_cases
+from distcore.testing.cases import task_cases
+from distcore.testing.findings import Finding
 from distcore.testing.task_runner import check_task
 
 

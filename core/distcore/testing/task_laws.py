@@ -13,7 +13,8 @@ from distcore.plugin.options import values_of
 from distcore.plugin.task.datasets import at_epoch, content_of
 from distcore.plugin.task.outputs import Collected
 from distcore.resolve import tasks
-from distcore.testing.cases import EXACT, FP32, Measured, Skip, task_law
+from distcore.testing.findings import EXACT, FP32, Measured, Skip
+from distcore.testing.register import task_law
 from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
 from distcore.testing.task_lab import TaskLab, other_random_state
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from distcore.errors import StrategyError, nearest
-from distcore.testing.cases import Case, Finding, task_cases
+from distcore.testing.cases import task_cases
+from distcore.testing.findings import Case, Finding
 from distcore.testing.task_lab import TaskLab, task_lab
 
 

@@ -12,8 +12,8 @@ from accelerate.utils import DistributedType
 
 from distcore import ConfigError, World, load_config
 from distcore.testing.cases import all_cases
-from distcore.testing.rank import Subject
 from distcore.testing.runner import measure
+from distcore.testing.subject import Subject
 from distcore_accelerate import accelerator, strategy
 from distcore_accelerate.fsdp2 import plugin_arguments
 from distcore_accelerate.settings import Settings

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distcore import Clip, ModelSource, RankInfo, Run, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.subject import Subject
 from distcore_fsdp.fsdp import FSDPStrategy
 
 pytestmark = pytest.mark.ranks

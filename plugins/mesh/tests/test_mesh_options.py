@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from distcore import Clip, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
 

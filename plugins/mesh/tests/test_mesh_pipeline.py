@@ -14,7 +14,8 @@ from torch import nn
 
 from distcore import MicroBatch, Run, RunConfig, StrategyError, launch
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.subject import Subject
 from distcore_mesh.mesh import MeshStrategy
 
 SIZES: dict[str, Any] = {

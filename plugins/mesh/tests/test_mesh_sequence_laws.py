@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distcore import RunConfig, checkpoint, train
-from distcore.testing.cases import BF16, EXACT, FORWARD, FP32, Case, Measured
+from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Case, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import VOCABULARY, Problem, Rows
-from distcore.testing.rank import Subject
 from distcore.testing.reference import apart, solve, untrained
 from distcore.testing.runner import measure
+from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
 

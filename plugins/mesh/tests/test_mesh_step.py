@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from distcore import Clip, Run, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.subject import Subject
 from distcore_mesh.mesh import MeshStrategy
 
 pytestmark = pytest.mark.ranks

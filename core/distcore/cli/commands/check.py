@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distcore.config import parse_settings
 
 if TYPE_CHECKING:
-    from distcore.testing.cases import Finding
+    from distcore.testing.findings import Finding
 
 SUMMARY = "measure the laws against a strategy or a task"
 
@@ -67,7 +67,7 @@ def show(found: list[Finding]) -> None:
     from rich.text import Text
 
     from distcore.tables import print_cells, say, stdout_console
-    from distcore.testing.cases import LAWS
+    from distcore.testing.findings import LAWS
 
     console = stdout_console()
     rows = [

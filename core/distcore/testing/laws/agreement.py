@@ -13,10 +13,12 @@ from distcore.launchers import launch
 from distcore.plugin.batching.sampling import rank_sampler, training_plan
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hookspecs import hookimpl
-from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
+from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import JobLab, Lab
 from distcore.testing.problem import Problem
-from distcore.testing.rank import Subject, lab_of
+from distcore.testing.rank import lab_of
+from distcore.testing.register import job_law, law
+from distcore.testing.subject import Subject
 
 FAILED = "failed on purpose"
 """Message of the error that the failing rank raises, and name of the file that it creates just before."""

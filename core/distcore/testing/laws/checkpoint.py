@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from distcore import checkpoint
-from distcore.testing.cases import EXACT, FP32, Measured, law
+from distcore.testing.findings import EXACT, FP32, Measured
 from distcore.testing.lab import Job, Lab
 from distcore.testing.laws.gradient import distance
 from distcore.testing.problem import Problem
 from distcore.testing.reference import apart, solve
+from distcore.testing.register import law
 
 STEPS, HALF = 10, 5
 """Optimizer steps of a run, and those before its checkpoint."""

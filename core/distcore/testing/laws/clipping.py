@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from distcore.testing.cases import FP32, Measured, Skip, law
+from distcore.testing.findings import FP32, Measured, Skip
 from distcore.testing.lab import Lab
 from distcore.testing.laws.gradient import compared
 from distcore.testing.problem import Problem
 from distcore.testing.reference import solve
+from distcore.testing.register import law
 
 
 @law("clipping")

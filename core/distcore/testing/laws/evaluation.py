@@ -11,10 +11,11 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.errors import AgreementError
 from distcore.plugin.strategy.contract import Progress
-from distcore.testing.cases import EXACT, FORWARD, Measured, law
+from distcore.testing.findings import EXACT, FORWARD, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.reference import untrained
+from distcore.testing.register import law
 
 MICRO = 2
 """Rows of a micro-batch."""

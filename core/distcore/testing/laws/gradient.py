@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from distcore.testing.cases import BF16, EXACT, FORWARD, FP32, Measured, Skip, law
+from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Measured, Skip
 from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
 from distcore.testing.reference import Solution, apart, solve, untrained
+from distcore.testing.register import law
 
 STEPS = 10
 """Optimizer steps of a run."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import MicroBatch
-from distcore.testing.cases import EXACT, Measured, law
+from distcore.testing.findings import EXACT, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem
+from distcore.testing.register import law
 
 PROBLEM = Problem(rows=50)
 EPOCHS = 2

@@ -12,10 +12,11 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.task.task import Datasets
-from distcore.testing.cases import EXACT, FP32, Measured, law
+from distcore.testing.findings import EXACT, FP32, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab, Trained
 from distcore.testing.problem import Problem, Rows
 from distcore.testing.reference import apart
+from distcore.testing.register import law
 
 PROBLEM = Problem(dropout=0.2)
 CHANGES: dict[str, Any] = BY_TOKENS | {

@@ -8,9 +8,10 @@ import torch
 
 from distcore.launchers.processes.stderr import stderr_closed
 from distcore.plugin.strategy.contract import Progress
-from distcore.testing.cases import EXACT, Measured, Skip, job_law, law
+from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab
 from distcore.testing.problem import Problem
+from distcore.testing.register import job_law, law
 
 WARM_UP, STEPS = 3, 4
 """Optimizer steps before counting, in which a backend may still set things up, and those that are counted."""

@@ -1,0 +1,43 @@
+"""Where the functions that measure a law register, and the decorators that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distcore.testing.findings import Case, Measured
+
+if TYPE_CHECKING:
+    from distcore.testing.lab import JobLab, Lab
+    from distcore.testing.task_lab import TaskLab
+
+RANK_CASES: dict[str, Case] = {}
+"""Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
+JOB_CASES: dict[str, Case] = {}
+"""Cases that start processes of their own, by name; complete once ``all_cases`` was called."""
+TASK_CASES: dict[str, Case] = {}
+"""Cases of a task, which run in one process, by name; complete once ``task_cases`` was called."""
+
+
+def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Measured]]:
+    """Return a decorator that registers a function of a ``Lab`` as a case of the law ``name``.
+
+    The case gets the function's name, with ``-`` for ``_``; its title is the first line of the docstring.
+    """
+    return lambda function: _register(RANK_CASES, name, function)
+
+
+def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
+    """Return a decorator like that of ``law``, for a function of a ``JobLab``, which starts its own processes."""
+    return lambda function: _register(JOB_CASES, name, function)
+
+
+def task_law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
+    """Return a decorator like that of ``law``, for a function of a ``TaskLab``, which measures a task."""
+    return lambda function: _register(TASK_CASES, name, function)
+
+
+def _register(cases: dict[str, Case], name: str, function: Callable[..., Measured]) -> Callable[..., Measured]:
+    case = function.__name__.replace("_", "-")
+    cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
+    return function

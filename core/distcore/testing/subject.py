@@ -1,0 +1,48 @@
+"""What is measured: a strategy under test, and the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from distcore.config import RunConfig
+from distcore.errors import DistcoreError
+from distcore.plugin.strategy.capabilities import ChecksModel
+from distcore.resolve import strategies
+from distcore.testing.findings import Case
+from distcore.testing.problem import skeleton
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A strategy under test, as ``config`` names it or as ``make`` builds it, and the cases to measure.
+
+    ``config.nproc`` is the number of ranks.
+    """
+
+    config: RunConfig
+    """The config that every case starts from; it names the strategy and its options."""
+    cases: tuple[Case, ...]
+    """The cases to measure, in order."""
+    make: Callable[[RunConfig], object] | None = None
+    """Builds the strategy from the config; ``None``: the strategy that the config names is built."""
+
+    def strategy(self) -> strategies.Strategy:
+        """Build a new object of the strategy; raises DistcoreError where it is not installed or misconfigured."""
+        if self.make is None:
+            return strategies.of(self.config)
+        return strategies.bind(self.config.strategy, self.make(self.config))
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of the model with which the laws are measured: the fewest that the strategy takes, else 2."""
+        strategy = self.strategy().plugin
+        if not isinstance(strategy, ChecksModel):
+            return 2
+        for number in (2, 4, 6, 8):
+            with suppress(DistcoreError):
+                strategy.check_model(self.config, skeleton(number))
+                return number
+        return 2
