@@ -28,9 +28,9 @@ from distcore.config import dump_config, flatten
 from distcore.jobs.evaluate import config_for
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
-from distcore_tasks.text_classification.data.labelled import read_rows
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
+from distcore_tasks.text_classification.rows import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -24,9 +24,9 @@ from distcore.cli.inspection import ls
 from distcore.config import dump_config
 from distcore.data.files import read_records
 from distcore.resolve.resolve import resolve
-from distcore_tasks.text_classification.data.labelled import read_rows
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
+from distcore_tasks.text_classification.rows import read_rows
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)

@@ -14,7 +14,7 @@ import torch
 from hub_server import hub_server
 from transformers import BertConfig, BertForSequenceClassification
 
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
 pytestmark = pytest.mark.programs
 

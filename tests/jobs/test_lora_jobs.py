@@ -17,7 +17,7 @@ import distcore
 from distcore import load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
-from distcore_tasks.pretrained import tokenizer_files
+from distcore_tasks.shared.pretrained import tokenizer_files
 
 pytestmark = pytest.mark.programs
 

@@ -20,7 +20,7 @@ from distcore.engine.trainer import build_run, set_up
 from distcore.rank_environment.environment import join
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
 QUIET = "--set device=cpu --set extensions.progress=false"
 

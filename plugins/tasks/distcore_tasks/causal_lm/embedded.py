@@ -14,8 +14,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from distcore_tasks import stdlib
 from distcore_tasks.causal_lm.rows import Rows, check_rows
+from distcore_tasks.shared import stdlib
 
 FORMAT = 1
 """Version of the rows, part of the cache key: raise it when this module gives other rows."""

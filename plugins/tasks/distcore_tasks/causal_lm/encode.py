@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError, ModelError
+from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import Rows
-from distcore_tasks.causal_lm.sequences import COUNTED, FIRST, Arrays, SequenceFiles, finish_sequences
-from distcore_tasks.parts import Part
-from distcore_tasks.tokenizing import chunks, token_lists
+from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
 """Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""

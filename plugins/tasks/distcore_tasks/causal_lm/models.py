@@ -7,10 +7,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from distcore import ConfigError, ModelError
-from distcore_tasks import pretrained
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.shapes import SHAPES, Shape
-from distcore_tasks.pretrained import load_model, read_config, set_dropout
+from distcore_tasks.shared import pretrained
+from distcore_tasks.shared.pretrained import load_model, read_config, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn

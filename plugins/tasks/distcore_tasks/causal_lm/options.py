@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from distcore import Direction, OnResume
 from distcore_tasks.causal_lm.shapes import SHAPES
-from distcore_tasks.options import TaskOptions
-from distcore_tasks.token_metrics import METRICS
+from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.token_metrics import METRICS
 
 if TYPE_CHECKING:
     from distcore import RunConfig

@@ -1,4 +1,4 @@
-"""From options to tokenised data sets: read, check, split and tokenise rows, and cache the result by content."""
+"""From options to tokenized data sets: read, check, split and tokenize rows, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from typing import Any
 from distcore import DataError
 from distcore.data import cached_folder
 from distcore_tasks.causal_lm import embedded
+from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.encode import encode
 from distcore_tasks.causal_lm.models import packs
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import Rows, read_rows, texts_of
-from distcore_tasks.causal_lm.sequences import Arrays, open_sequences
 from distcore_tasks.causal_lm.shapes import PUBLISHED
-from distcore_tasks.parts import Part, parts_of
-from distcore_tasks.pretrained import check_length, check_vocabulary, load_tokenizer, tokenizer_digest, with_pad_token
-from distcore_tasks.sources import read_source, source_digests, unused_splits
-from distcore_tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.shared.pretrained import (
+    check_length,
+    check_vocabulary,
+    load_tokenizer,
+    tokenizer_digest,
+    with_pad_token,
+)
+from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 2
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
-def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> TokenisedDatasets:
-    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> TokenizedDatasets:
+    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
 
     ``padding_free`` is that of the config. The key of a cache entry is a digest of the files' content. Raises
     DataError, ModelError or ConfigError.
@@ -115,7 +121,7 @@ def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
     }
 
 
-def _open(folder: Path, options: CausalOptions, packed: bool) -> TokenisedDatasets:
+def _open(folder: Path, options: CausalOptions, packed: bool) -> TokenizedDatasets:
     """Open a cache entry that ``_build`` has filled."""
     entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     pad = int(entry["tokens"]["pad"])

@@ -10,8 +10,8 @@ from distcore import DataError
 from distcore.data import Source, check_source, describe_value, read_records, row_error, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
-from distcore_tasks.rereading import Values, kept
-from distcore_tasks.sources import text_problem
+from distcore_tasks.shared.lazy_rows import Values, kept
+from distcore_tasks.shared.sources import text_problem
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
     "messages": ("messages",),

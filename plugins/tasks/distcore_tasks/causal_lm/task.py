@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
 from distcore.data import read_records
+from distcore_tasks.causal_lm.dataset import no_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.rows import given_column
-from distcore_tasks.causal_lm.sequences import no_sequences
-from distcore_tasks.causal_lm.unlabelled import UnlabelledPrompts, unlabelled_prompts
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.token_metrics import token_report
-from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
+from distcore_tasks.causal_lm.unlabeled import UnlabelledPrompts, unlabelled_prompts
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.token_metrics import token_report
+from distcore_tasks.shared.tokenized import GENERATED, tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +36,7 @@ class CausalLM(CausalOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache if they were prepared before.
+        """Return the tokenized data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -44,7 +44,7 @@ class CausalLM(CausalOptions):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language-modelling head."""
-        data = tokenised(data)
+        data = tokenized(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -126,7 +126,7 @@ class CausalLM(CausalOptions):
 
         Of prompts without answers, the latter two alone.
         """
-        data = tokenised(data)
+        data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
         if tokenizer is not None and isinstance(data.test, UnlabelledPrompts):
             for prompt, generated in zip(data.test.texts, outputs["generated"], strict=True):
@@ -149,11 +149,11 @@ class CausalLM(CausalOptions):
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return prompts without answers; raises DataError for one that cannot be used, or leaves no room to go on."""
-        return unlabelled_prompts(rows, self, tokenised(data))
+        return unlabelled_prompts(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
-        tokenised(data).save_tokenizer(folder)
+        tokenized(data).save_tokenizer(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from distcore_tasks.vocabulary import train_byte_level
+from distcore_tasks.shared.vocabulary import train_byte_level
 
 END = "<|end|>"
 """Token that ends a document and an answer; it also pads."""

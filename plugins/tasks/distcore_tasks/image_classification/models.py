@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distcore import ModelError
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.shapes import SHAPES, ViTShape
-from distcore_tasks.pretrained import class_fields, load_model, set_dropout
+from distcore_tasks.shared.pretrained import class_fields, load_model, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.classification import METRICS
 from distcore_tasks.image_classification.shapes import SHAPES
-from distcore_tasks.options import TaskOptions
-from distcore_tasks.pretrained import IMAGE_PROCESSORS
+from distcore_tasks.shared.classification.predictions import METRICS
+from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.pretrained import IMAGE_PROCESSORS
 
 
 @dataclass(frozen=True)

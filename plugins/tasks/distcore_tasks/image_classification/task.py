@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
-from distcore_tasks.classification import class_lines, class_metrics, class_outputs, read_labels, write_labels
-from distcore_tasks.image_classification.data.arrays import EMBEDDED
-from distcore_tasks.image_classification.data.dataset import ImageDataset
-from distcore_tasks.image_classification.data.prepare import ImageDatasets, prepare_images, without_rows
-from distcore_tasks.image_classification.data.unlabelled import UnlabelledImages, open_images, unlabelled_images
+from distcore_tasks.image_classification.arrays import EMBEDDED
+from distcore_tasks.image_classification.dataset import ImageDataset
 from distcore_tasks.image_classification.models import (
     build_model,
 )
 from distcore_tasks.image_classification.options import ImageOptions
+from distcore_tasks.image_classification.prepare import ImageDatasets, prepare_images, without_rows
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
+from distcore_tasks.image_classification.unlabeled import UnlabelledImages, open_images, unlabelled_images
+from distcore_tasks.shared.classification.predictions import (
+    class_lines,
+    class_metrics,
+    class_outputs,
+    read_labels,
+    write_labels,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from distcore import ConfigError
-from distcore_tasks.flat import Flat, flat_rows
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts
-from distcore_tasks.parts import Part
-from distcore_tasks.tokenizing import chunks, token_lists
+from distcore_tasks.shared.jagged import Flat, flat_rows
+from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
 def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distcore import ModelError
-from distcore_tasks.bert import SHAPES, bert_config
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.pretrained import load_model
+from distcore_tasks.shared.bert import SHAPES, bert_config
+from distcore_tasks.shared.pretrained import load_model
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.bert import SHAPES
-from distcore_tasks.options import TaskOptions, UnpaddedOptions
-from distcore_tasks.packing.kinds import ENCODERS
-from distcore_tasks.token_metrics import METRICS
+from distcore_tasks.packing.supported_models import ENCODERS
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
 """Peak learning rates from random weights where a classifier needs others; only that of bert-tiny is measured."""

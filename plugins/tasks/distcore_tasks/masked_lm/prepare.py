@@ -1,4 +1,4 @@
-"""From options to tokenised data sets: read, check, split and tokenise texts, and cache the result by content."""
+"""From options to tokenized data sets: read, check, split and tokenize texts, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ import numpy as np
 
 from distcore import DataError
 from distcore.data import array_blocks, cached_folder
-from distcore_tasks.bert import check_encoder
-from distcore_tasks.flat import Flat
+from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
+from distcore_tasks.masked_lm.embedded import EMBEDDED, fingerprint
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
-from distcore_tasks.masked_lm.masking import Masking, open_rows, write_rows
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.masked_lm.rows import EMBEDDED, Texts, fingerprint, read_texts
-from distcore_tasks.parts import Part, parts_of
-from distcore_tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore_tasks.sources import read_source, source_digests, unused_splits
-from distcore_tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.masked_lm.rows import Texts, read_texts
+from distcore_tasks.shared.bert import check_encoder
+from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
+from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 1
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
-def prepare_masked(options: MaskedOptions, seed: int) -> TokenisedDatasets:
-    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
+    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Masks are made when rows are read, so that
     ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
@@ -65,7 +66,7 @@ def _key(options: MaskedOptions, seed: int) -> str:
         source_digests(options, EMBEDDED, fingerprint),
         None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
         [asdict(options.columns), options.max_seq_len, options.split_texts],
-        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenise differently
+        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenize differently
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
@@ -116,7 +117,7 @@ def _texts(source: str, options: MaskedOptions) -> Texts:
 def _tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
-    from distcore_tasks.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
+    from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece
 
     sample = list(islice(train.values(), 0, None, -(-len(train.numbers) // MAX_ROWS)))
     return as_transformers(train_wordpiece(sample, options.tokenizer.vocab_size))

@@ -1,33 +1,20 @@
-"""Texts, checked one by one; without a file those that come with the installed Python, under its license.
-
-=================  ============================================================================
-``stdlib-lines``   lines of the source of some packages, comments left out; none occurs twice
-``stdlib-source``  the source files themselves
-=================  ============================================================================
-
-The same Python gives the same rows in the same order.
-"""
+"""Texts of a file, checked one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from distcore import DataError
 from distcore.data import Source, read_records, row_error, source_name
-from distcore_tasks import stdlib
 from distcore_tasks.masked_lm.options import Columns
-from distcore_tasks.rereading import Values, kept
-from distcore_tasks.sources import text_problem
-
-FORMAT = 1
-"""Version of the embedded rows, part of the cache key: raise it when this module gives other rows."""
-_LENGTHS = range(12, 51)
+from distcore_tasks.shared.lazy_rows import Values, kept
+from distcore_tasks.shared.sources import text_problem
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts in file order; implements ``distcore_tasks.parts.Rows``."""
+    """Texts in file order; implements ``distcore_tasks.shared.splits.Rows``."""
 
     name: str
     """What error messages call these rows, such as ``data file texts.jsonl``."""
@@ -57,24 +44,3 @@ def _checked(name: str, texts: Iterable[object]) -> Iterator[str]:
         if problem := text_problem(text):
             raise row_error(name, number, problem)
         yield str(text)
-
-
-def stdlib_lines() -> Texts:
-    """Return the lines of 12 to 50 characters, without those around them."""
-    lines = (line.strip() for text in stdlib.documents() for line in text.splitlines())
-    kept = dict.fromkeys(line for line in lines if len(line) in _LENGTHS and not line.startswith("#"))
-    return check_texts("data set stdlib-lines", kept)
-
-
-def stdlib_source() -> Texts:
-    """Return the source files."""
-    return check_texts("data set stdlib-source", stdlib.documents())
-
-
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
-
-
-EMBEDDED: dict[str, Callable[[], Texts]] = {"stdlib-lines": stdlib_lines, "stdlib-source": stdlib_source}
-"""Name, as in ``--data NAME``, to the function that returns its rows."""

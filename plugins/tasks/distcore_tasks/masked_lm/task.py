@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Datasets
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.masked_lm.masking import no_rows
+from distcore_tasks.masked_lm.dataset import no_rows
+from distcore_tasks.masked_lm.embedded import EMBEDDED
 from distcore_tasks.masked_lm.models import build_model
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.prepare import prepare_masked
-from distcore_tasks.masked_lm.rows import EMBEDDED
-from distcore_tasks.pretrained import set_length
-from distcore_tasks.token_metrics import token_report
-from distcore_tasks.tokenised import tokenised, without_rows
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import set_length
+from distcore_tasks.shared.token_metrics import token_report
+from distcore_tasks.shared.tokenized import tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ class MaskedLM(MaskedOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache if they were prepared before.
+        """Return the tokenized data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -42,7 +42,7 @@ class MaskedLM(MaskedOptions):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a head that predicts tokens."""
-        data = tokenised(data)
+        data = tokenized(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -89,7 +89,7 @@ class MaskedLM(MaskedOptions):
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts texts to a row."""
-        tokenised(data).save_tokenizer(folder)
+        tokenized(data).save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from distcore import has_jagged_attention
 from distcore_tasks.packing.attention import NAME, register
-from distcore_tasks.packing.first import read_first
+from distcore_tasks.packing.cls_only_last_layer import read_first
 from distcore_tasks.packing.groups import Groups, groups_of
-from distcore_tasks.packing.kinds import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
+from distcore_tasks.packing.supported_models import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
 
 
 def unpad(model: nn.Module, *, read: Read = "any") -> Callable[[], None]:

@@ -18,8 +18,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distcore_tasks import stdlib
 from distcore_tasks.seq2seq.rows import Pairs, check_pairs
+from distcore_tasks.shared import stdlib
 
 FORMAT = 1
 """Version of the rows, part of the cache key: raise it when this module gives other rows."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from distcore_tasks.flat import Flat
-from distcore_tasks.parts import Part
+from distcore_tasks.seq2seq.dataset import PairFiles, finish_pairs
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.seq2seq.pairs import PairFiles, finish_pairs
 from distcore_tasks.seq2seq.rows import Pairs
-from distcore_tasks.tokenizing import Tokens, chunks, tokenize_chunk
+from distcore_tasks.shared.jagged import Flat
+from distcore_tasks.shared.splits import Part
+from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 
 
 def encode(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distcore import ModelError
-from distcore_tasks.pretrained import check_kind, check_length, load_model, set_dropout
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.shapes import SHAPES
+from distcore_tasks.shared.pretrained import check_kind, check_length, load_model, set_dropout
 
 if TYPE_CHECKING:
     from torch import nn

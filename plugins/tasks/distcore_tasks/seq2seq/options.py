@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.options import TaskOptions, UnpaddedOptions
-from distcore_tasks.packing.kinds import RELATIVE
+from distcore_tasks.packing.supported_models import RELATIVE
 from distcore_tasks.seq2seq.shapes import SHAPES
-from distcore_tasks.token_metrics import METRICS
+from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.token_metrics import METRICS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From options to tokenised pairs: read, check, split and tokenise rows, and cache the result by content."""
+"""From options to tokenized pairs: read, check, split and tokenize rows, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 import numpy as np
 
 from distcore.data import array_blocks, cached_folder
-from distcore_tasks.parts import Part, parts_of
-from distcore_tasks.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
 from distcore_tasks.seq2seq import embedded
+from distcore_tasks.seq2seq.dataset import open_pairs
 from distcore_tasks.seq2seq.encode import encode
 from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.seq2seq.pairs import open_pairs
 from distcore_tasks.seq2seq.rows import Pairs, read_pairs
 from distcore_tasks.seq2seq.scores import check_scores
-from distcore_tasks.sources import read_source, source_digests, unused_splits
-from distcore_tasks.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.tokenised import TokenisedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
+from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
 
 FORMAT = 1
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
-def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenisedDatasets:
-    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
+    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
@@ -60,7 +60,7 @@ def _key(options: Seq2SeqOptions, seed: int) -> str:
         source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
         None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
         [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len],
-        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenise differently
+        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenize differently
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 

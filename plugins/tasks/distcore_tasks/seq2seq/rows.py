@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 
 from distcore import DataError
 from distcore.data import Source, read_records, row_error, source_name
-from distcore_tasks.rereading import Values, kept
 from distcore_tasks.seq2seq.options import Columns
-from distcore_tasks.sources import text_problem
+from distcore_tasks.shared.lazy_rows import Values, kept
+from distcore_tasks.shared.sources import text_problem
 
 NAMES = ("source", "target")
 """What messages call the two texts of a pair."""
@@ -17,7 +17,7 @@ NAMES = ("source", "target")
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows in file order; implements ``distcore_tasks.parts.Rows``."""
+    """Rows in file order; implements ``distcore_tasks.shared.splits.Rows``."""
 
     name: str
     """What error messages call these rows, such as ``data file pairs.jsonl``."""

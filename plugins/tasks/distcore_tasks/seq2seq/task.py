@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows, silence_transformers
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.pretrained import check_length, set_length
+from distcore_tasks.seq2seq.dataset import no_pairs
 from distcore_tasks.seq2seq.embedded import EMBEDDED
 from distcore_tasks.seq2seq.models import build_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.seq2seq.pairs import no_pairs
 from distcore_tasks.seq2seq.prepare import prepare_pairs
 from distcore_tasks.seq2seq.scores import scores
-from distcore_tasks.seq2seq.unlabelled import UnlabelledSources, unlabelled_sources
-from distcore_tasks.token_metrics import token_report
-from distcore_tasks.tokenised import GENERATED, tokenised, without_rows
+from distcore_tasks.seq2seq.unlabeled import UnlabelledSources, unlabelled_sources
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import check_length, set_length
+from distcore_tasks.shared.token_metrics import token_report
+from distcore_tasks.shared.tokenized import GENERATED, tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Seq2Seq(Seq2SeqOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache if they were prepared before.
+        """Return the tokenized data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -44,7 +44,7 @@ class Seq2Seq(Seq2SeqOptions):
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return an encoder and a decoder with a language-modelling head."""
-        data = tokenised(data)
+        data = tokenized(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -140,17 +140,17 @@ class Seq2Seq(Seq2SeqOptions):
         return {"columns.source": self.columns.source}
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return sources that are tokenised when they are read; raises DataError for one that cannot be used.
+        """Return sources that are tokenized when they are read; raises DataError for one that cannot be used.
 
         Raises ConfigError for more new tokens than the model has positions for.
         """
         if not self.from_scratch:
             check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
-        return unlabelled_sources(rows, self, tokenised(data))
+        return unlabelled_sources(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts as training did."""
-        tokenised(data).save_tokenizer(folder)
+        tokenized(data).save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
@@ -180,7 +180,7 @@ def _texts(column: Ragged) -> list[str]:
 
 def _written(outputs: dict[str, Any], data: Datasets) -> list[str]:
     """Return what the model wrote for each row."""
-    data = tokenised(data)
+    data = tokenized(data)
     tokenizer = data.loaded_tokenizer
     rows = outputs["generated"].tolist()
     ended = [row[: row.index(data.end)] if data.end in row else row for row in rows]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import processors
 
-from distcore_tasks.vocabulary import train_byte_level
+from distcore_tasks.shared.vocabulary import train_byte_level
 
 PAD, END = "<pad>", "</s>"
 """Tokens that pad, with which an answer also begins, and that end a text."""

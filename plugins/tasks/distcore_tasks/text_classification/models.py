@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distcore_tasks.bert import SHAPES, bert_config
-from distcore_tasks.pretrained import class_fields, load_model
+from distcore_tasks.shared.bert import SHAPES, bert_config
+from distcore_tasks.shared.pretrained import class_fields, load_model
 from distcore_tasks.text_classification.options import TextOptions
 
 if TYPE_CHECKING:

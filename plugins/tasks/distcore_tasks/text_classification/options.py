@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
-from distcore_tasks.bert import SHAPES
-from distcore_tasks.classification import METRICS
-from distcore_tasks.options import TaskOptions, UnpaddedOptions
-from distcore_tasks.packing.kinds import DECODERS, ENCODERS
+from distcore_tasks.packing.supported_models import DECODERS, ENCODERS
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.classification.predictions import METRICS
+from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
 
 if TYPE_CHECKING:
     from distcore_tasks.text_classification.problems.contract import Problem

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore import Dataset, Datasets, FileRows, RunConfig
-    from distcore_tasks.text_classification.data.text import TextDatasets
+    from distcore_tasks.text_classification.prepare import TextDatasets
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What of a batch the model reads, where it is there."""
@@ -30,11 +30,11 @@ class TextClassification(TextOptions):
     embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache if they were prepared before.
+        """Return the tokenized data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
-        from distcore_tasks.text_classification.data.text import prepare_text
+        from distcore_tasks.text_classification.prepare import prepare_text
 
         return prepare_text(self, config.seed)
 
@@ -72,7 +72,7 @@ class TextClassification(TextOptions):
         file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
         most probable first.
         """
-        from distcore_tasks.text_classification.data.tokens import TokenDataset
+        from distcore_tasks.text_classification.dataset import TokenDataset
 
         data, test = _text(data), data.test
         origins = test.origins() if isinstance(test, TokenDataset) else repeat({})
@@ -83,8 +83,8 @@ class TextClassification(TextOptions):
         return self.used_columns.settings(labelled=False)
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return texts that are tokenised when they are predicted; raises DataError for one that cannot be used."""
-        from distcore_tasks.text_classification.data.unlabelled import unlabelled_texts
+        """Return texts that are tokenized when they are predicted; raises DataError for one that cannot be used."""
+        from distcore_tasks.text_classification.unlabeled import unlabelled_texts
 
         return unlabelled_texts(rows, self, _text(data))
 
@@ -93,8 +93,8 @@ class TextClassification(TextOptions):
 
         The tokenizer there cuts, where it is told to cut, where training did.
         """
-        from distcore_tasks.classification import write_labels
-        from distcore_tasks.pretrained import set_length
+        from distcore_tasks.shared.classification.predictions import write_labels
+        from distcore_tasks.shared.pretrained import set_length
 
         data = _text(data)
         data.save_tokenizer(folder)
@@ -103,8 +103,8 @@ class TextClassification(TextOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
-        from distcore_tasks.classification import read_labels
-        from distcore_tasks.text_classification.data.text import without_rows
+        from distcore_tasks.shared.classification.predictions import read_labels
+        from distcore_tasks.text_classification.prepare import without_rows
 
         labels = read_labels(folder)
         return None if labels is None else without_rows(labels, folder)
@@ -118,7 +118,7 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _text(data: Datasets) -> TextDatasets:
-    from distcore_tasks.text_classification.data.text import TextDatasets
+    from distcore_tasks.text_classification.prepare import TextDatasets
 
     if not isinstance(data, TextDatasets):
         raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")

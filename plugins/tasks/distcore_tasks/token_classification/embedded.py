@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distcore.data import cached_folder
-from distcore_tasks import stdlib
+from distcore_tasks.shared import stdlib
 from distcore_tasks.token_classification.rows import Tagged, check_tagged
 
 FORMAT = 1

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.bert import SHAPES
-from distcore_tasks.options import TaskOptions, UnpaddedOptions
-from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE
+from distcore_tasks.packing.supported_models import DECODERS, ENCODERS, RELATIVE
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From options to tokenised data sets: read, check, split and tokenise rows, and cache the result by content."""
+"""From options to tokenized data sets: read, check, split and tokenize rows, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 
 from distcore.data import cached_folder
-from distcore_tasks.bert import check_encoder
-from distcore_tasks.parts import Part, parts_of
-from distcore_tasks.pretrained import check_vocabulary, tokenizer_digest
-from distcore_tasks.rereading import Reread
-from distcore_tasks.sources import read_source, source_digests, source_said, unused_splits
+from distcore_tasks.shared.bert import check_encoder
+from distcore_tasks.shared.lazy_rows import Reread
+from distcore_tasks.shared.pretrained import check_vocabulary, tokenizer_digest
+from distcore_tasks.shared.sources import read_source, source_digests, source_said, unused_splits
+from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.tokenize_rows import chunks
+from distcore_tasks.shared.tokenized import TokenizedDatasets, tokens_of
 from distcore_tasks.token_classification import embedded
+from distcore_tasks.token_classification.dataset import TaggedFiles, finish_tagged, no_tagged, open_tagged
 from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
-from distcore_tasks.token_classification.tagged import TaggedFiles, finish_tagged, no_tagged, open_tagged
 from distcore_tasks.token_classification.words import Words, tokenize_words, words_tokenizer
-from distcore_tasks.tokenised import TokenisedDatasets, tokens_of
-from distcore_tasks.tokenizing import chunks
 
 FORMAT = 1
 """Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TagDatasets(TokenisedDatasets):
+class TagDatasets(TokenizedDatasets):
     """Tagged words, and the tokenizer that made the tokens."""
 
     classes: tuple[str, ...]
@@ -43,7 +43,7 @@ class TagDatasets(TokenisedDatasets):
 
 
 def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
-    """Return the tokenised data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
@@ -84,7 +84,7 @@ def _key(options: TagOptions, seed: int) -> str:
         source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
         None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
         [asdict(options.columns), options.max_seq_len],
-        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenise differently
+        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenize differently
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 
@@ -110,7 +110,7 @@ def _build(folder: Path, options: TagOptions, seed: int) -> None:
 def _write_part(
     folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
-    """Tokenise and write one data set, some rows at a time; return the facts that the report states about it."""
+    """Tokenize and write one data set, some rows at a time; return the facts that the report states about it."""
     found = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
         for some in chunks(encode_tags(part, classes)):
@@ -145,7 +145,7 @@ def _rows(source: str, options: TagOptions) -> Tagged:
 def _tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
     if not options.from_scratch:
         return words_tokenizer(options.model, options.model_folder())
-    from distcore_tasks.wordpiece import as_transformers, train_wordpiece
+    from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
     rows = train.values()
     texts = Reread(lambda: (" ".join(words) for words, _ in rows), len(rows))

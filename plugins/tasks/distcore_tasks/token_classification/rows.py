@@ -8,10 +8,10 @@ from typing import Any
 
 from distcore import DataError, nearest
 from distcore.data import Record, Source, describe_value, read_records, row_error, source_name
-from distcore_tasks.classes import id_problem, label_problem
-from distcore_tasks.parts import Part
-from distcore_tasks.rereading import Reread, Values, kept
-from distcore_tasks.sources import text_problem
+from distcore_tasks.shared.classification.labels import id_problem, label_problem
+from distcore_tasks.shared.lazy_rows import Reread, Values, kept
+from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.splits import Part
 from distcore_tasks.token_classification.options import Columns
 
 Tag = int | str
@@ -20,7 +20,7 @@ Tag = int | str
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """Words and their tags, in file order; implements ``distcore_tasks.parts.Rows``."""
+    """Words and their tags, in file order; implements ``distcore_tasks.shared.splits.Rows``."""
 
     name: str
     """What error messages call these rows, such as ``data file sentences.jsonl``."""

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
-from distcore_tasks.classification import read_labels, write_labels
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.pretrained import set_length
+from distcore_tasks.shared.classification.predictions import read_labels, write_labels
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import set_length
+from distcore_tasks.token_classification.dataset import TaggedDataset
 from distcore_tasks.token_classification.embedded import EMBEDDED
 from distcore_tasks.token_classification.metrics import tag_metrics
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged, without_rows
 from distcore_tasks.token_classification.rows import Tag
-from distcore_tasks.token_classification.tagged import TaggedDataset
-from distcore_tasks.token_classification.untagged import untagged_words
+from distcore_tasks.token_classification.unlabeled import untagged_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +37,7 @@ class TokenClassification(TagOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenised data sets, from the cache if they were prepared before.
+        """Return the tokenized data sets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -112,7 +112,7 @@ class TokenClassification(TagOptions):
         return {"columns.tokens": self.columns.tokens}
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return words that are tokenised when they are predicted; raises DataError for a row that cannot be used."""
+        """Return words that are tokenized when they are predicted; raises DataError for a row that cannot be used."""
         data = _tagged(data)
         return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
 

@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 from distcore import ModelError
-from distcore_tasks.flat import IGNORED, Flat, flat_rows
-from distcore_tasks.pretrained import load_tokenizer
+from distcore_tasks.shared.jagged import IGNORED, Flat, flat_rows
+from distcore_tasks.shared.pretrained import load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Words:
-    """Tokenised words of some rows."""
+    """Tokenized words of some rows."""
 
     tokens: Flat
     """Tokens of each row."""
@@ -58,7 +58,7 @@ def words_tokenizer(name: str, folder: Path) -> Any:
 
 
 def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -> Words:
-    """Tokenise rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
+    """Tokenize rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
     found = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
     begins = [_begins(found.word_ids(number)) for number in range(len(rows))]
     count = np.fromiter(map(len, rows), np.int64, len(rows))

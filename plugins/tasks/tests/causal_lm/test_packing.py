@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
+from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, SequenceFiles, finish_sequences, open_sequences
 from distcore_tasks.causal_lm.models import PACKED
-from distcore_tasks.causal_lm.sequences import COUNTED, FIRST, SequenceFiles, finish_sequences, open_sequences
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
-from distcore_tasks.flat import IGNORED
+from distcore_tasks.shared.jagged import IGNORED
 
 VOCABULARY = 60
 LENGTHS = [7, 1, 12, 3, 12, 5]

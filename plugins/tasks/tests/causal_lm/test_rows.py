@@ -11,10 +11,10 @@ import pytest
 
 from distcore.config import RunConfig
 from distcore.errors import DataError, DistcoreError
-from distcore_tasks.causal_lm.sequences import SequenceDataset
+from distcore_tasks.causal_lm.dataset import SequenceDataset
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.pretrained import load_tokenizer
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import load_tokenizer
 
 PROMPTS = [{"prompt": f"add {row} and 1:", "completion": f" {row + 1}"} for row in range(8)]
 CHAT = [

@@ -12,7 +12,7 @@ from image_cases import in_folders, pixels
 from distcore.config import RunConfig
 from distcore.data.per_epoch import row_random
 from distcore.plugin.task.datasets import varies
-from distcore_tasks.image_classification.data.dataset import AugmentedImages, augmented
+from distcore_tasks.image_classification.dataset import AugmentedImages, augmented
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.task import ImageClassification
 

@@ -16,10 +16,10 @@ from PIL import Image
 from distcore.config import RunConfig
 from distcore.data.cache import cache_root
 from distcore.errors import DataError, DistcoreError
-from distcore_tasks.image_classification.data.decoding import check_images, decode
-from distcore_tasks.image_classification.data.prepare import ImageDatasets
-from distcore_tasks.image_classification.data.sources import open_source
+from distcore_tasks.image_classification.decoding import check_images, decode
 from distcore_tasks.image_classification.options import Columns
+from distcore_tasks.image_classification.prepare import ImageDatasets
+from distcore_tasks.image_classification.sources import open_source
 from distcore_tasks.image_classification.task import ImageClassification
 
 BY_CLASS = [row for start in (0, 1) for row in range(start, 12, 2)]
@@ -92,7 +92,7 @@ def test_the_digits_need_no_pillow_and_no_resizing(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_pillow_one_line_says_how_to_install_it(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore_tasks.image_classification.data.decoding.find_spec", lambda name: None)
+    monkeypatch.setattr("distcore_tasks.image_classification.decoding.find_spec", lambda name: None)
     install = re.escape("the package Pillow is not installed. Install it with: pip install 'distcore[images]'")
     for data in (photos, photos.parent / "rows.parquet"):
         data.touch()
@@ -171,7 +171,7 @@ def test_images_are_decoded_once_and_again_when_one_has_changed(photos: Path, mo
         calls.append(count)
         return check_images(count, *given)
 
-    monkeypatch.setattr("distcore_tasks.image_classification.data.folders.check_images", counted)
+    monkeypatch.setattr("distcore_tasks.image_classification.folders.check_images", counted)
     first = prepared(photos, eval_data=str(photos)).train
     prepared(photos, eval_fraction=0.4, image_size=16)
     assert calls == [12]

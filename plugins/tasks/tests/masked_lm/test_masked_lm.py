@@ -16,8 +16,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore_tasks.flat import IGNORED
 from distcore_tasks.masked_lm.task import MaskedLM
+from distcore_tasks.shared.jagged import IGNORED
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
 

@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
-from distcore_tasks.bert import SHAPES
 from distcore_tasks.masked_lm.models import build_model
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.task import MaskedLM
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
 TEXTS = [f"text number {row} " + "and so on " * (row % 5) for row in range(12)]
 SMALL = {

@@ -13,8 +13,8 @@ from unpadded_models import CASES, COMMON, LENGTHS, READS, SMALL, answers, batch
 
 from distcore_tasks.packing import groups, models
 from distcore_tasks.packing.groups import Bounds, Groups
-from distcore_tasks.packing.kinds import DECODERS, ENCODERS, RELATIVE, skipped_fraction, why_not
 from distcore_tasks.packing.models import unpad
+from distcore_tasks.packing.supported_models import DECODERS, ENCODERS, RELATIVE, skipped_fraction, why_not
 
 
 @pytest.mark.parametrize(("head", "kind"), CASES)

@@ -22,15 +22,15 @@ from distcore.plugin.strategy.contract import Run, World
 from distcore.plugin.task.task import Datasets
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
+from distcore_tasks.causal_lm.dataset import COUNTED, SequenceFiles, finish_sequences, open_sequences
 from distcore_tasks.causal_lm.models import PACKED
-from distcore_tasks.causal_lm.sequences import COUNTED, SequenceFiles, finish_sequences, open_sequences
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.flat import flat_rows
-from distcore_tasks.masked_lm.masking import MaskedDataset, Masking
+from distcore_tasks.masked_lm.dataset import MaskedDataset, Masking
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.task import MaskedLM
 from distcore_tasks.packing import targets
 from distcore_tasks.packing.models import unpad
+from distcore_tasks.shared.jagged import flat_rows
 
 LENGTHS = np.asarray([7, 2, 12, 3, 12, 5])
 SMALL: dict[str, Any] = {

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError, DistcoreError, ModelError
-from distcore_tasks.flat import IGNORED
 from distcore_tasks.seq2seq.models import build_model
 from distcore_tasks.seq2seq.shapes import SHAPES
 from distcore_tasks.seq2seq.task import Seq2Seq
 from distcore_tasks.seq2seq.vocabulary import train_tokenizer
+from distcore_tasks.shared.jagged import IGNORED
 
 VOCABULARY = 300
 TOKENS = {

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from distcore_tasks.text_classification.data import embedded
+from distcore_tasks.text_classification import embedded
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_the_rows_are_the_same_whatever_the_hash_seed(cache):
     rows = embedded.stdlib_docs()
     expected = hashlib.sha256(json.dumps([list(rows.texts), rows.labels]).encode()).hexdigest()
     code = (
-        "import hashlib, json; from distcore_tasks.text_classification.data.embedded import stdlib_docs;"
+        "import hashlib, json; from distcore_tasks.text_classification.embedded import stdlib_docs;"
         "rows = stdlib_docs();"
         "print(hashlib.sha256(json.dumps([list(rows.texts), rows.labels]).encode()).hexdigest())"
     )

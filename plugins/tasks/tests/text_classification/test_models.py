@@ -7,11 +7,11 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, ModelError
-from distcore_tasks.bert import SHAPES
-from distcore_tasks.pretrained import check_length, load_tokenizer
+from distcore_tasks.shared.bert import SHAPES
+from distcore_tasks.shared.pretrained import check_length, load_tokenizer
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.text_classification.models import build_classifier
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
 
 CLASSES = ["sad", "glad", "mad"]
 

@@ -25,7 +25,7 @@ from transformers import (
 from distcore.cli.main import main
 from distcore.config import RunConfig
 from distcore.errors import ModelError
-from distcore_tasks.padding import pads_left
+from distcore_tasks.shared.padding import pads_left
 from distcore_tasks.text_classification.task import TextClassification
 
 WORDS = ["good", "bad", "fine", "awful", "very", "film", "book", "not"]

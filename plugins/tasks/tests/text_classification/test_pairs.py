@@ -23,11 +23,11 @@ from transformers import (
 
 from distcore.config import RunConfig
 from distcore.errors import ConfigError, DataError
-from distcore_tasks.text_classification.data import embedded
+from distcore_tasks.shared.vocabulary import train_byte_level
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
+from distcore_tasks.text_classification import embedded
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.task import TextClassification
-from distcore_tasks.vocabulary import train_byte_level
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
 
 PHRASES = Path(__file__).with_name("phrases.jsonl")
 ROWS = [json.loads(line) for line in PHRASES.read_text().splitlines()]

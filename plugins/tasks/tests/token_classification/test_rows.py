@@ -16,14 +16,14 @@ from tokenizers import normalizers
 from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore.plugin.task.task import FileRows
-from distcore_tasks import tokenizing
-from distcore_tasks.flat import IGNORED
-from distcore_tasks.pretrained import load_tokenizer
+from distcore_tasks.shared import tokenize_rows
+from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.pretrained import load_tokenizer
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.token_classification.embedded import stdlib_code, tagged_statements
 from distcore_tasks.token_classification.options import Columns
 from distcore_tasks.token_classification.task import TokenClassification
 from distcore_tasks.token_classification.words import tokenize_words
-from distcore_tasks.wordpiece import as_transformers, train_wordpiece
 
 ROWS = [
     {"tokens": ["Ada", "Lovelace", "came", "to", f"London-{row}"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]}
@@ -72,11 +72,11 @@ def test_a_word_without_a_token_keeps_the_others_in_their_places() -> None:
     assert (words.count.tolist(), words.judged().tolist()) == ([4], [3])
 
 
-def test_rows_are_tokenised_some_at_a_time_and_none_is_lost_between(
+def test_rows_are_tokenized_some_at_a_time_and_none_is_lost_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = prepared(task_of(tmp_path))
-    monkeypatch.setattr(tokenizing, "CHUNK", 2)
+    monkeypatch.setattr(tokenize_rows, "CHUNK", 2)
     monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "another-cache"))
     parts, _ = prepared(task_of(tmp_path))
     assert parts.facts == whole.facts
@@ -87,7 +87,7 @@ def test_rows_are_tokenised_some_at_a_time_and_none_is_lost_between(
 def test_the_words_of_a_large_file_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"word{number}" for number in range(60)]
     path, rows = tmp_path / "large.jsonl", 1_000
-    monkeypatch.setattr(tokenizing, "CHUNK", 32)
+    monkeypatch.setattr(tokenize_rows, "CHUNK", 32)
     with path.open("w") as file:
         for row in range(rows):
             tags = ["O", "B-X"] * 30

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from distcore import Direction
-from distcore_tasks.classes import Labelled
+from distcore_tasks.shared.classification.labels import Labelled
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ import numpy as np
 
 from distcore import Direction
 from distcore.data import describe_value
-from distcore_tasks.class_checks import check_classes
-from distcore_tasks.classes import Labelled, class_numbers, distinct_labels, label_problem
-from distcore_tasks.classification import answer_lines, best_scored, scores_of
+from distcore_tasks.shared.classification.checks import check_classes
+from distcore_tasks.shared.classification.labels import Labelled, class_numbers, distinct_labels, label_problem
+from distcore_tasks.shared.classification.predictions import answer_lines, best_scored, scores_of
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import numpy as np
 
 from distcore import DataError, Direction
 from distcore.data import describe_value
-from distcore_tasks.classes import Labelled
-from distcore_tasks.classification import answer_lines
+from distcore_tasks.shared.classification.labels import Labelled
+from distcore_tasks.shared.classification.predictions import answer_lines
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:

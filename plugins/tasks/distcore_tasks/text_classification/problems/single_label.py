@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from distcore_tasks.class_checks import check_classes, is_integer
-from distcore_tasks.classes import Labelled, distinct_labels, encode_labels, label_problem
-from distcore_tasks.classification import METRICS, class_lines, class_metrics, class_outputs
+from distcore_tasks.shared.classification.checks import check_classes, is_integer
+from distcore_tasks.shared.classification.labels import Labelled, distinct_labels, encode_labels, label_problem
+from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
 from distcore_tasks.text_classification.problems.contract import Origins
 
 if TYPE_CHECKING:

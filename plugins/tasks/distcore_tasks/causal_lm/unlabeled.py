@@ -1,0 +1,94 @@
+"""Prompts without answers, some rows of a file at a time: texts to go on from, conversations to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore import ConstantColumn, DataError, FileRows
+from distcore.data import row_error
+from distcore_tasks.causal_lm.dataset import left_padded
+from distcore_tasks.causal_lm.encode import check_template, prompt_tokens, written
+from distcore_tasks.causal_lm.models import positions
+from distcore_tasks.causal_lm.options import CausalOptions
+from distcore_tasks.causal_lm.rows import messages_problem
+from distcore_tasks.shared.sources import text_problem
+from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class UnlabelledPrompts:
+    """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
+
+    texts: list[str]
+    """What the model goes on from, conversations as the chat template writes them."""
+    tokens: list[np.ndarray]
+    """Tokens of each text, int64 ``(tokens,)``."""
+    pad: int
+    """Token that fills up the shorter prompts of a batch."""
+    lengths: np.ndarray
+    """Tokens of each text, int64 ``(rows,)``."""
+    items: ConstantColumn
+    """Ones."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return ``prompt_ids`` and ``prompt_mask`` of the rows ``indices``, as ``SequenceDataset.batch`` does."""
+        return left_padded([self.tokens[index] for index in indices], self.pad)
+
+
+def unlabelled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDatasets) -> UnlabelledPrompts:
+    """Return the prompts of ``rows``; raises DataError, which names file and row, or ModelError without a template."""
+    name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
+    texts: list[str] = []
+    tokens: list[np.ndarray] = []
+    for number, (given,) in enumerate(rows.records, rows.start):
+        text, special = _text(name, number, given, tokenizer)
+        [found] = prompt_tokens(tokenizer, [text], special=special)
+        if problem := _length_problem(len(found), options):
+            raise row_error(name, number, problem)
+        texts.append(text)
+        tokens.append(np.asarray(found, np.int64))
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    items = ConstantColumn(len(texts), 1)
+    return UnlabelledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
+
+
+def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool]:
+    """Return what the model goes on from, and whether the tokenizer puts its own tokens around it."""
+    if not isinstance(given, list):
+        if problem := text_problem(given, "prompt"):
+            raise row_error(name, number, problem)
+        return str(given), True
+    if problem := messages_problem(given):
+        raise row_error(name, number, problem)
+    # The last answer is what is asked for; files with labels have it.
+    messages = given[:-1] if given[-1]["role"] == "assistant" else given
+    if not messages:
+        raise row_error(name, number, "the only message is the assistant's: give the one that it should answer")
+    check_template(name, tokenizer)
+    try:
+        return written(tokenizer, messages, prompt=True), False
+    except DataError as error:
+        raise row_error(name, number, str(error)) from None
+
+
+def _length_problem(tokens: int, options: CausalOptions) -> str | None:
+    """Return what is wrong with a prompt of so many tokens; ``None`` if the model can read it and go on."""
+    new, places = options.max_new_tokens or GENERATED, positions(options)
+    if not tokens:
+        return "the prompt has no tokens"
+    if tokens > options.max_seq_len:
+        most, option = options.max_seq_len, "max_seq_len"
+    elif places is not None and tokens + new > places:
+        most, option = places - new, "max_new_tokens"
+    else:
+        return None
+    return f"the prompt has {tokens} tokens, but the model takes {most}: shorten it, or --set task_options.{option}=N"

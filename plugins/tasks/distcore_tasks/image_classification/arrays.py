@@ -1,0 +1,125 @@
+"""Images as arrays: ``.npz`` files, and the digits of scikit-learn. Neither needs Pillow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from distcore import DataError
+from distcore.data import cached_folder
+from distcore_tasks.image_classification.decoding import check_pillow
+from distcore_tasks.image_classification.rows import Arrays, Images, Store
+from distcore_tasks.shared.classification.labels import label_problem
+
+FORMAT = 1
+"""Version of a cache entry, part of its key: raise it when its files change."""
+NAMES = ("images", "labels")
+"""The arrays that a file must have."""
+
+
+def open_npz(path: Path) -> Images:
+    """Return the images of a ``.npz`` file; raises DataError, one line, for arrays that are of another form."""
+    name = f"data file {path}"
+
+    def unpack(folder: Path) -> None:
+        images, labels = _unpacked(name, path, folder, NAMES)
+        _check(name, images)
+        if labels.shape != images.shape[:1]:
+            raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
+        _write_labels(folder, images, labels.tolist(), name)
+
+    return _open(name, str(path), f"npz-{FORMAT}-{_content(path)}", unpack)
+
+
+def open_unlabelled(path: Path) -> Arrays:
+    """Return the images of a ``.npz`` file that needs no labels; raises DataError, one line."""
+    name = f"data file {path}"
+
+    def unpack(folder: Path) -> None:
+        [images] = _unpacked(name, path, folder, NAMES[:1])
+        _check(name, images)
+
+    folder = cached_folder("images", f"npz-unlabelled-{FORMAT}-{_content(path)}", unpack)
+    return Arrays(str(path), np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)))
+
+
+def check_resizing(name: str, store: Store, size: int) -> None:
+    """Raise DataError for arrays that Pillow would have to resize where it is not installed; ``name`` opens it."""
+    if isinstance(store, Arrays) and (shape := store.array.shape[1:3]) != (size, size):
+        check_pillow(f"{name}, from {shape[0]} x {shape[1]} pixels to {size} x {size}")
+
+
+def digits() -> Images:
+    """Return the handwritten digits that come with scikit-learn: 1,797 grey images of 8 x 8 pixels, labels 0 to 9."""
+
+    def write(folder: Path) -> None:
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        images = np.round(found.images * (255 / 16)).astype(np.uint8)  # of 17 shades of grey
+        np.save(folder / "images.npy", images)
+        _write_labels(folder, images, found.target.tolist(), "data set digits")
+
+    return _open("data set digits", "digits", f"digits-{FORMAT}-{version('scikit-learn')}", write)
+
+
+EMBEDDED: dict[str, Callable[[], Images]] = {"digits": digits}
+"""Name, as in ``--data NAME``, to the function that returns its images."""
+
+
+def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Images:
+    folder = cached_folder("images", key, build)
+    # As a plain array: indexing numpy's memmap class is several times slower.
+    array = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
+    return Images(
+        name=name,
+        labels=json.loads((folder / "labels.json").read_text(encoding="utf-8")),
+        digests=np.load(folder / "digests.npy", allow_pickle=False),
+        store=Arrays(source, array),
+        shape=(array.shape[1], array.shape[2]),
+    )
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:40]
+
+
+def _unpacked(name: str, path: Path, folder: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Copy the arrays to ``folder``, block by block, and map them into memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [member.removesuffix(".npy") for member in archive.namelist()]
+            if lacking := next((array for array in names if array not in found), None):
+                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found: {found})")
+            for array in names:
+                archive.extract(f"{array}.npy", folder)
+        return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names]
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
+        raise DataError(f"{name}: not a readable .npz file: {str(error).splitlines()[0]}") from None
+
+
+def _check(name: str, images: np.ndarray) -> None:
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
+        expected = "(rows, height, width), or with 1, 3 or 4 channels behind"
+        raise DataError(f"{name}: images have the shape {images.shape}, expected {expected}")
+    if images.dtype != np.uint8:
+        raise DataError(f"{name}: images are {images.dtype}, expected uint8 from 0 to 255: convert them")
+    if not len(images):
+        raise DataError(f"{name}: holds no rows")
+
+
+def _write_labels(folder: Path, images: np.ndarray, labels: list[object], name: str) -> None:
+    """Check the labels and write them, with the digest of each image."""
+    for row, label in enumerate(labels, 1):
+        if problem := label_problem(label, labels[0]):
+            raise DataError(f"{name}, row {row}: {problem}")
+    (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    digests = b"".join(hashlib.sha256(np.ascontiguousarray(image).data).digest() for image in images)
+    np.save(folder / "digests.npy", np.frombuffer(digests, np.uint8).reshape(-1, 32))

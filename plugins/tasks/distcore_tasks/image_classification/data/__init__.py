@@ -1,1 +1,0 @@
-"""Labelled images: found, decoded once to see that they can be, and read again by the batch."""

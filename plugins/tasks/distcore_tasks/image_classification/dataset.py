@@ -1,0 +1,115 @@
+"""The rows of a data set: images of a source, their classes, and how they change from epoch to epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distcore import ConstantColumn
+from distcore.data import row_random
+from distcore_tasks.image_classification.options import Augment
+from distcore_tasks.image_classification.preprocessing import Preprocessing
+from distcore_tasks.image_classification.rows import Images
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Change = Callable[[np.ndarray, int], np.ndarray]
+"""What makes another image of one, uint8 ``(size, size, 3)``, given its row."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageDataset:
+    """Images with a class each; implements ``distcore.Dataset``."""
+
+    images: Images
+    """The source."""
+    rows: np.ndarray
+    """Which of its images these are, int64 ``(rows,)``."""
+    labels: np.ndarray
+    """Class of each, int64 ``(rows,)``."""
+    preprocessing: Preprocessing
+    """What the model takes."""
+    content: str
+    """SHA-256 over images and classes, in hexadecimal."""
+    change: Change | None = None
+    """What is done to an image before it is a batch's."""
+
+    @property
+    def lengths(self) -> ConstantColumn:
+        """Ones: all images have one size."""
+        return ConstantColumn(len(self), 1)
+
+    @property
+    def items(self) -> ConstantColumn:
+        """Ones: each image is one sample of the mean loss."""
+        return ConstantColumn(len(self), 1)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return ``pixel_values``, fp32 ``(n, 3, size, size)``, and ``labels``, int64 ``(n,)``, of these rows."""
+        import torch
+
+        size, resample = self.preprocessing.size, self.preprocessing.resample
+        pixels = np.empty((len(indices), size, size, 3), np.uint8)
+        for place, row in enumerate(indices.tolist()):
+            image = self.images.pixels(int(self.rows[row]), size, resample)
+            pixels[place] = self.change(image, row) if self.change else image
+        return {"pixel_values": self.preprocessing.values(pixels), "labels": torch.from_numpy(self.labels[indices])}
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield where each image came from: ``file`` and, in a file with several, ``row``, counted from 1."""
+        return map(self.images.store.origin, self.rows.tolist())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AugmentedImages(ImageDataset):
+    """Training images that change from epoch to epoch."""
+
+    augment: Augment
+    """How."""
+    seed: int
+    """Of the random numbers."""
+
+    def at(self, epoch: int) -> ImageDataset:
+        """Return the images as they are in ``epoch``."""
+
+        return ImageDataset(
+            images=self.images,
+            rows=self.rows,
+            labels=self.labels,
+            preprocessing=self.preprocessing,
+            content=self.content,
+            change=partial(_change, self.augment, self.seed, epoch),
+        )
+
+
+def image_dataset(images: Images, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing) -> ImageDataset:
+    """Return these rows of ``images`` as they are; ``labels``: the class of each row."""
+    content = hashlib.sha256(np.ascontiguousarray(images.digests[rows]).data)
+    content.update(np.ascontiguousarray(labels, dtype="<i8").data)
+    return ImageDataset(
+        images=images, rows=rows, labels=labels, preprocessing=preprocessing, content=content.hexdigest()
+    )
+
+
+def _change(augment: Augment, seed: int, epoch: int, image: np.ndarray, row: int) -> np.ndarray:
+    return augmented(image, augment, row_random(seed, epoch, row))
+
+
+def augmented(image: np.ndarray, augment: Augment, random: np.random.Generator) -> np.ndarray:
+    """Return ``image``, uint8 ``(size, size, 3)``, moved and mirrored by chance; its edge fills what becomes free."""
+    most = round(augment.shift * len(image))
+    down, right = random.integers(-most, most + 1, 2).tolist()
+    mirrored = augment.flip and random.random() < 0.5
+    places = np.arange(len(image))
+    moved: np.ndarray = image[np.clip(places - down, 0, len(image) - 1)][:, np.clip(places - right, 0, len(image) - 1)]
+    return moved[:, ::-1] if mirrored else moved

@@ -1,0 +1,130 @@
+"""From options to data sets of images: sources opened and checked, rows split by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from distcore import ConfigError, Datasets
+from distcore_tasks.image_classification.arrays import check_resizing
+from distcore_tasks.image_classification.dataset import AugmentedImages, ImageDataset, image_dataset
+from distcore_tasks.image_classification.options import ImageOptions
+from distcore_tasks.image_classification.preprocessing import Preprocessing, read_preprocessing
+from distcore_tasks.image_classification.rows import Files, Images
+from distcore_tasks.image_classification.sources import open_source
+from distcore_tasks.shared.classification.checks import check_classes
+from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_parts
+from distcore_tasks.shared.pretrained import read_config
+from distcore_tasks.shared.sources import unused_splits
+
+SIZE = 64
+"""Height and width in pixels for a built-in model, of images that have a size each."""
+LEAST = 8
+"""Least size for a built-in model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDatasets(Datasets):
+    """Images with their classes, and what the model takes."""
+
+    classes: tuple[str, ...]
+    """Class names in the order of class numbers."""
+    labels: tuple[int | str, ...]
+    """The classes as the source writes them: integers or strings."""
+    preprocessing: Preprocessing
+    """From pixels to what the model takes."""
+
+
+def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
+    """Return the data sets of a run; raises DataError, ModelError or ConfigError.
+
+    Every image is decoded once, to see that it can be; that is remembered in the cache.
+    """
+    trained = None if options.from_scratch else _of_pretrained(options)
+    images = open_source(options.data, options.columns)
+    preprocessing = trained or Preprocessing(size=_size(options, images))
+    labels = distinct_labels(images)
+    classes = [str(label) for label in labels]
+    encode = partial(encode_labels, classes=classes)
+    found = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
+    parts = {
+        name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in found
+    }
+    for source, _ in parts.values():
+        check_resizing(source.name, source.store, preprocessing.size)
+    sets = {name: rows for name, (_, rows) in parts.items()}
+    return ImageDatasets(
+        train=_augmented(sets["train"], options, seed),
+        evaluation=sets["evaluation"],
+        test=sets.get("test", sets["evaluation"]),
+        facts={
+            "data": options.data,
+            "classes": classes,
+            "image_size": preprocessing.size,
+            **{name: _facts(rows) for name, rows in sets.items()},
+        },
+        warnings=tuple(_warnings(parts, classes, options)),
+        classes=tuple(classes),
+        labels=tuple(labels),
+        preprocessing=preprocessing,
+    )
+
+
+def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) -> ImageDatasets:
+    """Return data sets with classes but no images: enough to build a model and to predict with it."""
+    empty = Images(name="", labels=[], digests=np.empty((0, 32), np.uint8), store=Files(Path(), []))
+    none = np.empty(0, np.int64)
+    rows = image_dataset(empty, none, none, preprocessing)
+    return ImageDatasets(
+        train=rows,
+        evaluation=rows,
+        test=rows,
+        classes=tuple(map(str, labels)),
+        labels=labels,
+        preprocessing=preprocessing,
+    )
+
+
+def _of_pretrained(options: ImageOptions) -> Preprocessing:
+    """Return what a model with weights takes; raises ConfigError if it cannot take the size that is asked for."""
+    folder = options.model_folder()
+    found = read_preprocessing(options.model, folder)
+    size = read_config(options.model, folder).get("image_size", found.size)
+    if options.image_size not in ("auto", size):
+        problem = f"model {options.model} takes images of {size} x {size} pixels; leave it out"
+        raise ConfigError(f"image_size = {options.image_size}: {problem}")
+    return found if options.image_size == "auto" else replace(found, size=options.image_size)
+
+
+def _size(options: ImageOptions, images: Images) -> int:
+    if options.image_size != "auto":
+        return options.image_size
+    return SIZE if images.shape is None else max(*images.shape, LEAST)
+
+
+def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDataset:
+    if not options.augment.shift and not options.augment.flip:
+        return rows
+    return AugmentedImages(**vars(rows), augment=options.augment, seed=seed)
+
+
+def _facts(rows: ImageDataset) -> dict[str, object]:
+    """Return what the report states of one data set."""
+    share = np.bincount(rows.labels).max() / len(rows)
+    return {"rows": len(rows), "majority_share": round(float(share), 4)}
+
+
+def _warnings(
+    parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
+) -> Iterator[str]:
+    """Yield what the user should know of the sources and of their classes."""
+    yield from unused_splits(options)
+    sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
+    yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)
+    labels = parts["evaluation"][1].labels
+    for source, line in check_classes(sources["data"], labels, classes, options.eval_data is not None):
+        yield f"{sources[source].name}: {line}"

@@ -1,0 +1,163 @@
+"""Labelled images of one source, as they lie on disk: read one by one, when a batch needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from distcore import DataError
+from distcore_tasks.image_classification.decoding import decode, resized
+from distcore_tasks.shared.classification.labels import row_places
+
+
+class Store(Protocol):
+    """Images without their labels."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Return an image, resized: uint8 ``(size, size, 3)``. Raises OSError or ValueError."""
+        ...
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Return how messages say where these images are."""
+        ...
+
+    def origin(self, row: int) -> dict[str, object]:
+        """Return how predictions say where an image is."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Images:
+    """Images with a label each; implements ``distcore_tasks.shared.classification.labels.Labelled``."""
+
+    name: str
+    """What error messages call them, such as ``image folder photos``."""
+    labels: list[int] | list[str]
+    """One per image: all integers from 0, or all strings."""
+    digests: np.ndarray
+    """SHA-256 of each image, as it is encoded; uint8 ``(rows, 32)``."""
+    store: Store
+    """The images."""
+    shape: tuple[int, int] | None = None
+    """Height and width of images that are all alike, in pixels; ``None`` if each has its own."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of the source, one line each."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Return how messages say where these images are."""
+        return self.store.places(rows)
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError: it could be read before."""
+        return read_pixels(self.name, self.store, row, size, resample)
+
+
+def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> np.ndarray:
+    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError, which ``name`` opens."""
+    try:
+        return store.pixels(row, size, resample)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}, {store.places([row])}: changed since it was checked: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Images in files of their own; implements ``Store``."""
+
+    folder: Path
+    """What the names begin at."""
+    names: list[str]
+    """Path of each file in ``folder``."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Read and decode a file."""
+        return resized(decode(self.encoded(row)), size, resample)
+
+    def encoded(self, row: int) -> bytes:
+        """Return what is in a file."""
+        return (self.folder / self.names[row]).read_bytes()
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Return the names of the files."""
+        return " and ".join(self.names[row] for row in rows)
+
+    def origin(self, row: int) -> dict[str, object]:
+        """Return the path of a file."""
+        return {"file": str(self.folder / self.names[row])}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InFile:
+    """Images that share a file."""
+
+    source: str
+    """The file that they came from."""
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Return ``row 3``, ``rows 3 and 7``: counted from 1, while ``rows`` count from 0."""
+        return row_places(rows)
+
+    def origin(self, row: int) -> dict[str, object]:
+        """Return the file, and the row in it, counted from 1."""
+        return {"file": self.source, "row": row + 1}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Blob(InFile):
+    """Encoded images in one file, one after the other, memory-mapped; implements ``Store``."""
+
+    blob: np.ndarray
+    """All images, uint8."""
+    offsets: np.ndarray
+    """Where each begins, and where the last one ends: int64 ``(rows + 1,)``."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.offsets) - 1
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Decode an image."""
+        return resized(decode(self.encoded(row)), size, resample)
+
+    def encoded(self, row: int) -> bytes:
+        """Return the bytes of an image."""
+        return self.blob[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Arrays(InFile):
+    """Images as one array of pixels, memory-mapped; implements ``Store``."""
+
+    array: np.ndarray
+    """Pixels from 0 to 255, uint8: grey ``(rows, height, width)``, or with 1, 3 or 4 channels behind."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.array)
+
+    def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
+        """Return an image; grey becomes equal parts of red, green and blue, transparency is left out."""
+        image = np.asarray(self.array[row])
+        image = image[..., None] if image.ndim == 2 else image[..., :3]
+        image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image
+        if image.shape[:2] == (size, size):
+            return image
+        from PIL import Image
+
+        return resized(Image.fromarray(np.ascontiguousarray(image)), size, resample)

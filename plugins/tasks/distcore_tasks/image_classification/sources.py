@@ -1,0 +1,55 @@
+"""Where images come from: a folder, a file, a split of a data set, or a data set that comes with the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distcore import DataError
+from distcore.data import Split
+from distcore_tasks.image_classification import arrays, encoded, folders
+from distcore_tasks.image_classification.arrays import EMBEDDED
+from distcore_tasks.image_classification.options import Columns
+from distcore_tasks.image_classification.rows import Images, Store
+from distcore_tasks.shared.sources import source_file
+
+KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
+
+
+def open_source(source: str, columns: Columns) -> Images:
+    """Return the images that ``source`` names, all of which could be decoded; raises DataError, one line."""
+    if source in EMBEDDED:
+        return EMBEDDED[source]()
+    path = source_file(source, EMBEDDED)
+    if isinstance(path, Split):
+        return encoded.open_rows(path, columns)
+    if path.is_dir():
+        return folders.open_folder(path)
+    with _file(path) as suffix:
+        return arrays.open_npz(path) if suffix == ".npz" else encoded.open_rows(path, columns)
+
+
+def open_unlabelled(source: Path | Split, columns: Columns) -> Store:
+    """Return the images of a folder, file or split, which need no labels, all decoded once; raises DataError."""
+    if isinstance(source, Split):
+        return encoded.open_unlabelled(source, columns)
+    if source.is_dir():
+        return folders.open_unlabelled(source)
+    with _file(source) as suffix:
+        if suffix == ".npz":
+            return arrays.open_unlabelled(source)
+        return encoded.open_unlabelled(source, columns)
+
+
+@contextmanager
+def _file(path: Path) -> Iterator[str]:
+    """Give the extension of a file that is opened inside; raises DataError for another one and if it is unreadable."""
+    if not path.is_file():
+        raise DataError(f"data {path}: no such folder or file")
+    if (suffix := path.suffix.lower()) not in (".parquet", ".npz"):
+        raise DataError(f"data file {path}: unknown extension {path.suffix!r} (expected {KNOWN})")
+    try:
+        yield suffix
+    except OSError as error:
+        raise DataError(f"data file {path}: cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,90 @@
+"""Images without labels: in a folder, a file or a split, read one by one when a batch needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distcore import ConstantColumn, DataError
+from distcore.data import Split, find_split, read_records
+from distcore_tasks.image_classification.arrays import check_resizing
+from distcore_tasks.image_classification.options import Columns
+from distcore_tasks.image_classification.preprocessing import Preprocessing
+from distcore_tasks.image_classification.rows import Store, read_pixels
+from distcore_tasks.image_classification.sources import open_unlabelled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image that is not read yet."""
+
+    store: Store
+    """Where it is."""
+    row: int
+    """Which of the images there."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnlabelledImages:
+    """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
+
+    source: str
+    """The folder or file, as messages name it."""
+    images: Sequence[StoredImage]
+    """The images, in order."""
+    preprocessing: Preprocessing
+    """What the model takes."""
+
+    @property
+    def lengths(self) -> ConstantColumn:
+        """Ones: all images have one size."""
+        return ConstantColumn(len(self), 1)
+
+    @property
+    def items(self) -> ConstantColumn:
+        """Ones."""
+        return ConstantColumn(len(self), 1)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return ``pixel_values`` of the rows ``indices``, as ``ImageDataset.batch`` does."""
+        size, resample = self.preprocessing.size, self.preprocessing.resample
+        images = [self.images[index] for index in indices]
+        pixels = [read_pixels(self.source, image.store, image.row, size, resample) for image in images]
+        return {"pixel_values": self.preprocessing.values(np.stack(pixels))}
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield where each image is: ``file`` and, in a file with several, ``row``, counted from 1."""
+        return (image.store.origin(image.row) for image in self.images)
+
+
+def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+    """Yield each image, all of which could be decoded, with what stands beside it in the columns ``others``.
+
+    Those are of a Parquet file or a split. Raises DataError, also for a folder or an array, which have no columns.
+    """
+    found = find_split(str(source)) or source
+    store = open_unlabelled(found, columns)
+    images = (StoredImage(store, row) for row in range(len(store)))
+    if not others:
+        return ((image,) for image in images)
+    if not isinstance(found, Split) and source.suffix.lower() != ".parquet":
+        raise DataError(f"{source}: has no columns that could name an image; leave out --id-column")
+    return ((image, *record) for image, record in zip(images, read_records(found, others), strict=True))
+
+
+def unlabelled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabelledImages:
+    """Return these images as a data set; raises DataError where they would have to be resized and cannot be."""
+    if images:
+        check_resizing(f"data file {source}", images[0].store, preprocessing.size)
+    return UnlabelledImages(source=f"data {source}", images=images, preprocessing=preprocessing)

@@ -1,0 +1,126 @@
+"""Tokens of all pairs as flat arrays on disk, memory-mapped, and the texts beside them where they are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONTENT = "content.sha256"
+"""File with the digest of a data set's rows."""
+NAMES = ("source", "target")
+"""What a pair consists of."""
+
+
+def flat_texts(texts: Sequence[str]) -> Flat:
+    """Return the texts as bytes of UTF-8."""
+    parts = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return Flat(np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class PairDataset:
+    """Sources and targets; implements ``distcore.Dataset``."""
+
+    source: Flat
+    """Tokens of the sources."""
+    target: Flat
+    """Tokens of the targets."""
+    texts: dict[str, Flat]
+    """The ``source`` and ``target`` as text, for an evaluation to show; empty where none is made."""
+    pad: int
+    """Token that fills up the shorter sources of a batch."""
+    lengths: np.ndarray
+    """Tokens of source and target of each row together, int64, shape ``(rows,)``."""
+    items: np.ndarray
+    """Tokens of each target, int64, shape ``(rows,)``: what a row counts in the mean loss."""
+    content: str
+    """SHA-256 over the tokens of both, in hexadecimal."""
+
+    @property
+    def padding_free(self) -> bool:
+        """False: targets are padded, whatever the encoder does with sources."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
+
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``, ``labels`` int64 ``(n, longest
+        target)``, ``IGNORED`` behind a target. Of each text that there is, ``NAME_text`` has the bytes of all rows one
+        after the other, uint8, and ``NAME_bytes`` how many each row has, int64 ``(n,)``.
+        """
+        import torch
+
+        source, mask = self.source.padded(indices, self.pad)
+        labels, _ = self.target.padded(indices, IGNORED)
+        found = {"input_ids": source, "attention_mask": mask, "labels": labels}
+        batch = {name: torch.from_numpy(table.astype(np.int64)) for name, table in found.items()}
+        for name, texts in self.texts.items():
+            text, mask = texts.padded(indices, 0)
+            batch |= {f"{name}_text": torch.from_numpy(text[mask]), f"{name}_bytes": torch.from_numpy(mask.sum(1))}
+        return batch
+
+
+class PairFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the files."""
+        folder.mkdir()
+        self._tokens = {name: FlatFile(folder, name, np.int32) for name in NAMES}
+        self._texts = {name: FlatFile(folder, f"{name}_text", np.uint8) for name in NAMES}
+
+    def __enter__(self) -> PairFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        for file in (*self._tokens.values(), *self._texts.values()):
+            file.__exit__(*error)
+
+    def add(self, source: Flat, target: Flat, texts: Sequence[tuple[str, ...]]) -> None:
+        """Append some rows: the tokens of sources and targets, and both as texts."""
+        for name, tokens, column in zip(NAMES, (source, target), zip(*texts, strict=True), strict=True):
+            self._tokens[name].add(tokens)
+            self._texts[name].add(flat_texts(column))
+
+
+def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
+    """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
+    source, target = (open_flat(folder, name) for name in NAMES)
+    (folder / CONTENT).write_text(flat_digest(source, target), encoding="ascii")
+    return source, target
+
+
+def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
+    """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
+    content = (folder / CONTENT).read_text(encoding="ascii")
+    found = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
+    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), found, pad, content)
+
+
+def no_pairs(pad: int) -> PairDataset:
+    """Return a data set without rows."""
+    none = Flat(np.empty(0, np.int32), np.zeros(1, np.int64))
+    return _dataset(none, none, {}, pad, "")
+
+
+def _dataset(source: Flat, target: Flat, texts: dict[str, Flat], pad: int, content: str) -> PairDataset:
+    items = np.diff(target.offsets)
+    lengths = items + np.diff(source.offsets)
+    return PairDataset(
+        source=source, target=target, texts=texts, pad=pad, lengths=lengths, items=items, content=content
+    )

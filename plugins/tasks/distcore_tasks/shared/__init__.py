@@ -1,0 +1,1 @@
+"""What several tasks use, one module per subject."""

@@ -1,0 +1,1 @@
+"""Rows with a class each: labels, their checks, predictions and their table of scores."""

@@ -1,0 +1,67 @@
+"""What a user should know of labelled rows that can be trained on, but perhaps not as they were meant."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from distcore_tasks.shared.classification.labels import Labelled, each_label
+
+ENOUGH = 3
+"""Rows of a class below which a line names it."""
+NAMED = 5
+"""Most classes that a line names."""
+
+
+def check_classes(
+    rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield what is odd: the option that names the source, and a line on its rows, which says where as errors do.
+
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: the class number of each label of the
+    evaluation rows. ``held_out``: whether these have a source of their own.
+    """
+    counts = Counter(str(label) for _, label in each_label(rows))
+    yield from (("data", line) for line in (*_odd_labels(rows, counts), *_rare_classes(rows, counts)))
+    evaluated = dict(zip(classes, np.bincount(evaluation, minlength=len(classes)).tolist(), strict=True))
+    if held_out:
+        source, remedy = "eval_data", "add rows of them"
+    else:
+        evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}  # else named above
+        source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
+    if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
+        yield source, f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by: {_listed(few)}; {remedy}"
+
+
+def is_integer(label: object) -> bool:
+    """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
+    return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
+
+
+def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
+    """Yield the words among numbers that no other row has: in a CSV file they turn all labels into strings."""
+    words = [label for label in counts if not is_integer(label)]
+    if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
+        place = rows.places([next(row for row, label in each_label(rows) if label == words[0])])
+        others = f", and {len(words) - 1} more are like it" if len(words) > 1 else ""
+        what = f"label {words[0]!r} in {place} is no number and occurs once{others}"
+        yield f"{what}: so all labels are strings; correct it if it is a slip"
+
+
+def _rare_classes(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
+    """Yield the classes that have too few rows, with these rows."""
+    found: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
+    for row, label in each_label(rows) if found else ():
+        if str(label) in found:
+            found[str(label)].append(row)
+    if found:
+        where = {label: rows.places(numbers) for label, numbers in found.items()}
+        yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
+
+
+def _listed(found: dict[str, str]) -> str:
+    named = ", ".join(f"{label!r} ({what})" for label, what in list(found.items())[:NAMED])
+    return named + (f", … ({len(found)} classes)" if len(found) > NAMED else "")

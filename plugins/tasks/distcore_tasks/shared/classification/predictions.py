@@ -1,0 +1,111 @@
+"""What tasks that sort rows into classes have in common: their metrics, and the labels that are kept with a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distcore import Direction
+from distcore_tasks.shared.classification.table import class_scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METRICS: dict[str, Direction] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
+"""The metrics of tasks with one class per row, with what is better."""
+LABELS = "labels.json"
+"""File with the labels in the order of class numbers, as the data file writes them."""
+SCORED = 20
+"""Most classes of a row whose scores are kept, so that an evaluation of very many classes fits into memory."""
+
+
+def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
+    """Return ``prediction`` (int64) of each row, shape ``(n,)``, and its most probable classes.
+
+    These are ``scored``, class numbers (int64) in ascending order, and ``scores``, their probabilities (fp32), both
+    ``(n, k)``. With labels there are ``loss`` (fp32) and ``label`` (int64), too, shape ``(n,)``. ``logits``: fp32
+    ``(n, classes)``. ``label``: int64 ``(n,)``.
+    """
+    from torch.nn.functional import cross_entropy
+
+    found = {"prediction": logits.argmax(dim=-1)} | best_scored(logits, logits.softmax(dim=-1))
+    if label is None:
+        return found
+    return {"loss": cross_entropy(logits, label, reduction="none"), "label": label} | found
+
+
+def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
+    """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both arguments are ``(n, classes)``."""
+    # Not by score: classes that are almost alike would change places with the rows that share a forward pass.
+    scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
+    return {"scored": scored, "scores": probabilities.gather(-1, scored)}
+
+
+def class_lines(
+    outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Iterable[Mapping[str, object]]
+) -> Iterator[dict[str, object]]:
+    """Yield for each row, in order: its index, where it came from, its label if it has one, prediction and scores.
+
+    ``labels`` are those of the classes, as predictions name them, ``origins`` one per row. ``scores`` have the
+    probability of each class, at most ``SCORED``, the most probable first.
+    """
+
+    def answer(index: int) -> dict[str, object]:
+        label = {"label": labels[int(outputs["label"][index])]} if "label" in outputs else {}
+        prediction = labels[int(outputs["prediction"][index])]
+        return {**label, "prediction": prediction, "scores": scores_of(outputs, index, labels)}
+
+    return answer_lines(outputs, origins, answer)
+
+
+def answer_lines(
+    outputs: Mapping[str, Tensor],
+    origins: Iterable[Mapping[str, object]],
+    answer: Callable[[int], dict[str, object]],
+) -> Iterator[dict[str, object]]:
+    """Yield for each row, in order: its index, where it came from, and what ``answer`` returns for the index."""
+    rows = len(outputs["prediction"]) if outputs else 0
+    for index, origin in zip(range(rows), origins, strict=False):
+        yield {"index": index, **origin, **answer(index)}
+
+
+def scores_of(outputs: Mapping[str, Tensor], index: int, labels: Sequence[int | str]) -> dict[str, float]:
+    """Return the ``scores`` of a row by label, the most probable first, to six digits."""
+    scores = zip(outputs["scored"][index].tolist(), outputs["scores"][index].tolist(), strict=True)
+    return {str(labels[number]): round(score, 6) for number, score in sorted(scores, key=lambda scored: -scored[1])}
+
+
+def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, object]:
+    """Return ``loss``, ``accuracy``, ``majority_accuracy``, ``macro_f1`` and ``classification_report``.
+
+    ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the most frequent label
+    of these rows. Of two classes there is ``f1``, too, that of the second class. All are ``None`` without rows.
+    """
+    names = ("loss", "accuracy", "majority_accuracy", *(["f1"] if len(classes) == 2 else []), "macro_f1")
+    rows = len(outputs.get("label", ()))
+    if not rows:
+        return dict.fromkeys((*names, "classification_report"))
+    label, prediction = outputs["label"], outputs["prediction"]
+    scores = class_scores(label, prediction, len(classes))
+    found = {
+        "loss": outputs["loss"].double().mean().item(),
+        "accuracy": scores.accuracy,
+        "majority_accuracy": label.bincount().max().item() / rows,
+        "f1": scores.f1[-1].item(),
+        "macro_f1": scores.f1.mean().item(),
+    }
+    return {name: found[name] for name in names} | {"classification_report": scores.table(classes)}
+
+
+def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
+    """Write ``LABELS`` into ``folder``."""
+    text = json.dumps(list(labels), ensure_ascii=False, indent=2)
+    (folder / LABELS).write_text(text + "\n", encoding="utf-8")
+
+
+def read_labels(folder: Path) -> tuple[int | str, ...] | None:
+    """Return what ``write_labels`` wrote; ``None`` if it did not."""
+    file = folder / LABELS
+    return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

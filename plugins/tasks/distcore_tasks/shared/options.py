@@ -1,0 +1,118 @@
+"""What can be set of every task that ships, and what follows from it: the model's folder, its learning rate, paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+
+from pydantic import Field
+
+from distcore import Direction, OnResume
+from distcore_tasks.packing.supported_models import Read, skipped_fraction, why_not
+from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder, read_config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from distcore import RunConfig
+
+
+class Shape(Protocol):
+    """Size of a built-in model."""
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate from random weights."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """The options that each of these tasks has."""
+
+    metrics: ClassVar[dict[str, Direction]]
+    built_in: ClassVar[Mapping[str, Shape]]
+    """The built-in models, by the name that follows ``--model``."""
+    embedded: ClassVar[Collection[str]] = ()
+    """Names of the data sets that come with the task."""
+    pretrained_lr: ClassVar[float] = 5e-5
+    """Peak learning rate for fine-tuning pretrained weights."""
+    beside: ClassVar[tuple[str, ...]] = TOKENIZERS
+    """Files one of which a model's folder has beside config and weights: a key of ``pretrained.BESIDE``."""
+    on_resume: ClassVar[dict[str, OnResume]] = {
+        "data": "free",  # where the rows are: what they say is compared by content
+        "eval_data": "free",
+        "test_data": "free",
+        "dropout": "ask",
+    }
+
+    model: str
+    """Built-in name, local Hugging Face folder, or hub name."""
+    data: str
+    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    eval_data: str | None = None
+    """File to evaluate on, instead of a part of ``data``."""
+    test_data: str | None = None
+    """File for the final test; default: the evaluation rows."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Part of the rows of ``data`` that is kept for evaluation."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Probability of dropout; null: the model's own."""
+
+    @property
+    def from_scratch(self) -> bool:
+        """True for a built-in model, which starts from random weights and trains its own tokenizer."""
+        return self.model in self.built_in
+
+    @property
+    def path_options(self) -> tuple[str, ...]:
+        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        known = {*self.built_in, *self.embedded}
+        names = ("model", "data", "eval_data", "test_data")
+        return tuple(name for name in names if getattr(self, name) is not None and getattr(self, name) not in known)
+
+    def model_folder(self) -> Path:
+        """Return the local folder of a model that is not built in; raises ModelError, one line."""
+        return model_folder(self.model, self.built_in, self.beside)
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the folder with the model's weights; ``None`` for a built-in model."""
+        return None if self.from_scratch else self.model_folder()
+
+    def suggest(self, config: RunConfig) -> dict[str, object]:
+        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
+        return {"lr": self.built_in[self.model].lr if self.from_scratch else self.pretrained_lr}
+
+
+class UnpaddedOptions(TaskOptions):
+    """Those of a task whose models may compute without padding; implements ``distcore.plugin.task.task.Unpads``."""
+
+    built_in_type: ClassVar[str] = "bert"
+    """What transformers calls the type of the built-in models."""
+    unpadded: ClassVar[tuple[str, ...]]
+    """The model types that are known to be right."""
+    read: ClassVar[Read] = "any"
+    """What the model's head reads of its layers."""
+
+    def why_not_padding_free(self) -> str | None:
+        """Return why the model is padded; ``None`` if it need not be."""
+        return why_not(self._shape(), self.unpadded)
+
+    def skipped_fraction(self) -> float:
+        """Return which part of the layers' work is not done without padding, because the head does not read it."""
+        return skipped_fraction(self._shape()) if self.read == "first" else 0.0
+
+    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
+        """Have the model's layers compute without padding; return what undoes that."""
+        from distcore_tasks.packing.models import unpad
+
+        return unpad(module, read=self.read)
+
+    def _shape(self) -> Mapping[str, Any]:
+        """Return the model's config.json; of a built-in model what is needed of it."""
+        if not self.from_scratch:
+            return read_config(self.model, self.model_folder())
+        layers = getattr(self.built_in[self.model], "layers", 12)
+        return {"model_type": self.built_in_type, "num_hidden_layers": layers}

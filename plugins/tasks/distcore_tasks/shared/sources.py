@@ -1,0 +1,88 @@
+"""Where a task's rows come from: a data file, a split of a data set, or a data set that comes with the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from distcore import DataError, nearest
+from distcore.data import Source, describe_value, find_split, source_digest, source_name
+from distcore_tasks.shared.options import TaskOptions
+
+R = TypeVar("R")
+HELD_OUT = {"validation": "eval_data", "test": "test_data"}
+"""Names of splits that are meant to be held out, with the option that takes them."""
+
+
+def source_file(source: str, embedded: Collection[str]) -> Source:
+    """Return the data file or split that ``source`` names.
+
+    Raises DataError for a bare word that is neither of them nor an embedded set.
+    """
+    if split := find_split(source):
+        return split
+    path = Path(source).expanduser()
+    if not path.exists() and not path.suffix and path.name == source:
+        known = ", ".join(embedded)
+        hint = nearest(source, embedded)
+        raise DataError(f"data {source!r}: neither a file nor an embedded data set{hint} (embedded: {known})")
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
+
+
+def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Source], R]) -> R:
+    """Return the rows of an embedded data set, or what ``read`` finds in a data file or split; raises DataError."""
+    reader = embedded.get(source)
+    return reader() if reader else read(source_file(source, embedded))
+
+
+def rows_name(source: str, embedded: Collection[str]) -> str:
+    """Return what messages call the rows of a source."""
+    return f"data set {source}" if source in embedded else source_name(source_file(source, embedded))
+
+
+def source_said(source: str, embedded: Collection[str]) -> str:
+    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
+    return source if source in embedded else str(source_file(source, embedded))
+
+
+def source_digests(
+    options: TaskOptions, embedded: Collection[str], fingerprint: Callable[[str], str]
+) -> list[str | None]:
+    """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
+
+    ``fingerprint`` gives that of an embedded data set. Raises DataError.
+    """
+
+    def digest_of(source: str) -> str:
+        return fingerprint(source) if source in embedded else source_digest(source_file(source, embedded))
+
+    given = (options.data, options.eval_data, options.test_data)
+    return [None if source is None else digest_of(source) for source in given]
+
+
+def unused_splits(options: TaskOptions) -> Iterator[str]:
+    """Yield a line if the data set has rows for evaluation that the options leave aside."""
+    given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
+    found = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
+    train, used = found.pop("data", None), set(map(str, found.values()))
+    if train is None:
+        return
+    left = {name: option for name, option in HELD_OUT.items() if name in train.others and given[option] is None}
+    left = {f"{train.data_set}@{name}": option for name, option in left.items()}
+    unused = [f"--{option.replace('_', '-')} {split}" for split, option in left.items() if split not in used]
+    if unused:
+        yield f"data set {train.data_set}: has splits that are not used; to use them: {' '.join(unused)}"
+
+
+def text_problem(text: object, name: str = "text") -> str | None:
+    """Return what is wrong with a row's text, which messages call ``name``; ``None`` if it can be tokenized."""
+    if not isinstance(text, str):
+        return f"{name} is {describe_value(text)}, expected a string"
+    if not text or text.isspace():
+        return f"{name} is empty: fill it in or remove the row"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{name} is not valid Unicode: lone surrogate at character {error.start + 1}"
+    return None

@@ -1,0 +1,119 @@
+"""Texts, or pairs of texts, to tokens, cut to a length; some texts at a time, so that neither need fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+CHUNK = 4096
+"""Most rows that are tokenized in one call: enough to keep every core busy."""
+CHARACTERS = 2**20
+"""Characters, or words, from which on no further row is tokenized in the same call, so that tokens fit into memory."""
+R = TypeVar("R", bound=str | tuple[Sized, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of some texts."""
+
+    values: np.ndarray
+    """All of them, one text after the other, int32, shape ``(sum of lengths,)``."""
+    types: np.ndarray
+    """Which text of a pair each belongs to, as the tokenizer numbers them, int8; of texts without a second one none."""
+    lengths: np.ndarray
+    """Of each text, int64, shape ``(texts,)``."""
+    cut: int
+    """How many texts were cut."""
+
+
+def chunks(rows: Iterable[R]) -> Iterator[list[R]]:
+    """Yield the rows, texts or tuples of texts or of lists of words, in lists for one call of a tokenizer each."""
+    some: list[R] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row) if isinstance(row, str) else sum(map(len, row))
+        if len(some) == CHUNK or size >= CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def tokenize(
+    tokenizer: Any, texts: Iterable[str], max_length: int, *, targets: bool = False
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Tokenize all texts with a transformers tokenizer, each cut to ``max_length`` tokens; ``targets``: as answers.
+
+    Returns all tokens one after the other, int32 ``(sum of lengths,)``, the lengths, int64 ``(texts,)``, and how many
+    texts were cut.
+    """
+    found = _joined([tokenize_chunk(tokenizer, some, max_length, targets=targets) for some in chunks(texts)])
+    return found.values, found.lengths, found.cut
+
+
+def tokenize_pairs(
+    tokenizer: Any, texts: Iterable[str], seconds: Iterable[str], max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Tokenize pairs of texts, each pair cut to ``max_length`` tokens, from the longer of its two texts first.
+
+    Returns the tokens, lengths and number of pairs cut as ``tokenize`` does, and after the tokens their types, int8, of
+    the same shape: which of the two texts a token belongs to, as the tokenizer numbers them.
+    """
+    columns = (zip(*some, strict=True) for some in chunks(zip(texts, seconds, strict=True)))
+    parts = [_chunk(tokenizer, {"text": list(one), "text_pair": list(two)}, max_length) for one, two in columns]
+    found = _joined(parts)
+    return found.values, found.types, found.lengths, found.cut
+
+
+def token_lists(tokenizer: Any, texts: Iterable[str], *, special: bool) -> Iterator[list[int]]:
+    """Yield the tokens of each text, however many; ``special``: with those that the tokenizer puts around a text."""
+    for some in chunks(texts):
+        yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def tokenize_chunk(tokenizer: Any, texts: list[str], max_length: int, *, targets: bool = False) -> Tokens:
+    """Tokenize the texts of one chunk, as ``tokenize`` does."""
+    # Some tokenizers write an answer in another language, or begin it with another token.
+    return _chunk(tokenizer, {"text_target" if targets else "text": texts}, max_length)
+
+
+def _chunk(tokenizer: Any, texts: Mapping[str, list[str]], max_length: int) -> Tokens:
+    """Tokenize ``texts``, the arguments of a tokenizer's call; without a ``text_pair`` there are no types."""
+    cut = 0
+    found = _call(tokenizer, texts, max_length)
+    rows = found["input_ids"]
+    full = [number for number, row in enumerate(rows) if len(row) == max_length]
+    if found.encodings:
+        cut = sum(bool(found.encodings[number].overflowing) for number in full)
+    elif full:  # a tokenizer written in Python keeps nothing of what it cuts off
+        again = {name: [values[number] for number in full] for name, values in texts.items()}
+        cut = sum(len(row) > max_length for row in _call(tokenizer, again, max_length + 1)["input_ids"])
+    types = _flat(found.get("token_type_ids", ()), np.int8)
+    return Tokens(_flat(rows, np.int32), types, np.fromiter(map(len, rows), np.int64, len(rows)), cut)
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    return Tokens(
+        _flat((part.values for part in parts), np.int32),
+        _flat((part.types for part in parts), np.int8),
+        _flat((part.lengths for part in parts), np.int64),
+        sum(part.cut for part in parts),
+    )
+
+
+def _call(tokenizer: Any, texts: Mapping[str, list[str]], max_length: int) -> Any:
+    return tokenizer(
+        **texts,
+        truncation="longest_first",
+        max_length=max_length,
+        return_attention_mask=False,
+        return_token_type_ids="text_pair" in texts,
+    )
+
+
+def _flat(rows: Iterable[Sequence[int] | np.ndarray], dtype: type[np.integer[Any]]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(row, dtype=dtype) for row in rows)])

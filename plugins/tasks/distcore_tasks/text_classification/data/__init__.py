@@ -1,1 +1,0 @@
-"""Labelled texts: read, checked, split and tokenised, and the tokens cached by content."""

@@ -1,0 +1,141 @@
+"""Embedded data sets, which need no file: paragraphs of Python's own docstrings.
+
+``stdlib-docs``: paragraphs, labelled by subject. The texts are the docstrings of the modules, classes and functions of
+the standard library of the running Python, parsed from its source with ``ast`` (nothing is imported) and cut into
+paragraphs; paragraphs with code examples are left out. The label of a row is the subject of the module that it comes
+from, as ``SUBJECTS`` lists them.
+
+=================  ====================================================================
+classes            concurrency, data types, development tools, files, graphics, language,
+                   networking, text
+rows               some 9,400 (Python 3.11; fewer where a system leaves modules out)
+majority class     about 17 % of the rows (development tools)
+license            PSF License Agreement, as for Python itself; texts are read from the installed Python
+=================  ====================================================================
+
+The same Python gives the same rows in the same order. Texts that differ only in case, spaces, digits or punctuation
+count as duplicates, and only the first of them is kept; texts that occur under several subjects are left out. So no
+evaluation row is a duplicate of a training row. Paragraphs of one module may still be in both parts.
+
+``stdlib-pairs``: the first two paragraphs of a docstring, either ``in order`` or ``swapped``, about half of them each;
+some 1,900 rows (Python 3.11). The first sums up and the second goes into detail, so a model can tell. Each docstring
+gives one pair at most, and no paragraph stands in two.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from distcore.data import cached_folder
+from distcore_tasks.shared import stdlib
+from distcore_tasks.text_classification.options import Columns
+from distcore_tasks.text_classification.rows import Rows, check_rows
+
+FORMAT = 2
+"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+
+SUBJECTS = {
+    "concurrency": "asyncio concurrent multiprocessing threading _threading_local queue sched selectors subprocess "
+    "signal contextvars _weakrefset asyncore",
+    "data types": "_pydecimal _collections_abc _pydatetime _strptime array bisect calendar collections colorsys copy "
+    "dataclasses datetime decimal enum fractions functools graphlib heapq ipaddress numbers operator random "
+    "reprlib secrets statistics types uuid weakref zoneinfo",
+    "development tools": "ast bdb cProfile code codeop compileall dis doctest ensurepip faulthandler inspect "
+    "linecache logging pdb pickletools profile pstats py_compile pyclbr pydoc rlcompleter symtable timeit tokenize "
+    "trace traceback tracemalloc unittest venv warnings zipapp",
+    "files": "_pyio bz2 dbm filecmp fileinput fnmatch genericpath glob gzip io lzma mailbox ntpath os pathlib pickle "
+    "posixpath shelve shutil sqlite3 stat tarfile tempfile wave zipfile zipimport",
+    "graphics": "tkinter turtle curses",
+    "language": "__future__ abc contextlib copyreg ctypes importlib keyword modulefinder opcode pkgutil platform "
+    "runpy site sysconfig typing",
+    "networking": "ftplib http imaplib nntplib poplib smtpd smtplib socket socketserver ssl telnetlib urllib "
+    "webbrowser wsgiref xmlrpc",
+    "text": "argparse base64 codecs configparser csv difflib email encodings getopt gettext html json locale "
+    "optparse plistlib pprint quopri re shlex string stringprep textwrap tomllib xml",
+}
+"""Subject to the names of the top-level modules and packages that belong to it, separated by spaces."""
+
+_LENGTHS = range(40, 1001)
+"""Characters of a paragraph that is kept."""
+
+
+def stdlib_docs() -> Rows:
+    """Return the rows, from the cache if they are there; collecting them takes some seconds."""
+    return check_rows("data set stdlib-docs", _cached("stdlib-docs", collect))
+
+
+def stdlib_pairs() -> Rows:
+    """Return the rows, which have two texts each, from the cache if they are there."""
+    return check_rows("data set stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
+
+
+EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
+"""Name, as in ``--data NAME``, to the function that returns its rows."""
+
+
+def fingerprint(name: str) -> str:
+    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
+    return stdlib.fingerprint(name, FORMAT, SUBJECTS)
+
+
+def collect(library: Path) -> list[tuple[str, str]]:
+    """Return (paragraph, subject) for each paragraph of the modules under ``library``, by subject, then by path."""
+    subjects: dict[str, set[str]] = {}
+    rows: dict[str, tuple[str, str]] = {}
+    for subject, modules in SUBJECTS.items():
+        for path in stdlib.source_files(library, modules.split()):
+            for text in chain.from_iterable(_docstrings(path)):
+                letters = _letters(text)
+                subjects.setdefault(letters, set()).add(subject)
+                rows.setdefault(letters, (text, subject))
+    return [row for letters, row in rows.items() if len(subjects[letters]) == 1]
+
+
+def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
+    """Return (paragraph, paragraph, label) for each docstring of the modules under ``library`` that has two."""
+    rows: list[tuple[str, str, str]] = []
+    seen: set[str] = set()
+    modules = chain.from_iterable(names.split() for names in SUBJECTS.values())
+    files = stdlib.source_files(library, modules)
+    for first, second, *_ in (found for file in files for found in _docstrings(file) if len(found) > 1):
+        if not seen.intersection(map(_letters, (first, second))):
+            swapped = zlib.crc32(first.encode()) % 2
+            rows.append((second, first, "swapped") if swapped else (first, second, "in order"))
+        seen.update(map(_letters, (first, second)))
+    return rows
+
+
+def _cached(name: str, collect: Callable[[Path], list[Any]]) -> list[Any]:
+    def write(folder: Path) -> None:
+        rows = collect(Path(sysconfig.get_path("stdlib")))
+        (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+
+    folder = cached_folder("embedded", f"{name}-{fingerprint(name)[:32]}", write)
+    rows: list[Any] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+    return rows
+
+
+def _letters(text: str) -> str:
+    """Return what duplicates have in common."""
+    return "".join(filter(str.isalpha, text.lower()))
+
+
+def _docstrings(path: Path) -> Iterator[list[str]]:
+    """Yield the prose paragraphs of each docstring in a source file, each on one line."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, documented):
+            paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+            yield list(filter(_is_prose, (" ".join(paragraph.split()) for paragraph in paragraphs)))
+
+
+def _is_prose(text: str) -> bool:
+    return len(text) in _LENGTHS and ">>>" not in text and bool(re.search(r"[a-z]{3} [a-z]{2}", text))

@@ -1,0 +1,60 @@
+"""Texts without labels, a window of a file at a time; a rank tokenizes those that it predicts, when it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distcore import ConstantColumn, FileRows
+from distcore.data import row_error
+from distcore_tasks.shared.padding import pads_left
+from distcore_tasks.text_classification.dataset import model_inputs, pad_rows
+from distcore_tasks.text_classification.encode import encode
+from distcore_tasks.text_classification.options import TextOptions
+from distcore_tasks.text_classification.prepare import TextDatasets
+from distcore_tasks.text_classification.rows import columns_of, record_problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class UnlabelledTexts:
+    """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
+
+    rows: FileRows
+    """The text of each row and, of pairs, the second."""
+    options: TextOptions
+    """What the model was trained with."""
+    data: TextDatasets
+    """The tokenizer, and the token to pad with."""
+    lengths: np.ndarray
+    """Characters of each row: enough to put rows of like length together, and known without tokenizing."""
+    items: ConstantColumn
+    """Ones."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices`` as ``TokenDataset.batch`` does, without labels."""
+        records = [self.rows.records[index] for index in indices]
+        seconds = [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
+        tokenizer = self.data.loaded_tokenizer
+        found = encode(tokenizer, [str(record[0]) for record in records], seconds, self.options)
+        columns = model_inputs(found.tokens, self.data.pad, found.types, tokenizer.pad_token_type_id)
+        starts = np.cumsum(found.lengths) - found.lengths
+        return pad_rows(columns, starts, found.lengths, pad_left=pads_left(self.options))
+
+
+def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:
+    """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
+    names = columns_of(options.used_columns, labelled=False)
+    for number, record in enumerate(rows.records, rows.start):
+        if problem := record_problem(dict(zip(names, record, strict=True))):
+            raise row_error(f"data file {rows.file}", number, problem)
+    lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
+    items = ConstantColumn(len(lengths), 1)
+    return UnlabelledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)

@@ -1,0 +1,130 @@
+"""Tagged words as flat arrays on disk, memory-mapped: all ranks of a machine share one copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distcore.data import ArrayFile
+from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, flat_rows, open_flat
+from distcore_tasks.token_classification.words import Words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONTENT = "content.sha256"
+"""File with the digest of a data set's rows."""
+FLATS = ("tokens", "begins", "labels")
+"""What is kept of each row: its tokens, where words begin, and their classes."""
+ROWS = "rows.json"
+"""File with the number of each row in the file that it came from, from 1, and its id, if rows have one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class TaggedDataset:
+    """Tagged words; implements ``distcore.Dataset``."""
+
+    words: Words
+    """Tokens and where words begin."""
+    labels: Flat
+    """For each token the class of the word that begins with it; ``IGNORED`` for the others."""
+    lengths: np.ndarray
+    """Tokens of each row, int64, shape ``(rows,)``."""
+    items: np.ndarray
+    """Words of each row that have a token, int64, shape ``(rows,)``: what a row counts in the mean loss."""
+    pad: int
+    """Token that fills up the shorter rows of a batch."""
+    content: str
+    """SHA-256 over tokens and classes, in hexadecimal."""
+    source: str = ""
+    """The file that the rows came from, as the user named it, or the name of an embedded data set."""
+    origin: Path | None = None
+    """``ROWS`` of these."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to the longest of them.
+
+        ``input_ids``, ``attention_mask``, ``begins`` and ``labels`` are ``(n, longest)``, ``words`` is ``(n,)``.
+        """
+        import torch
+
+        labels, _ = self.labels.padded(indices, IGNORED)
+        return self.words.batch(indices, self.pad) | {"labels": torch.from_numpy(labels.astype(np.int64))}
+
+    def origins(self) -> Iterator[dict[str, object]]:
+        """Yield for each row where it came from: ``file``, ``row`` (counted from 1) and, if it has one, ``id``."""
+        rows, ids = json.loads(self.origin.read_text(encoding="utf-8")) if self.origin else ([], None)
+        for row, name in zip(rows, ids or repeat(None), strict=False):
+            yield {"file": self.source, "row": row} | ({"id": name} if ids else {})
+
+
+class TaggedFiles:
+    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the files."""
+        folder.mkdir()
+        self._flats = {name: FlatFile(folder, name, np.int32) for name in FLATS}
+        self._count = ArrayFile(folder / "count.npy", np.int64)
+
+    def __enter__(self) -> TaggedFiles:
+        """Return the files."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the files."""
+        self._count.__exit__(*error)
+        for file in self._flats.values():
+            file.__exit__(*error)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+        return self._count.count
+
+    def add(self, words: Words, tags: Sequence[list[int]]) -> None:
+        """Append some rows, of which ``tags`` are the classes of all words."""
+        every, starts = (
+            np.concatenate([np.asarray(row, np.int32) for row in tags]),
+            np.cumsum(words.count) - words.count,
+        )
+        word = words.begins.values + np.repeat(starts, words.begins.lengths)
+        labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
+        found = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
+        for name, flat in zip(FLATS, found, strict=True):
+            self._flats[name].add(flat)
+        self._count.add(words.count)
+
+
+def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
+    """Write the digest of a data set's rows beside them, and where they came from: their numbers, from 1, and ids."""
+    (folder / CONTENT).write_text(flat_digest(*(open_flat(folder, name) for name in FLATS)), encoding="ascii")
+    (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
+
+
+def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
+    """Map what ``write_tagged`` wrote into memory; ``source`` is what predictions call the file of the rows."""
+    tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
+    words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
+    content = (folder / CONTENT).read_text(encoding="ascii")
+    return _dataset(words, labels, pad, content, source=source, origin=folder / ROWS)
+
+
+def no_tagged(pad: int) -> TaggedDataset:
+    """Return a data set without rows."""
+    none = flat_rows([])
+    return _dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
+
+
+def _dataset(words: Words, labels: Flat, pad: int, content: str, **origin: Any) -> TaggedDataset:
+    lengths, items = words.tokens.lengths, words.judged()
+    return TaggedDataset(words=words, labels=labels, lengths=lengths, items=items, pad=pad, content=content, **origin)

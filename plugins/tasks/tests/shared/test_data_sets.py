@@ -1,0 +1,218 @@
+"""Data sets of datasets in every task: the same rows as a file gives, in a run, under ranks and on resume."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from arrow_cases import datasets, save
+from image_cases import CLASSES, encoded, pixels
+
+from distcore import Report, RunConfig, launch, train
+from distcore.cli.main import main
+from distcore.data import arrays
+from distcore.errors import CheckpointError
+from distcore_tasks.causal_lm import dataset
+from distcore_tasks.causal_lm.encode import encode
+from distcore_tasks.causal_lm.rows import read_rows
+from distcore_tasks.causal_lm.task import CausalLM
+from distcore_tasks.causal_lm.vocabulary import train_tokenizer
+from distcore_tasks.image_classification.options import Augment
+from distcore_tasks.image_classification.task import ImageClassification
+from distcore_tasks.seq2seq.task import Seq2Seq
+from distcore_tasks.shared import tokenize_rows
+from distcore_tasks.shared.sources import source_file
+from distcore_tasks.shared.splits import Part
+from distcore_tasks.text_classification.task import TextClassification
+
+MESSAGES = [
+    [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"{n} it is"}] for n in range(30)
+]
+CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "documents": (CausalLM(), [{"text": f"document {n} " * 9} for n in range(30)]),
+    "prompts": (CausalLM(), [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(30)]),
+    "messages": (CausalLM(), [{"messages": found} for found in MESSAGES]),
+    "pairs": (Seq2Seq(), [{"source": f"read {n}", "target": f"wrote {n % 7}"} for n in range(30)]),
+    "texts": (TextClassification(), [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(30)]),
+}
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prepared(task: Any, source: str, **options: Any) -> Any:
+    return type(task)(data=source, **options).prepare(RunConfig())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_data_set_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -> None:
+    task, rows = CASES[case]
+    from_file = prepared(task, write_lines(tmp_path / "rows.jsonl", rows))
+    found = prepared(task, str(save(tmp_path / "set", rows, shards=3)))
+    assert found.train.content == from_file.train.content
+    assert found.evaluation.content == from_file.evaluation.content
+    assert {**found.facts, "data": ""} == {**from_file.facts, "data": ""}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
+def test_so_does_a_file_of_another_format(suffix: str, tmp_path: Path) -> None:
+    task, rows = CASES["pairs"]
+    table = datasets.Dataset.from_list(rows)
+    write = {".parquet": table.to_parquet, ".csv": table.to_csv, ".json": lambda path: table.to_json(path, lines=False)}
+    write[suffix](str(tmp_path / f"rows{suffix}"))
+    from_lines = prepared(task, write_lines(tmp_path / "rows.jsonl", rows))
+    assert prepared(task, str(tmp_path / f"rows{suffix}")).train.content == from_lines.train.content
+
+
+def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
+    """In a table every message has the keys of all messages, and templates ask whether a key is there."""
+    named = [{"messages": [found[0] | {"name": "me"}, found[1]]} for found in MESSAGES]
+    rows = list(read_rows(source_file(str(save(tmp_path / "set", named)), ()), CausalLM()).values)
+    assert rows == [row["messages"] for row in named]
+
+
+def test_classes_are_words_where_the_data_set_names_them(tmp_path: Path) -> None:
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
+    rows = [{"text": f"text {n}", "label": n % 2} for n in range(30)]
+    save(tmp_path / "set", rows, features)
+    assert prepared(TextClassification(), str(tmp_path / "set")).classes == ("no", "yes")
+
+
+def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES)))
+    rows = [{"image": {"bytes": encoded(pixels(n)), "path": None}, "label": n % 2} for n in range(20)]
+    save(tmp_path / "set", rows, features, shards=2)
+    found = prepared(ImageClassification(), str(tmp_path / "set"), image_size=12, augment=Augment(shift=0))
+    assert found.classes == CLASSES
+    assert len(found.train) + len(found.evaluation) == 20
+    row = int(found.train.rows[3])
+    shown = found.train.preprocessing.values(pixels(row)[None])
+    assert (found.train.batch(np.asarray([3]))["pixel_values"] == shown).all()
+    assert next(found.evaluation.origins())["file"] == str(tmp_path / "set")
+
+
+@pytest.mark.parametrize("case", ["documents", "pairs", "texts"])
+def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tmp_path: Path) -> None:
+    task, rows = CASES[case]
+    save(tmp_path / "set", rows, validation=rows[:6], test=rows[:8])
+    source = str(tmp_path / "set")
+    line = f"data set {source}: has splits that are not used; to use them:"
+    [found] = [line for line in prepared(task, source).warnings if "not used" in line]
+    assert found == f"{line} --eval-data {source}@validation --test-data {source}@test"
+    half = prepared(task, source, eval_data=f"{source}@validation")
+    assert [line for line in half.warnings if "not used" in line] == [f"{line} --test-data {source}@test"]
+    assert len(half.evaluation) > 0
+    whole = prepared(task, source, eval_data=f"{source}@test", test_data=f"{source}@validation")
+    assert not [line for line in whole.warnings if "not used" in line]
+
+
+@pytest.mark.programs
+def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_rows, "CHARACTERS", 5_000)
+    for module in (arrays, dataset):
+        monkeypatch.setattr(module, "BLOCK", 2**14)
+    rows = [{"text": f"{'word ' * 60}{number}"} for number in range(8_000)]
+    size = sum(len(row["text"]) for row in rows)
+    path = str(save(tmp_path / "rows", rows))
+    tokenizer = train_tokenizer(["word 1 2 3"], 300)
+    del rows
+    tracemalloc.start()
+    try:
+        found = read_rows(source_file(path, ()), CausalLM())
+        made, _ = encode(Part(found, np.arange(len(found))), tokenizer, CausalLM(), tmp_path / "tokens")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(made.tokens) > 500_000
+    assert peak < size / 2
+
+
+SEQ2SEQ = {"max_seq_len": 8, "max_target_len": 8, "dropout": 0.0, "tokenizer": {"vocab_size": 300}}
+
+
+def config(data: str, out: Path, **changes: Any) -> RunConfig:
+    tree = {
+        "task": "seq2seq", "task_options": SEQ2SEQ | {"data": data}, "max_steps": 4, "global_batch_size": 8,
+        "micro_batch_size": 2, "log_every": 1, "device": "cpu", "extensions": {"progress": False}, "out": str(out),
+        "schedule": {"name": "constant"}, "lr": 0.005,
+    }  # fmt: skip
+    return RunConfig.model_validate(tree | changes)
+
+
+def losses(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["train/loss"] for line in lines if "train/loss" in line]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """A folder with the data set ``set``, its rows as a file, and a run of each, ``set-run`` and ``file-run``."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows = CASES["pairs"][1]
+    save(folder / "set", rows, shards=2, validation=rows[:6])
+    file = write_lines(folder / "rows.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
+        report = train(config("set@train", folder / "set-run", save_every=2))
+        train(config(file, folder / "file-run"))
+    return folder, report
+
+
+@pytest.mark.programs
+def test_a_run_has_the_losses_of_the_file(runs: tuple[Path, Report]) -> None:
+    folder, report = runs
+    assert report["data"]["train"]["rows"] == 27
+    assert losses(folder / "set-run") == losses(folder / "file-run")
+    assert len(losses(folder / "set-run")) >= 4
+
+
+@pytest.mark.programs
+def test_the_run_is_found_from_another_folder_and_goes_on_with_the_same_rows_only(
+    runs: tuple[Path, Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = runs
+    monkeypatch.chdir(tmp_path)
+    recorded = yaml.safe_load((folder / "set-run/config.yaml").read_text())
+    assert recorded["task_options"]["data"] == f"{folder}/set@train"
+    assert main(["eval", str(folder / "set-run")]) == 0
+    rows = CASES["pairs"][1]
+    save(tmp_path / "copy", rows)
+    save(tmp_path / "changed", [*rows[:-1], {"source": "read", "target": "another"}])
+    resumed = {"resume": str(folder / "set-run/checkpoints/step-00000002")}
+    with pytest.raises(CheckpointError, match="it was saved with other training data"):
+        train(config("changed", tmp_path / "refused", **resumed))
+    train(config("copy", tmp_path / "goes-on", **resumed))
+    assert losses(tmp_path / "goes-on")[-1] == pytest.approx(losses(folder / "set-run")[-1], rel=1e-6)
+
+
+@pytest.mark.programs
+def test_a_split_is_predicted_like_a_file(
+    runs: tuple[Path, Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = runs
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for source in (f"{folder}/set@validation", write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6])):
+        out = tmp_path / f"of{len(found)}.jsonl"
+        assert main(["predict", str(folder / "set-run"), "--data", source, "--out", str(out)]) == 0
+        found[source] = list(map(json.loads, out.read_text().splitlines()))
+    assert [{line["file"] for line in lines} for lines in found.values()] == [{source} for source in found]
+    split, file = ([line | {"file": ""} for line in lines] for lines in found.values())
+    assert split == file
+    assert len(split) == 6
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_ranks_map_the_same_rows(runs: tuple[Path, Report]) -> None:
+    folder, _ = runs
+    launch(train, config(str(folder / "set"), folder / "ranks", nproc=2, strategy="ddp"), nproc=2)
+    assert losses(folder / "ranks") == pytest.approx(losses(folder / "set-run"), rel=1e-5)

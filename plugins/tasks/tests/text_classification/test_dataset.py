@@ -1,0 +1,269 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcore.data.cache import cached_folder
+from distcore.errors import DataError
+from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_rows
+from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
+from distcore_tasks.text_classification import prepare
+from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
+from distcore_tasks.text_classification.encode import Encoded
+from distcore_tasks.text_classification.options import TextOptions
+from distcore_tasks.text_classification.prepare import prepare_text
+from distcore_tasks.text_classification.rows import Rows
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+
+
+@pytest.fixture
+def options(tmp_path):
+    rows = [[" ".join(WORDS[row % 5 : row % 5 + 1 + row % 3]) + f" {row}", row % 3] for row in range(60)]
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    return TextOptions(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    tokens = np.array([2, 5, 3, 2, 6, 7, 8, 3, 2, 3], np.int32)
+    encoded = Encoded(tokens=tokens, types=None, lengths=np.array([3, 5, 2]))
+    write_tokens(tmp_path / "rows", [encoded], np.array([1, 0, 2]), np.array([4, 8, 9]))
+    return open_tokens(tmp_path / "rows", pad=0)
+
+
+def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
+    batch = dataset.batch(np.array([2, 0]))
+    assert batch["input_ids"].tolist() == [[2, 3, 0], [2, 5, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch["labels"].tolist() == [2, 1]
+    assert {str(tensor.dtype) for tensor in batch.values()} == {"torch.int64"}
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
+    tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
+    encoded = Encoded(tokens=tokens, types=types, lengths=np.array([2, 3]))
+    write_tokens(tmp_path / "rows", [encoded], np.array([0, 1]), np.array([0, 1]))
+    batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
+    assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
+    assert batch["token_type_ids"].tolist() == [[0, 1, 1], [3, 0, 1] if left else [0, 1, 3]]
+
+
+def test_a_batch_may_repeat_rows_and_may_be_empty(dataset):
+    assert dataset.batch(np.array([1, 1]))["input_ids"].tolist() == [[2, 6, 7, 8, 3]] * 2
+    assert dataset.batch(np.array([], np.int64))["input_ids"].shape == (0, 0)
+
+
+def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
+    assert (len(dataset), dataset.lengths.tolist(), dataset.items.tolist()) == (3, [3, 5, 2], [1, 1, 1])
+    assert dataset.source_rows.tolist() == [4, 8, 9]
+
+
+def test_a_batch_of_32_rows_is_collated_in_microseconds(tmp_path):
+    lengths = np.random.default_rng(0).integers(5, 40, 1000)
+    encoded = Encoded(tokens=np.ones(lengths.sum(), np.int32), types=None, lengths=lengths)
+    write_tokens(tmp_path / "many", [encoded], lengths % 3, np.arange(1000))
+    dataset, rows = open_tokens(tmp_path / "many", pad=0), np.arange(0, 1000, 31)[:32]
+    dataset.batch(rows)
+    best = min(_seconds(lambda: dataset.batch(rows)) for _ in range(200))
+    assert best < 200e-6  # some 20 µs on an idle machine
+
+
+def _seconds(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def prepared(options: TextOptions, seed: int = 0) -> Any:
+    """The prepared data; of its parts the tests read what only tokens of text have."""
+    return prepare_text(options, seed)
+
+
+def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(options):
+    data = prepared(options)
+    rows = np.concatenate([data.train.source_rows, data.evaluation.source_rows])
+    assert sorted(rows) == list(range(60))
+    assert len(data.evaluation) == 6
+    assert all(np.array_equal(part.labels, part.source_rows % 3) for part in (data.train, data.evaluation))
+    assert np.array_equal(data.evaluation.lengths >= 3 + data.evaluation.source_rows % 3, np.ones(6, bool))
+
+
+def test_the_split_follows_the_seed_and_not_the_call(options):
+    first, again = prepared(options), prepared(options)
+    other = prepared(options, seed=1)
+    assert np.array_equal(first.evaluation.source_rows, again.evaluation.source_rows)
+    assert not np.array_equal(first.evaluation.source_rows, other.evaluation.source_rows)
+
+
+def test_a_tiny_fraction_still_keeps_one_row_and_every_class_stays_in_training():
+    labels = np.array([0, 0, 0, 1, 2])
+    for seed in range(20):
+        train, kept = split_rows("x", labels, 0.01, seed)
+        assert (len(train), len(kept)) == (4, 1)
+        assert set(labels[train]) == {0, 1, 2}
+
+
+def test_rows_that_are_all_alone_in_their_class_cannot_be_split():
+    with pytest.raises(DataError, match=r"x: each of the 3 rows is the only one of its class.*--eval-data"):
+        split_rows("x", np.array([0, 1, 2]), 0.5, 0)
+
+
+def test_one_class_only_is_refused():
+    with pytest.raises(DataError, match="x: all 2 rows have the label 'a': a classifier needs at least 2 classes"):
+        distinct_labels(Rows("x", ["t", "u"], ["a", "a"]))
+
+
+def test_integer_classes_sort_as_numbers():
+    assert distinct_labels(Rows("x", ["t"] * 3, [10, 9, 1])) == [1, 9, 10]
+
+
+def test_a_label_that_training_lacks_is_refused_with_its_row():
+    with pytest.raises(
+        DataError, match="x, row 2: label 7 is out of range: no training row has it; training has: 0, 1"
+    ):
+        encode_labels(Rows("x", ["t", "u"], [1, 7]), ["0", "1"])
+
+
+def test_files_for_evaluation_and_test_override_the_split(options, tmp_path):
+    (tmp_path / "eval.csv").write_text("text,label\nalpha,2\nbeta,0\n")
+    (tmp_path / "test.jsonl").write_text('["gamma", 1]\n')
+    files = {"eval_data": str(tmp_path / "eval.csv"), "test_data": str(tmp_path / "test.jsonl")}
+    data = prepared(replace(options, **files))
+    assert (len(data.train), len(data.evaluation), len(data.test)) == (60, 2, 1)
+    assert (data.evaluation.labels.tolist(), data.test.labels.tolist()) == ([2, 0], [1])
+
+
+def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
+    data = prepared(options)
+    assert data.test is data.evaluation
+
+
+def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch):
+    first = prepared(options)
+    monkeypatch.setattr(prepare, "read_rows", None)
+    monkeypatch.setattr(prepare, "encode_all", None)
+    second = prepared(options)
+    assert np.array_equal(first.train.tokens, second.train.tokens)
+    assert first.facts == second.facts
+
+
+def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
+    prepared(options)
+    code = (
+        "import sys; from distcore_tasks.text_classification.options import TextOptions;"
+        "from distcore_tasks.text_classification.prepare import prepare_text;"
+        f"prepare_text(TextOptions(data={options.data!r}, model='bert-tiny', max_seq_len=16), 0);"
+        "print([name for name in ('torch', 'transformers', 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("change", [{"max_seq_len": 4}, {"eval_fraction": 0.5}], ids=str)
+def test_what_changes_the_tokens_changes_the_entry(options, cache, change):
+    prepared(options)
+    prepared(replace(options, **change))
+    prepared(options, seed=3)
+    assert len(list((cache / "tokens").glob("*/manifest.json"))) == 3
+
+
+def test_content_names_the_entry_not_the_file_name(options, cache, tmp_path):
+    prepared(options)
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(Path(options.data).read_bytes())
+    assert prepared(replace(options, data=str(copy))).facts["data"] == str(copy)
+    assert len(list((cache / "tokens").glob("*/manifest.json"))) == 1
+
+
+def test_long_rows_are_cut(options):
+    assert prepared(replace(options, max_seq_len=4)).train.lengths.max() == 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_a_damaged_entry_is_rebuilt(options, cache, damage):
+    before = np.array(prepared(options).train.tokens)
+    (tokens,) = cache.glob("tokens/*/train/tokens.npy")
+    content = bytearray(tokens.read_bytes())
+    content[-1] ^= 1
+    actions = {
+        "flip": lambda: tokens.write_bytes(content),
+        "cut": lambda: tokens.write_bytes(content[:-8]),
+        "remove": tokens.unlink,
+        "manifest": lambda: (tokens.parents[1] / "manifest.json").write_text("{"),
+    }
+    actions[damage]()
+    assert np.array_equal(prepared(options).train.tokens, before)
+
+
+def test_a_failed_build_leaves_nothing_behind(cache):
+    def build(folder):
+        (folder / "half").write_text("x")
+        raise DataError("broken")
+
+    with pytest.raises(DataError, match="broken"):
+        cached_folder("kind", "key", build)
+    assert [path.name for path in (cache / "kind").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"^cache folder .*file: Not a directory; set DISTCORE_CACHE"):
+        cached_folder("kind", "key", lambda folder: None)
+
+
+def test_four_processes_at_once_build_once(cache):
+    code = (
+        "import os, time; from pathlib import Path; from distcore.data.cache import cached_folder\n"
+        "def build(folder):\n"
+        "    time.sleep(0.5)\n"
+        "    (folder / 'builder').write_text(str(os.getpid()))\n"
+        "print((cached_folder('kind', 'key', build) / 'builder').read_text())\n"
+    )
+    ranks = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = {rank.communicate(timeout=60)[0].strip() for rank in ranks}
+    assert len(answers) == 1
+    assert answers <= {str(rank.pid) for rank in ranks}
+
+
+def test_an_unknown_name_that_is_no_file_names_the_embedded_data(options):
+    with pytest.raises(DataError, match=r"data 'stdlib-doc': neither a file .*mean 'stdlib-docs'\?\) \(embedded: stdl"):
+        prepared(replace(options, data="stdlib-doc"))
+
+
+def test_a_missing_file_is_named(options):
+    with pytest.raises(DataError, match=r"data file missing/a\.json: no such file"):
+        prepared(replace(options, data="missing/a.json"))
+
+
+def test_chinese_is_split_by_character():
+    tokenizer = as_transformers(train_wordpiece(["银色高跟鞋 shoes", "高跟 shoes"], 100))
+    assert tokenizer.tokenize("高跟鞋 Shoes") == ["高", "跟", "鞋", "shoes"]
+
+
+def test_a_vocabulary_keeps_to_its_size_and_starts_with_the_special_tokens():
+    tokenizer = train_wordpiece([" ".join(WORDS)] * 3, 64)
+    assert tokenizer.get_vocab_size() <= 64
+    assert tokenizer.token_to_id("[PAD]") == 0
+    assert tokenizer.encode("alpha").tokens[0] == "[CLS]"
+
+
+def test_a_trained_tokenizer_is_the_same_in_every_process(options, tmp_path):
+    texts = [f"{first}{second} {second}" for first in WORDS for second in WORDS]
+    code = (
+        "import json, sys; from distcore_tasks.shared.wordpiece import train_wordpiece;"
+        "print(train_wordpiece(json.loads(sys.argv[1]), 120).to_str())"
+    )
+    answers = {
+        subprocess.check_output([sys.executable, "-c", code, json.dumps(texts)], env=os.environ | {"PYTHONHASHSEED": s})
+        for s in ("1", "2", "3")
+    }
+    assert len(answers) == 1
