@@ -23,11 +23,6 @@ _LENGTHS = range(12, 200)
 """Characters of a prompt and of a completion that are kept."""
 
 
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
-
-
 def stdlib_source() -> Rows:
     """Return the source files as documents."""
     return check_rows("data set stdlib-source", "documents", ((text,) for text in stdlib.documents()))
@@ -40,6 +35,8 @@ def stdlib_help() -> Rows:
     return check_rows("data set stdlib-help", "prompts", kept)
 
 
+MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
+"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
 """Name, as in ``--data NAME``, to the function that returns its rows."""
 

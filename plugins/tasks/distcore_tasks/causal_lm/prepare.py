@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from distcore import DataError
-from distcore.data import cached_folder
-from distcore_tasks.causal_lm import embedded
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
+from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import encode
 from distcore_tasks.causal_lm.models import packs
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import Rows, read_rows, texts_of
 from distcore_tasks.causal_lm.shapes import PUBLISHED
+from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.pretrained import (
     check_length,
     check_vocabulary,
     load_tokenizer,
-    tokenizer_digest,
     with_pad_token,
 )
-from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, parts_of
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
-FORMAT = 2
-"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> TokenizedDatasets:
@@ -44,32 +39,14 @@ def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> Tokeni
     packed = packs(options, padding_free)  # what cannot be packed is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
-    folder = cached_folder("sequences", _key(options, seed), lambda folder: _build(folder, options, seed))
-    return _open(folder, options, packed)
+    settings = [options.form, asdict(options.columns), options.max_seq_len, options.split_documents]
+    size = options.tokenizer.vocab_size
+    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    return _open(entry, options, packed)
 
 
-def _key(options: CausalOptions, seed: int) -> str:
-    """Return the key of the cache entry: a digest of everything that its content depends on."""
-    facts = [
-        FORMAT,
-        source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
-        [options.form, asdict(options.columns)],
-        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
-        [options.max_seq_len, options.split_documents],
-        _tokenizer_digest(options),
-        [version("tokenizers"), version("transformers")],  # a new release may write conversations differently
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-
-
-def _tokenizer_digest(options: CausalOptions) -> list[Any]:
-    if options.from_scratch:
-        return ["byte-level", options.tokenizer.vocab_size]
-    return tokenizer_digest(options.model_folder())
-
-
-def _build(folder: Path, options: CausalOptions, seed: int) -> None:
-    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
     parts = _parts(options, seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
@@ -82,9 +59,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> None:
         common = log_frequencies(counts=counts) if common is None else common
         perplexity = unigram_perplexity(counts=counts, common=common)
         facts[name] = {**_facts(part, arrays, cut), "unigram_perplexity": perplexity}
-    tokenizer.save_pretrained(folder / "tokenizer")
-    entry = {"facts": facts, "form": parts["train"].rows.form, "tokens": tokens_of(tokenizer)}
-    (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+    return tokenizer, {"facts": facts, "form": parts["train"].rows.form}
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
@@ -99,7 +74,7 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
 
 
 def _rows(source: str, options: CausalOptions) -> Rows:
-    return read_source(source, embedded.EMBEDDED, lambda found: read_rows(found, options))
+    return read_source(source, EMBEDDED, lambda found: read_rows(found, options))
 
 
 def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
@@ -121,19 +96,18 @@ def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
     }
 
 
-def _open(folder: Path, options: CausalOptions, packed: bool) -> TokenizedDatasets:
+def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatasets:
     """Open a cache entry that ``_build`` has filled."""
-    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    pad = int(entry["tokens"]["pad"])
-    prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in entry["facts"].items()}
+    pad, facts = int(entry.tokens["pad"]), entry.facts
+    prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in facts.items()}
     how = {"packed": packed, "apart": options.split_documents}
-    sets = {name: open_sequences(folder / name, pad, prompts=prompts[name], **how) for name in prompts}
     return with_rows(
-        sets,
-        folder / "tokenizer",
-        facts={"data": options.data, "form": entry["form"], "packing": packed, **entry["facts"]},
-        warnings=tuple(_warnings(entry["facts"], options)),
-        **entry["tokens"],
+        TokenizedDatasets,
+        {name: open_sequences(entry.folder / name, pad, prompts=prompts[name], **how) for name in prompts},
+        entry.tokenizer,
+        facts={"data": options.data, "form": entry.said["form"], "packing": packed, **facts},
+        warnings=(*unused_splits(options), *_warnings(facts, options)),
+        **entry.tokens,
     )
 
 
@@ -143,11 +117,7 @@ def _sampled(rows: int, options: CausalOptions) -> int:
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: CausalOptions) -> Iterator[str]:
-    yield from unused_splits(options)
-    cut, rows = (sum(part[name] for part in facts.values()) for name in ("rows_cut", "rows"))
-    if cut:
-        length = options.max_seq_len
-        yield f"{cut} of {rows} rows have more than {length} tokens and are cut; --max-seq-len sets another length"
+    yield from cut_warning(facts, options.max_seq_len)
     if options.model in PUBLISHED:
         where = f"--model openai-community/{options.model} takes the published ones"
         yield f"model {options.model}: built in, begins with random weights; {where}"

@@ -18,7 +18,7 @@ from distcore_tasks.causal_lm.rows import given_column
 from distcore_tasks.causal_lm.unlabeled import UnlabelledPrompts, unlabelled_prompts
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import GENERATED, tokenized, without_rows
+from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -157,7 +157,7 @@ class CausalLM(CausalOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(folder, no_sequences)
+        return without_rows(TokenizedDatasets, folder, no_sequences)
 
 
 def _predicted(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,10 +32,7 @@ def stdlib_source() -> Texts:
     return check_texts("data set stdlib-source", stdlib.documents())
 
 
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
-
-
+MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
+"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Texts]] = {"stdlib-lines": stdlib_lines, "stdlib-source": stdlib_source}
 """Name, as in ``--data NAME``, to the function that returns its rows."""

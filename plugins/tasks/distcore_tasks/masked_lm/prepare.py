@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,23 +11,23 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore.data import array_blocks, cached_folder
+from distcore.data import array_blocks
 from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
-from distcore_tasks.masked_lm.embedded import EMBEDDED, fingerprint
+from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts, read_texts
 from distcore_tasks.shared.bert import check_encoder
+from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, parts_of
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
-FORMAT = 1
-"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+CACHED = CachedDatasets(kind="masked", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
@@ -40,39 +37,28 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
     """
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
-    folder = cached_folder("masked", _key(options, seed), lambda folder: _build(folder, options, seed))
-    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    ordinary = np.load(folder / "ordinary.npy", allow_pickle=False)
-    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry["masking"])
-    facts, pad = entry["facts"], entry["tokens"]["pad"]
-    sets = {name: open_rows(folder / name, pad, masking, varying=name == "train") for name in facts}
+    settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
+    size = options.tokenizer.vocab_size
+    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
+    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.said["masking"])
+    facts, pad = entry.facts, entry.tokens["pad"]
+    sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
     for name, rows in sets.items():
         facts[name]["targets"] = int(rows.items.sum())
     empty = sum(int((rows.items == 0).sum()) for rows in sets.values())
     return with_rows(
+        TokenizedDatasets,
         sets,
-        folder / "tokenizer",
+        entry.tokenizer,
         facts={"data": options.data, **facts},
         warnings=(*unused_splits(options), *_warnings(facts, empty, options)),
-        **entry["tokens"],
+        **entry.tokens,
     )
 
 
-def _key(options: MaskedOptions, seed: int) -> str:
-    """Return the key of the cache entry: a digest of everything that its content depends on."""
-    tokens = tokenizer_digest(options.model_folder()) if not options.from_scratch else options.tokenizer.vocab_size
-    facts = [
-        FORMAT,
-        source_digests(options, EMBEDDED, fingerprint),
-        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
-        [asdict(options.columns), options.max_seq_len, options.split_texts],
-        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenize differently
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-
-
-def _build(folder: Path, options: MaskedOptions, seed: int) -> None:
-    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
     parts = parts_of(options, lambda source: _texts(source, options), seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
@@ -96,11 +82,8 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> None:
             "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
             "commonest_token": round(float(counts[common.argmax()] / counts.sum()), 4),
         }
-    tokenizer.save_pretrained(folder / "tokenizer")
     np.save(folder / "ordinary.npy", ordinary)
-    masking = {"mask": mask, "size": count_tokens(tokenizer)}
-    entry = {"facts": facts, "masking": masking, "tokens": tokens_of(tokenizer)}
-    (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+    return tokenizer, {"facts": facts, "masking": {"mask": mask, "size": count_tokens(tokenizer)}}
 
 
 def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int]) -> Iterator[Flat]:
@@ -124,9 +107,8 @@ def _tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
 
 
 def _warnings(facts: dict[str, dict[str, int]], empty: int, options: MaskedOptions) -> Iterator[str]:
-    texts, rows, cut = (sum(part[name] for part in facts.values()) for name in ("texts", "rows", "texts_cut"))
-    if cut:
-        longer = f"{cut} of {texts} texts have more than {options.max_seq_len} tokens and are cut"
-        yield f"{longer}; --set task_options.split_texts=true makes several rows of each"
+    remedy = "--set task_options.split_texts=true makes several rows of each"
+    yield from cut_warning(facts, options.max_seq_len, "texts", remedy=remedy)
     if empty:
+        rows = total(facts, "rows")
         yield f"{empty} of {rows} rows have special or unknown tokens only: they are not masked and do not count"

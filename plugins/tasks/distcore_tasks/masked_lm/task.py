@@ -16,7 +16,7 @@ from distcore_tasks.masked_lm.prepare import prepare_masked
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import tokenized, without_rows
+from distcore_tasks.shared.tokenized import TokenizedDatasets, tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,7 +94,7 @@ class MaskedLM(MaskedOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(folder, no_rows)
+        return without_rows(TokenizedDatasets, folder, no_rows)
 
 
 def _found(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

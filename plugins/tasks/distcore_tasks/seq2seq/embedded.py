@@ -38,11 +38,6 @@ _LENGTHS = range(12, 400)
 """Characters of a docstring's paragraph that is kept."""
 
 
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, MODULES)
-
-
 def stdlib_words() -> Pairs:
     """Return the names of several words with these words in small letters, in the order in which they first occur."""
     found = {name: _WORD.findall(name) for name in _names()}
@@ -59,6 +54,8 @@ def stdlib_names() -> Pairs:
     return check_pairs("data set stdlib-names", names.items())
 
 
+MADE_FROM = (FORMAT, MODULES)
+"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Pairs]] = {"stdlib-words": stdlib_words, "stdlib-names": stdlib_names}
 """Name, as in ``--data NAME``, to the function that returns its rows."""
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distcore.data import array_blocks, cached_folder
-from distcore_tasks.seq2seq import embedded
+from distcore.data import array_blocks
 from distcore_tasks.seq2seq.dataset import open_pairs
+from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.seq2seq.encode import encode
 from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs, read_pairs
 from distcore_tasks.seq2seq.scores import check_scores
-from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, tokenizer_digest
-from distcore_tasks.shared.sources import read_source, source_digests, unused_splits
+from distcore_tasks.shared.cache import CachedDatasets, cut_warning
+from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
+from distcore_tasks.shared.sources import read_source, unused_splits
 from distcore_tasks.shared.splits import Part, parts_of
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
-from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, tokens_of, with_rows
+from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
-FORMAT = 1
-"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
@@ -39,34 +37,22 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
     if options.max_new_tokens:
         check_scores()
     check_model(options)
-    folder = cached_folder("pairs", _key(options, seed), lambda folder: _build(folder, options, seed))
-    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    facts = entry["facts"]
-    sets = {name: open_pairs(folder / name, entry["tokens"]["pad"], texts=name != "train") for name in facts}
+    settings = [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len]
+    size = options.tokenizer.vocab_size
+    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    pad, facts = entry.tokens["pad"], entry.facts
     return with_rows(
-        sets,
-        folder / "tokenizer",
+        TokenizedDatasets,
+        {name: open_pairs(entry.folder / name, pad, texts=name != "train") for name in facts},
+        entry.tokenizer,
         facts={"data": options.data, **facts},
-        warnings=tuple(_warnings(facts, options)),
-        **entry["tokens"],
+        warnings=(*unused_splits(options), *_warnings(facts, options)),
+        **entry.tokens,
     )
 
 
-def _key(options: Seq2SeqOptions, seed: int) -> str:
-    """Return the key of the cache entry: a digest of everything that its content depends on."""
-    tokens = tokenizer_digest(options.model_folder()) if not options.from_scratch else options.tokenizer.vocab_size
-    facts = [
-        FORMAT,
-        source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
-        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
-        [asdict(options.columns), options.prefix, options.max_seq_len, options.max_target_len],
-        [tokens, version("tokenizers"), version("transformers")],  # a new release may tokenize differently
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-
-
-def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
-    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
     parts = parts_of(options, lambda source: _rows(source, options), seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
@@ -88,13 +74,11 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> None:
             "unigram_perplexity": unigram_perplexity(counts=counts, common=common),
             "commonest_target": round(float(np.mean(said == commonest)), 4),
         }
-    tokenizer.save_pretrained(folder / "tokenizer")
-    entry = {"facts": facts, "tokens": tokens_of(tokenizer)}
-    (folder / "entry.json").write_text(json.dumps(entry), encoding="utf-8")
+    return tokenizer, {"facts": facts}
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, embedded.EMBEDDED, lambda found: read_pairs(found, options.columns))
+    return read_source(source, EMBEDDED, lambda found: read_pairs(found, options.columns))
 
 
 def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
@@ -118,11 +102,8 @@ def _commonest(numbers: np.ndarray) -> int:
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: Seq2SeqOptions) -> Iterator[str]:
-    yield from unused_splits(options)
-    rows = sum(part["rows"] for part in facts.values())
     for name, length, setting in (
         ("sources", options.max_seq_len, "--max-seq-len"),
         ("targets", options.max_target_len, "--set task_options.max_target_len=N"),
     ):
-        if cut := sum(part[f"{name}_cut"] for part in facts.values()):
-            yield f"{cut} of {rows} {name} have more than {length} tokens and are cut; {setting} sets another length"
+        yield from cut_warning(facts, length, name, of="rows", remedy=f"{setting} sets another length")

@@ -18,7 +18,7 @@ from distcore_tasks.seq2seq.unlabeled import UnlabelledSources, unlabelled_sourc
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import GENERATED, tokenized, without_rows
+from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, tokenized, without_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -155,7 +155,7 @@ class Seq2Seq(Seq2SeqOptions):
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(folder, no_pairs)
+        return without_rows(TokenizedDatasets, folder, no_pairs)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from distcore import DataError, nearest
 from distcore.data import Source, describe_value, find_split, source_digest, source_name
+from distcore_tasks.shared import stdlib
 from distcore_tasks.shared.options import TaskOptions
 
 R = TypeVar("R")
@@ -46,16 +47,18 @@ def source_said(source: str, embedded: Collection[str]) -> str:
     return source if source in embedded else str(source_file(source, embedded))
 
 
-def source_digests(
-    options: TaskOptions, embedded: Collection[str], fingerprint: Callable[[str], str]
-) -> list[str | None]:
+def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[str | None]:
     """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
 
-    ``fingerprint`` gives that of an embedded data set. Raises DataError.
+    ``made_from`` is what the rows of embedded data sets depend on. Raises DataError.
     """
 
     def digest_of(source: str) -> str:
-        return fingerprint(source) if source in embedded else source_digest(source_file(source, embedded))
+        return (
+            stdlib.fingerprint(source, *made_from)
+            if source in embedded
+            else source_digest(source_file(source, embedded))
+        )
 
     given = (options.data, options.eval_data, options.test_data)
     return [None if source is None else digest_of(source) for source in given]

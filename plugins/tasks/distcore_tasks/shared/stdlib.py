@@ -46,7 +46,10 @@ def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
                 yield node, " ".join(text.split("\n\n")[0].split())
 
 
-def fingerprint(*facts: object) -> str:
-    """Return a digest that stands for the content of data made from these files, as ``facts`` say how: none is read."""
-    everything = [*facts, sys.version, sysconfig.get_path("stdlib")]
+def fingerprint(name: str, *made_from: object) -> str:
+    """Return a digest that stands for the content of an embedded data set: no file is read.
+
+    ``made_from`` is what its rows depend on, apart from the Python that runs.
+    """
+    everything = [name, *made_from, sys.version, sysconfig.get_path("stdlib")]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distcore import Dataset, Datasets
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
@@ -41,6 +41,9 @@ class TokenizedDatasets(Datasets):
             shutil.copy(file, folder)
 
 
+D = TypeVar("D", bound=TokenizedDatasets)
+
+
 def tokenized(data: Datasets) -> TokenizedDatasets:
     """Return ``data`` as what ``prepare`` returned; raises TypeError if it is anything else."""
     if not isinstance(data, TokenizedDatasets):
@@ -58,9 +61,9 @@ def count_tokens(tokenizer: Any) -> int:
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
-def with_rows(sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> TokenizedDatasets:
+def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> D:
     """Return data sets by name as a whole: without a ``test`` the evaluation rows serve as test."""
-    return TokenizedDatasets(
+    return kind(
         train=sets["train"],
         evaluation=sets["evaluation"],
         test=sets.get("test", sets["evaluation"]),
@@ -69,13 +72,19 @@ def with_rows(sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> To
     )
 
 
-def without_rows(folder: Path, empty: Callable[[int], Dataset]) -> TokenizedDatasets | None:
-    """Return data sets with the tokenizer in ``folder`` but no rows: enough to build a model and to write with it.
+def without_rows(
+    kind: type[D],
+    folder: Path,
+    empty: Callable[[int], Dataset],
+    load: Callable[[str, Path], Any] = load_tokenizer,
+    **others: Any,
+) -> D | None:
+    """Return data sets with the tokenizer in ``folder`` but no rows: enough to build a model and to predict with it.
 
     ``empty`` returns a data set without rows for a padding token. ``None`` if ``folder`` has no tokenizer.
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    found = tokens_of(load_tokenizer(str(folder), folder))
+    found = tokens_of(load(str(folder), folder))
     rows = empty(found["pad"])
-    return with_rows({"train": rows, "evaluation": rows}, folder, **found)
+    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, **found, **others)

@@ -77,13 +77,10 @@ def stdlib_pairs() -> Rows:
     return check_rows("data set stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
 
 
+MADE_FROM = (FORMAT, SUBJECTS)
+"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
 """Name, as in ``--data NAME``, to the function that returns its rows."""
-
-
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, SUBJECTS)
 
 
 def collect(library: Path) -> list[tuple[str, str]]:
@@ -118,7 +115,7 @@ def _cached(name: str, collect: Callable[[Path], list[Any]]) -> list[Any]:
         rows = collect(Path(sysconfig.get_path("stdlib")))
         (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
 
-    folder = cached_folder("embedded", f"{name}-{fingerprint(name)[:32]}", write)
+    folder = cached_folder("embedded", f"{name}-{stdlib.fingerprint(name, *MADE_FROM)[:32]}", write)
     rows: list[Any] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     return rows
 

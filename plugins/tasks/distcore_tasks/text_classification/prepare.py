@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distcore import ConfigError, DataError
-from distcore.data import cached_folder
+from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.classification.labels import split_parts
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.padding import check_padding, pads_left
-from distcore_tasks.shared.pretrained import check_length, load_tokenizer, tokenizer_digest
-from distcore_tasks.shared.sources import read_source, rows_name, source_digests, source_said, unused_splits
-from distcore_tasks.shared.tokenized import TokenizedDatasets, tokens_of
-from distcore_tasks.text_classification import embedded
-from distcore_tasks.text_classification.dataset import empty_dataset, open_tokens, write_tokens
+from distcore_tasks.shared.pretrained import check_length
+from distcore_tasks.shared.sources import read_source, rows_name, source_said, unused_splits
+from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
+from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
+from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.text_classification.encode import encode_all, tokenizer_of
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import Rows, read_rows
 
-FORMAT = 8
-"""Version of the files in a cache entry, part of its key: raise it when their layout or meaning changes."""
+CACHED = CachedDatasets(kind="tokens", version=8, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,50 +45,15 @@ def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
         check_padding(options)
-    folder = cached_folder("tokens", _key(options, seed), lambda folder: _build(folder, options, seed))
-    return _open(folder, options)
-
-
-def without_rows(labels: tuple[int | str, ...], tokenizer: Path) -> TextDatasets:
-    """Return data sets with classes and a tokenizer but no rows: enough to build a model and to predict with it."""
-    loaded = load_tokenizer(str(tokenizer), tokenizer)
-    found = tokens_of(loaded)
-    rows = empty_dataset(found["pad"])
-    return TextDatasets(
-        train=rows,
-        evaluation=rows,
-        test=rows,
-        classes=tuple(map(str, labels)),
-        labels=labels,
-        tokenizer=tokenizer,
-        **found,
-    )
-
-
-def _key(options: TextOptions, seed: int) -> str:
-    """Return the key of the cache entry: a digest of everything that its content depends on."""
-    facts = [
-        FORMAT,
-        source_digests(options, embedded.EMBEDDED, embedded.fingerprint),
-        [asdict(options.used_columns), options.problem_type],
-        None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
-        options.max_seq_len,
-        _tokenizer_digest(options),
-        version("tokenizers"),  # a new release may tokenize differently
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
-
-
-def _tokenizer_digest(options: TextOptions) -> list[Any]:
-    if options.from_scratch:
-        return ["wordpiece", options.tokenizer.vocab_size]
-    return tokenizer_digest(options.model_folder())
+    settings = [asdict(options.used_columns), options.problem_type, options.max_seq_len]
+    size = options.tokenizer.vocab_size
+    return _open(CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed)), options)
 
 
 def _rows(source: str, options: TextOptions) -> Rows:
     columns, problem = options.used_columns, options.problem
-    rows = read_source(source, embedded.EMBEDDED, lambda path: read_rows(path, columns, problem))
-    if source in embedded.EMBEDDED:
+    rows = read_source(source, EMBEDDED, lambda path: read_rows(path, columns, problem))
+    if source in EMBEDDED:
         if options.problem_type != "single_label":
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
         if (columns.text_pair is None) != (rows.seconds is None):
@@ -127,8 +88,8 @@ class _Part:
         return None if ids is None else [ids[number] for number in self.numbers]
 
 
-def _build(folder: Path, options: TextOptions, seed: int) -> None:
-    """Fill a new cache entry: one folder per data set, the tokenizer's folder, and ``entry.json``."""
+def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Fill a new cache entry: one folder per data set; return the tokenizer and what ``_open`` needs."""
     rows, problem = _rows(options.data, options), options.problem
     labels = problem.classes(rows)
     classes = [str(label) for label in labels]
@@ -139,16 +100,13 @@ def _build(folder: Path, options: TextOptions, seed: int) -> None:
     # A vocabulary must not see the evaluation rows.
     tokenizer = tokenizer_of(options, parts["train"].texts, parts["train"].seconds)
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
-    tokenizer.save_pretrained(folder / "tokenizer")
     held_out = options.eval_data is not None
-    entry = {
+    return tokenizer, {
         "labels": labels,
-        "tokens": tokens_of(tokenizer),
         "type_pad": tokenizer.pad_token_type_id,
         "facts": facts,
         "warnings": list(problem.warnings(rows, parts["evaluation"].labels, classes, held_out)),
     }
-    (folder / "entry.json").write_text(json.dumps(entry, ensure_ascii=False), encoding="utf-8")
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
@@ -164,19 +122,13 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
     }
 
 
-def _cut_warning(cut: int, rows: int, max_length: int) -> list[str]:
-    """Return a line that says how many of all rows were cut to ``max_length`` tokens, if any were."""
-    line = f"{cut} of {rows} rows have more than {max_length} tokens and are cut; --max-seq-len sets another length"
-    return [line] if cut else []
-
-
 def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
     """Return the labels by ``class_names`` if there are any; raises ConfigError if these do not fit."""
     names = options.class_names
     if names is None:
         return labels
     found = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
-    source = rows_name(options.data, embedded.EMBEDDED)
+    source = rows_name(options.data, EMBEDDED)
     if isinstance(labels[0], str):
         raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {found}")
     if len(names) != len(labels):
@@ -186,29 +138,22 @@ def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | s
     return names
 
 
-def _open(folder: Path, options: TextOptions) -> TextDatasets:
+def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
-    entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
-    labels = _named(tuple(entry["labels"]), options)
+    labels, facts = _named(tuple(entry.said["labels"]), options), entry.facts
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
-    padding = {"pad": int(entry["tokens"]["pad"]), "pad_left": pads_left(options), "type_pad": entry["type_pad"]}
-    said = {name: source_said(sources[name], embedded.EMBEDDED) for name in entry["facts"]}
-    sets = {name: open_tokens(folder / name, source=source, **padding) for name, source in said.items()}
+    padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.said["type_pad"]}
+    said = {name: source_said(sources[name], EMBEDDED) for name in facts}
     classes = tuple(str(label) for label in labels)
-    parts = entry["facts"].values()
-    cut = _cut_warning(sum(part["rows_cut"] for part in parts), sum(map(len, sets.values())), options.max_seq_len)
     # The entry names the option and not the file: the next run's file may be another one, of the same content.
-    warnings = [
-        f"{rows_name(getattr(options, source), embedded.EMBEDDED)}: {line}" for source, line in entry["warnings"]
-    ]
-    return TextDatasets(
-        train=sets["train"],
-        evaluation=sets["evaluation"],
-        test=sets.get("test", sets["evaluation"]),
-        facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | entry["facts"],
-        warnings=(*unused_splits(options), *warnings, *cut),
+    warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.said["warnings"]]
+    return with_rows(
+        TextDatasets,
+        {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in said.items()},
+        entry.tokenizer,
+        facts={"data": options.data} | ({"classes": list(classes)} if classes else {}) | facts,
+        warnings=(*unused_splits(options), *warnings, *cut_warning(facts, options.max_seq_len)),
         classes=classes,
         labels=labels,
-        tokenizer=folder / "tokenizer",
-        **entry["tokens"],
+        **entry.tokens,
     )

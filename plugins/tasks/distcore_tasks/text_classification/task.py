@@ -104,10 +104,14 @@ class TextClassification(TextOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
         from distcore_tasks.shared.classification.predictions import read_labels
-        from distcore_tasks.text_classification.prepare import without_rows
+        from distcore_tasks.shared.tokenized import without_rows
+        from distcore_tasks.text_classification.dataset import empty_dataset
+        from distcore_tasks.text_classification.prepare import TextDatasets
 
         labels = read_labels(folder)
-        return None if labels is None else without_rows(labels, folder)
+        if labels is None:
+            return None
+        return without_rows(TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

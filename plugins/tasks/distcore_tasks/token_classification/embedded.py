@@ -41,16 +41,13 @@ Place = tuple[int, int]
 
 def stdlib_code() -> Tagged:
     """Return the rows, from the cache if they are there; collecting them takes some seconds."""
-    folder = cached_folder("embedded", f"stdlib-code-{fingerprint('stdlib-code')[:32]}", _write)
+    folder = cached_folder("embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write)
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     return check_tagged("data set stdlib-code", map(tuple, rows))
 
 
-def fingerprint(name: str) -> str:
-    """Return a digest that stands for the content of an embedded data set, from the Python version: no text is read."""
-    return stdlib.fingerprint(name, FORMAT, stdlib.DOCUMENTS)
-
-
+MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
+"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
 """Name, as in ``--data NAME``, to the function that returns its rows."""
 

@@ -12,14 +12,16 @@ from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.shared.classification.predictions import read_labels, write_labels
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
-from distcore_tasks.token_classification.dataset import TaggedDataset
+from distcore_tasks.shared.tokenized import without_rows
+from distcore_tasks.token_classification.dataset import TaggedDataset, no_tagged
 from distcore_tasks.token_classification.embedded import EMBEDDED
 from distcore_tasks.token_classification.metrics import tag_metrics
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
-from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged, without_rows
+from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged
 from distcore_tasks.token_classification.rows import Tag
 from distcore_tasks.token_classification.unlabeled import untagged_words
+from distcore_tasks.token_classification.words import words_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,7 +131,10 @@ class TokenClassification(TagOptions):
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
         """Return data sets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if it did not."""
         labels = read_labels(folder)
-        return None if labels is None else without_rows(labels, folder)
+        if labels is None:
+            return None
+        classes = tuple(map(str, labels))
+        return without_rows(TagDatasets, folder, no_tagged, words_tokenizer, classes=classes, labels=labels)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

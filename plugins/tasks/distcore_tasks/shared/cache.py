@@ -1,0 +1,112 @@
+"""Data sets that are prepared once: a digest of everything that their content depends on finds them again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from distcore.data import cached_folder
+from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.pretrained import tokenizer_digest
+from distcore_tasks.shared.sources import source_digests
+from distcore_tasks.shared.tokenized import tokens_of
+
+ENTRY = "entry.json"
+"""File with the facts of a cache entry."""
+Build = Callable[[Path], tuple[Any, dict[str, Any]]]
+"""Fills a new cache entry, one folder per data set; returns the tokenizer and what ``Entry.said`` is to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A cache entry: one folder per data set, the tokenizer's folder, and ``ENTRY``."""
+
+    folder: Path
+    """The entry."""
+    said: dict[str, Any]
+    """What ``build`` returned, and ``tokens``, the fields that ``TokenizedDatasets`` has of its tokenizer."""
+
+    @property
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What the report states of each data set, by name."""
+        facts: dict[str, dict[str, Any]] = self.said["facts"]
+        return facts
+
+    @property
+    def tokens(self) -> dict[str, Any]:
+        """``vocab_size``, ``pad`` and ``end`` of the tokenizer."""
+        tokens: dict[str, Any] = self.said["tokens"]
+        return tokens
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer."""
+        return self.folder / "tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedDatasets:
+    """The prepared data sets of one task."""
+
+    kind: str
+    """Name of their folder in the cache."""
+    version: int
+    """Version of the files in an entry: raise it when their layout or meaning changes."""
+    embedded: Collection[str]
+    """Names of the embedded data sets."""
+    made_from: tuple[object, ...]
+    """What the rows of embedded data sets depend on, apart from the Python that reads them."""
+
+    def entry(
+        self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int, build: Build
+    ) -> Entry:
+        """Return the entry of these options, which ``build`` fills unless it is in the cache.
+
+        ``settings`` are the options that rows and tokens depend on, ``vocab_size`` that of a built-in model. With an
+        entry in the cache, files are read for their digest only, and neither parsed nor tokenized. Raises DataError.
+        """
+        key = self._key(options, seed, settings, vocab_size)
+        folder = cached_folder(self.kind, key, lambda folder: _write(folder, build))
+        return Entry(folder, json.loads((folder / ENTRY).read_text(encoding="utf-8")))
+
+    def _key(self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int) -> str:
+        """Return a digest of everything that the content of an entry depends on."""
+        facts = [
+            self.version,
+            source_digests(options, self.embedded, self.made_from),
+            None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
+            list(settings),
+            vocab_size if options.from_scratch else tokenizer_digest(options.model_folder()),
+            [version("tokenizers"), version("transformers")],  # a new release may tokenize differently
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def _write(folder: Path, build: Build) -> None:
+    tokenizer, said = build(folder)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    entry = json.dumps({**said, "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
+    (folder / ENTRY).write_text(entry, encoding="utf-8")
+
+
+def total(facts: Mapping[str, Mapping[str, int]], name: str) -> int:
+    """Return the sum of one fact over all data sets."""
+    return sum(part[name] for part in facts.values())
+
+
+def cut_warning(
+    facts: Mapping[str, Mapping[str, int]],
+    length: int,
+    rows: str = "rows",
+    *,
+    of: str | None = None,
+    remedy: str = "--max-seq-len sets another length",
+) -> Iterator[str]:
+    """Yield a line if some of all ``rows`` were cut to ``length`` tokens; ``of`` is the fact with their number."""
+    if cut := total(facts, f"{rows}_cut"):
+        yield f"{cut} of {total(facts, of or rows)} {rows} have more than {length} tokens and are cut; {remedy}"
