@@ -70,10 +70,28 @@ def _whole(rows: R) -> Part[R]:
 
 def _split(rows: R, fraction: float, seed: int) -> Iterator[Part[R]]:
     """Yield the rows to train on and those to evaluate on, which depend on seed and number of rows alone."""
-    count = len(rows.values)
-    if count < 2:
-        raise DataError(f"{rows.name}: holds one row, so none is left for evaluation; give --eval-data a file")
-    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).permutation(count)
-    evaluated = min(max(1, round(fraction * count)), count - 1)
-    yield Part(rows, np.sort(order[evaluated:]))
-    yield Part(rows, np.sort(order[:evaluated]))
+    for numbers in split_rows(rows.name, len(rows.values), fraction, seed):
+        yield Part(rows, numbers)
+
+
+def split_rows(
+    name: str, rows: int, fraction: float, seed: int, classes: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split row numbers into training and evaluation: two ascending int64 arrays.
+
+    They depend on ``seed``, the number of ``rows`` and their class numbers, int64 ``(rows,)``, alone. ``fraction`` is
+    the part of the rows that evaluation should get; it gets at least one, and at least one row, or one of each class,
+    stays in training. Raises DataError if there are too few rows for both; ``name`` opens the message.
+    """
+    if rows < 2:
+        raise DataError(f"{name}: holds one row, so none is left for evaluation; give --eval-data a file")
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).permutation(rows)
+    # Without classes the last row stays in training, with them the first of each, in this random order.
+    kept = [rows - 1] if classes is None else np.unique(classes[order], return_index=True)[1]
+    free = np.delete(order, kept)
+    if not len(free):
+        problem = f"each of the {rows} rows is the only one of its class, so none is left for evaluation"
+        raise DataError(f"{name}: {problem}; give --eval-data a file")
+    evaluated = np.zeros(rows, dtype=bool)
+    evaluated[free[: max(1, round(fraction * rows))]] = True
+    return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)

@@ -12,7 +12,8 @@ import pytest
 
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
-from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels, split_rows
+from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
+from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.text_classification import prepare
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
@@ -107,14 +108,14 @@ def test_the_split_follows_the_seed_and_not_the_call(options):
 def test_a_tiny_fraction_still_keeps_one_row_and_every_class_stays_in_training():
     labels = np.array([0, 0, 0, 1, 2])
     for seed in range(20):
-        train, kept = split_rows("x", labels, 0.01, seed)
+        train, kept = split_rows("x", len(labels), 0.01, seed, labels)
         assert (len(train), len(kept)) == (4, 1)
         assert set(labels[train]) == {0, 1, 2}
 
 
 def test_rows_that_are_all_alone_in_their_class_cannot_be_split():
     with pytest.raises(DataError, match=r"x: each of the 3 rows is the only one of its class.*--eval-data"):
-        split_rows("x", np.array([0, 1, 2]), 0.5, 0)
+        split_rows("x", 3, 0.5, 0, np.array([0, 1, 2]))
 
 
 def test_one_class_only_is_refused():

@@ -1,4 +1,4 @@
-"""Labelled rows: their classes, and the split into training and evaluation. For texts, images and others."""
+"""Labelled rows: their classes, and the data sets that they are split into. For texts, images and others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from distcore import DataError, nearest
 from distcore.data import describe_value
 from distcore_tasks.shared.options import TaskOptions
+from distcore_tasks.shared.splits import split_rows
 
 
 class Labelled(Protocol):
@@ -105,26 +106,6 @@ def encode_labels(rows: Labelled, classes: Sequence[str]) -> np.ndarray:
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
 
-def split_rows(name: str, labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split row numbers into training and evaluation: two ascending int64 arrays that depend on seed and labels alone.
-
-    ``labels``: the class number of each row. ``fraction``: the part of the rows that evaluation should get; it gets at
-    least one, and at least one row of every class stays in training. Raises DataError if there are too few rows for
-    both; ``name`` opens the message.
-    """
-    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).permutation(len(labels))
-    # The first row of each class in this random order stays in training.
-    _, firsts = np.unique(labels[order], return_index=True)
-    free = np.delete(order, firsts)
-    wanted = max(1, round(fraction * len(labels)))
-    if not len(free):
-        problem = f"each of the {len(labels)} rows is the only one of its class, so none is left for evaluation"
-        raise DataError(f"{name}: {problem}; give --eval-data a file")
-    evaluated = np.zeros(len(labels), dtype=bool)
-    evaluated[free[:wanted]] = True
-    return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
-
-
 def split_parts(
     rows: R, encode: Callable[[R], np.ndarray], options: TaskOptions, seed: int, read: Callable[[str], R]
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
@@ -136,7 +117,7 @@ def split_parts(
     """
     labels = encode(rows)
     if options.eval_data is None:
-        train, evaluation = split_rows(rows.name, _strata(rows, labels), options.eval_fraction, seed)
+        train, evaluation = split_rows(rows.name, len(rows), options.eval_fraction, seed, _strata(labels))
         yield "train", rows, train, labels[train]
         yield "evaluation", rows, evaluation, labels[evaluation]
     else:
@@ -147,10 +128,6 @@ def split_parts(
             yield name, others, np.arange(len(others)), encode(others)
 
 
-def _strata(rows: Labelled, labels: np.ndarray) -> np.ndarray:
+def _strata(labels: np.ndarray) -> np.ndarray:
     """Return class numbers as they are; of other labels each row may be in evaluation, as long as one is left."""
-    if labels.dtype == np.int64 and labels.ndim == 1:
-        return labels
-    if len(labels) < 2:
-        raise DataError(f"{rows.name}: holds one row, so none is left for evaluation; give --eval-data a file")
-    return np.zeros(len(labels), np.int64)
+    return labels if labels.dtype == np.int64 and labels.ndim == 1 else np.zeros(len(labels), np.int64)
