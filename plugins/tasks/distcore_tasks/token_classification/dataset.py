@@ -13,7 +13,7 @@ import numpy as np
 
 from distcore.data import ArrayFile
 from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, flat_rows, open_flat
-from distcore_tasks.token_classification.words import Words
+from distcore_tasks.token_classification.encode import Words
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,10 +20,10 @@ from distcore_tasks.shared.tokenize_rows import chunks
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.token_classification.dataset import TaggedFiles, finish_tagged, open_tagged
 from distcore_tasks.token_classification.embedded import EMBEDDED, MADE_FROM
+from distcore_tasks.token_classification.encode import Words, tokenize_words, words_tokenizer
 from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
-from distcore_tasks.token_classification.words import Words, tokenize_words, words_tokenizer
 
 CACHED = CachedDatasets(kind="tagged", version=1, embedded=EMBEDDED, made_from=MADE_FROM)
 

@@ -15,13 +15,13 @@ from distcore_tasks.shared.pretrained import set_length
 from distcore_tasks.shared.tokenized import without_rows
 from distcore_tasks.token_classification.dataset import TaggedDataset, no_tagged
 from distcore_tasks.token_classification.embedded import EMBEDDED
+from distcore_tasks.token_classification.encode import words_tokenizer
 from distcore_tasks.token_classification.metrics import tag_metrics
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.prepare import TagDatasets, prepare_tagged
 from distcore_tasks.token_classification.rows import Tag
 from distcore_tasks.token_classification.unlabeled import untagged_words
-from distcore_tasks.token_classification.words import words_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,8 +9,8 @@ import numpy as np
 
 from distcore import ConstantColumn, FileRows
 from distcore.data import row_error
+from distcore_tasks.token_classification.encode import tokenize_words
 from distcore_tasks.token_classification.rows import words_problem
-from distcore_tasks.token_classification.words import tokenize_words
 
 if TYPE_CHECKING:
     from torch import Tensor

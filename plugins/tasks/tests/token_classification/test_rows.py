@@ -21,9 +21,9 @@ from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.token_classification.embedded import stdlib_code, tagged_statements
+from distcore_tasks.token_classification.encode import tokenize_words
 from distcore_tasks.token_classification.options import Columns
 from distcore_tasks.token_classification.task import TokenClassification
-from distcore_tasks.token_classification.words import tokenize_words
 
 ROWS = [
     {"tokens": ["Ada", "Lovelace", "came", "to", f"London-{row}"], "tags": ["B-PER", "I-PER", "O", "O", "B-LOC"]}

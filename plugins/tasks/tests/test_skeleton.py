@@ -1,0 +1,42 @@
+"""Every task has the files of one skeleton, and beside them its own: who knows one task finds the way in all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import distcore_tasks
+
+ROOT = Path(distcore_tasks.__file__).parent
+SKELETON = {"__init__", "task", "options", "rows", "encode", "dataset", "prepare", "models", "embedded", "unlabeled"}
+OWN = {
+    "causal_lm": {"shapes", "vocabulary"},
+    "image_classification": {
+        *("shapes", "conv", "preprocessing"),
+        *("arrays", "decoding", "encoded", "folders", "sources"),  # where images come from
+    },
+    "masked_lm": set[str](),
+    "seq2seq": {"shapes", "vocabulary", "scores"},
+    "text_classification": {"problems"},
+    "token_classification": {"metrics"},
+}
+"""What a task has beside the skeleton."""
+LACKS = {
+    "image_classification": {"encode", "embedded"},  # images are decoded by the batch; digits are arrays
+    "masked_lm": {"unlabeled"},  # it does not predict
+}
+"""What of the skeleton a task has no use for."""
+
+
+def names(folder: Path) -> set[str]:
+    return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+
+
+def test_every_task_is_listed() -> None:
+    assert {file.parent.name for file in ROOT.glob("*/task.py")} == set(OWN)
+
+
+@pytest.mark.parametrize("task", OWN)
+def test_a_task_has_the_files_of_the_skeleton_and_its_own(task: str) -> None:
+    assert names(ROOT / task) == (SKELETON - LACKS.get(task, set())) | OWN[task]
