@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore.data import ArrayFile, array_blocks, map_array
+from distcore_tasks.shared.jagged import Flat, FlatFile, open_flat
 from distcore_tasks.text_classification.encode import Encoded
 
 if TYPE_CHECKING:
@@ -121,26 +122,24 @@ def write_tokens(
     rows were longer.
     """
     folder.mkdir()
-    sizes, cut = [np.empty(0, np.int64)], 0
-    with ArrayFile(folder / "tokens.npy", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
+    cut = 0
+    with FlatFile(folder, "tokens", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
         for some in encoded:
-            tokens.add(some.tokens)
+            tokens.add(Flat(some.tokens, np.cumsum([0, *some.lengths], dtype=np.int64)))
             if some.types is not None:
                 types.add(some.types)
-            sizes.append(some.lengths)
             cut += some.cut
     typed = [map_array(folder / TYPES)] if types.count else []
     if not typed:
         (folder / TYPES).unlink()
-    lengths = np.concatenate(sizes)
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    written = open_flat(folder, "tokens")
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
-    content = _digest(map_array(folder / "tokens.npy"), lengths, labels, *typed)
+    content = _digest(written.values, written.lengths, labels, *typed)
     (folder / CONTENT).write_text(content, encoding="ascii")
     if ids is not None:
         (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
-    return lengths, cut
+    return written.lengths, cut
 
 
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
@@ -148,11 +147,11 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int
 
     ``type_pad`` is its type, ``source`` the file or embedded data set that the rows came from.
     """
-    offsets = map_array(folder / "offsets.npy")
-    lengths = np.diff(offsets)
+    tokens = open_flat(folder, "tokens")
+    lengths = tokens.lengths
     return TokenDataset(
-        tokens=map_array(folder / "tokens.npy"),
-        starts=offsets[:-1],
+        tokens=tokens.values,
+        starts=tokens.offsets[:-1],
         lengths=lengths,
         labels=map_array(folder / "labels.npy"),
         source_rows=map_array(folder / "source_rows.npy"),

@@ -23,7 +23,7 @@ from distcore_tasks.text_classification.encode import encode_all, tokenizer_of
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import Rows, read_rows
 
-CACHED = CachedDatasets(kind="tokens", version=8, embedded=EMBEDDED, made_from=MADE_FROM)
+CACHED = CachedDatasets(kind="tokens", version=9, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
 @dataclass(frozen=True, kw_only=True)
