@@ -56,7 +56,7 @@ def measured(rows: dict[str, dict[str, Any]], folder: Path, ranks: int, model: s
             "strategy": name, "strategy_options": options, "nproc": ranks, "device": "cpu", "model": model,
             "max_steps": 3, "max_seq_len": 32, "micro_batch_size": 4, "data_guard_steps": 0,
             "global_batch_size": 4 * ranks, "log_level": "error", "out": str(folder / name),
-        }))
+        })).config
         for name, options in rows.items()
     ]  # fmt: skip
     return [dict(zip(rows, each, strict=True)) for each in launch(in_turn, configs, str(folder), nproc=ranks)]

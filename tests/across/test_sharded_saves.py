@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from distcore import Run, RunConfig, defaults, hookimpl, launch, registry
+from distcore import Run, RunConfig, hookimpl, launch, registry
 from distcore.checkpoint import save
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
@@ -55,8 +55,10 @@ class Gathers:
     @hookimpl(wrapper=True)
     def save_checkpoint(self, run: Run) -> Any:
         state = yield
-        sharded = {n: v for n, v in defaults.save_checkpoint(run).items() if n in state and hasattr(v, "full_tensor")}
-        return state | {name: value.full_tensor() for name, value in sharded.items()}
+        sharded = {
+            n: p for n, p in run.module.named_parameters() if f"model/{n}" in state and hasattr(p, "full_tensor")
+        }
+        return state | {f"model/{name}": parameter.full_tensor().detach() for name, parameter in sharded.items()}
 
 
 def peak() -> int:

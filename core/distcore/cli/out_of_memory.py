@@ -109,7 +109,7 @@ def _advice(file: str | None, changes: Mapping[str, Any], read_config: Callable[
     from distcore.cli.commands import command_module
     from distcore.resolve.resolve import resolve
 
-    config = resolve(read_config())
+    config = resolve(read_config()).config
     try:
         plan = command_module("plan")
     except DistcoreError:  # the distribution that plans is not installed

@@ -16,11 +16,13 @@ from torch import Tensor
 from distcore import checkpoint
 from distcore.checkpoint import Files, Tensors
 from distcore.config import RunConfig
+from distcore.config.changes import with_changes
 from distcore.engine.evaluation import evaluate
 from distcore.engine.loader import MicroBatches, one_step
 from distcore.engine.loop import loss_multiplier, steps
 from distcore.engine.trainer import build_run
 from distcore.files import write_atomically
+from distcore.model.optim import optimizer_options
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, RankInfo, Run, StepResult, World
 from distcore.plugin.strategy.hooks import Hooks
@@ -173,7 +175,8 @@ class Lab:
             "clip": {"norm": HUGE},
             "data_guard_steps": 0,
         }
-        return RunConfig.model_validate(self.base.model_dump() | settings | changes)
+        config = RunConfig.model_validate(self.base.model_dump() | settings | changes)
+        return with_changes(config, {f"optimizer.{name}": value for name, value in optimizer_options(config).items()})
 
     def job(
         self,

@@ -189,7 +189,8 @@ def test_a_task_from_a_file_trains_resumes_and_is_evaluated(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "x"], "unknown option 'model' (options: slope)"),
+        (["--model", "x"], "unknown flag '--model'"),
+        (["--set", "task_options.model=x"], "unknown option 'model' (options: slope)"),
         (["--set", "task_options.slop=1"], "unknown option 'slop' (did you mean 'slope'?) (options: slope)"),
         (["--set", "checkpoints.best=f1"], "checkpoints.best = 'f1': no metric of task"),
     ],

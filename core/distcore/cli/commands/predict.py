@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 from distcore.cli import waiting
-from distcore.cli.flags import add_choice, add_ranks
+from distcore.cli.flags import OPTION, Flag, add_choice, add_ranks
 
 SUMMARY = "predict rows without labels, under any strategy"
+
+TEXT_COLUMN = Flag("--text-column", "NAME", "as in training", "column that holds the text", f"{OPTION}columns.text")
+"""Said in error messages, too, in place of the option that it sets."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the .jsonl file to write: one line per row, in order"
     )
-    parser.add_argument("--text-column", metavar="NAME", help="column that holds the text (default: as in training)")
+    parser.add_argument(
+        TEXT_COLUMN.name, metavar=TEXT_COLUMN.takes, help=f"{TEXT_COLUMN.help} (default: {TEXT_COLUMN.default})"
+    )
     parser.add_argument("--id-column", metavar="NAME", help="column that names the row in its line (default: none)")
+    parser.task_flags = [TEXT_COLUMN]  # type: ignore[attr-defined]
     add_choice(parser)
     add_ranks(parser, "predict")
 
@@ -36,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict and return 0; raises DistcoreError."""
     waiting.sleep_if_busy()
-    from distcore.cli.flags import OPTION, changes_of
+    from distcore.cli.flags import changes_of
     from distcore.jobs import predict
 
     changes, given = changes_of(arguments), arguments
     if given.text_column:
-        changes[f"{OPTION}columns.text"] = given.text_column
+        changes[TEXT_COLUMN.key] = given.text_column
     target = Path(given.target)
     predict.run(target, given.data, given.out, changes, given.nproc, given.step, given.best, given.id_column)
     return 0
