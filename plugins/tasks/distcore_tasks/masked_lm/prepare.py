@@ -38,7 +38,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
     """
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
-    size = options.tokenizer.vocab_size if options.from_scratch else None  # of no use to a model that has one
+    size = options.tokenizer.vocab_size if options.from_scratch else 0  # a model that has one needs none
     entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
     ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
     masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.said["masking"])
