@@ -4,6 +4,8 @@ Begin with `schema`.
 """
 
 from distcore.config.changes import with_changes as with_changes
+from distcore.config.keys import EXECUTION as EXECUTION
+from distcore.config.keys import reset_by as reset_by
 from distcore.config.loading import JobRequest as JobRequest
 from distcore.config.loading import canonical as canonical
 from distcore.config.loading import dump_config as dump_config

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from distcore.config.renamed import with_new_names
+from distcore.config.keys import with_new_names
 from distcore.config.schema import RunConfig
 from distcore.config.short_keys import full_key, option_names, with_task_options
 from distcore.config.values import DEEPEST

@@ -44,7 +44,7 @@ def finish(
         "precision": run.config.precision,
         "weights": "raw" if run.ema is None else "ema",
         "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
-        "padding_free": asdict(run.padding_free) if run.padding_free else {},
+        **run.facts,  # type: ignore[typeddict-item]  # they have keys of the report
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,

@@ -14,7 +14,7 @@ from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
 from distcore.distributed.devices import attention_in_bf16, deterministic
-from distcore.engine import padding_free
+from distcore.engine import row_form
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
 from distcore.engine.evaluation import evaluate, rehearse
 from distcore.engine.finish import finish
@@ -83,7 +83,7 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     rows = fingerprint(data.train)
     if spans_machines(rank_info):
         check_shared(run, hooks)
-    run, data = padding_free.enable(run, hooks, completed, data)
+    run, data = row_form.settle(run, hooks, completed, data)
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
@@ -158,7 +158,7 @@ def build_to_evaluate(
     config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets
 ) -> tuple[Run, Datasets]:
     """Return a run that only evaluates, with the model in the form in which it was trained, and data to go with it."""
-    return padding_free.restore(build_run(config, hooks, world, task, data, training=False), task, data)
+    return row_form.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
 def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distcore.checkpoint import find as find
     from distcore.checkpoint.distance import Distance as Distance
     from distcore.checkpoint.distance import distance as distance
+    from distcore.config.keys import EXECUTION as EXECUTION
     from distcore.data.per_epoch import in_epoch as in_epoch
     from distcore.distributed.devices import beside_tensors as beside_tensors
     from distcore.distributed.devices import count_devices as count_devices
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from distcore.plugin.strategy.memory import PlansMemory as PlansMemory
     from distcore.plugin.strategy.memory import TracesStep as TracesStep
     from distcore.plugin.task.bound import BoundTask as BoundTask
-    from distcore.plugin.task.datasets import padded_rows as padded_rows
     from distcore.rank_environment import join as join
     from distcore.registry import offers as offers
     from distcore.resolve import strategies as strategies
@@ -57,17 +57,24 @@ if TYPE_CHECKING:
     from distcore.resolve.complete import Completed as Completed
     from distcore.resolve.complete import complete as complete
     from distcore.resolve.micro_batches import most_micro_batches as most_micro_batches
-    from distcore.resolve.padding_free import choose as choose
     from distcore.resolve.resolve import Resolved as Resolved
     from distcore.resolve.resolve import resolve as resolve
+    from distcore.resolve.row_form import PADDED as PADDED
+    from distcore.resolve.row_form import choose as choose
+    from distcore.resolve.row_form import is_padded as is_padded
+    from distcore.resolve.row_form import other_forms as other_forms
+    from distcore.resolve.row_form import rows_in_form as rows_in_form
+    from distcore.resolve.row_form import set_form as set_form
 
 _HOME = {
     "BoundTask": "plugin.task.bound",
     "ChecksModel": "plugin.strategy.capabilities",
     "Completed": "resolve.complete",
     "Distance": "checkpoint.distance",
+    "EXECUTION": "config.keys",
     "HoldsApart": "plugin.strategy.memory",
     "Hooks": "plugin.strategy.hooks",
+    "PADDED": "resolve.row_form",
     "PlansMemory": "plugin.strategy.memory",
     "Resolved": "resolve.resolve",
     "Stopwatch": "extensions.stopwatch",
@@ -76,7 +83,7 @@ _HOME = {
     "beside_tensors": "distributed.devices",
     "check": "jobs.train",
     "check_optimizer": "model.optim",
-    "choose": "resolve.padding_free",
+    "choose": "resolve.row_form",
     "complete": "resolve.complete",
     "count_devices": "distributed.devices",
     "crowded": "launchers.processes.cores",
@@ -85,6 +92,7 @@ _HOME = {
     "foreign_load": "launchers.processes.cores",
     "freeze": "model.optim",
     "in_epoch": "data.per_epoch",
+    "is_padded": "resolve.row_form",
     "is_windowed": "plugin.batching.columns",
     "join": "rank_environment",
     "missing_compiler": "model.compiling",
@@ -93,13 +101,15 @@ _HOME = {
     "offers": "registry",
     "one_line": "launchers.processes.failures",
     "optimizer_factory": "model.optim",
-    "padded_rows": "plugin.task.datasets",
+    "other_forms": "resolve.row_form",
     "peak_memory": "distributed.devices",
     "read": "plugin.batching.columns",
     "resolve": "resolve.resolve",
     "resolve_device": "distributed.devices",
+    "rows_in_form": "resolve.row_form",
     "scaled_loss": "engine.loop",
     "seconds_between": "extensions.stopwatch",
+    "set_form": "resolve.row_form",
     "set_up_logging": "jobs.logs",
     "sigterm_raises": "launchers.processes.contexts",
     "stderr_closed": "launchers.processes.stderr",

@@ -11,30 +11,33 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
-from distcore.resolve.padding_free import asked, choose
 from distcore.resolve.resolve import Resolved
+from distcore.resolve.row_form import Form, as_asked, asked, choose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completed(Resolved):
     """A resolved run of which the data is known: no 'auto' is left."""
 
-    asked: str
-    """``padding_free`` as the user asked for it."""
-    why: str
-    """Why ``padding_free`` is what it is where the user left that open, for the log."""
+    form: Form
+    """How the form of the rows was chosen, which the run checks before its first step."""
+
+    @property
+    def config_as_asked(self) -> RunConfig:
+        """The config with the form of the rows as the user asked for it, for a run that is to choose it itself."""
+        return as_asked(self.config, self.form)
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
     """Return the run with what depends on its data filled in; a function of the two, so every rank gets the same.
 
-    Raises ConfigError for ``padding_free = 'on'`` where rows cannot be computed without padding.
+    Raises ConfigError if rows cannot be computed in the form that the user asked for.
     """
     config, why = choose(resolved.config, resolved.capabilities, resolved.task, data)
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
     known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
     known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
-    return Completed(**known, asked=asked(resolved.config, resolved.task), why=why)
+    return Completed(**known, form=Form(asked(resolved.config, resolved.task), why))
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:

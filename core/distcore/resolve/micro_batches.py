@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from distcore.config import RunConfig
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
+from distcore.resolve import row_form
 
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
@@ -28,12 +28,12 @@ def length_grouping(config: RunConfig, task: Task) -> str:
     """Return ``loader.length_grouping``, for 'auto' without windows where they were measured to save nothing.
 
     It depends on device, precision and model alone: what may change when a run goes on, or in a trial of ``tune``, such
-    as strategy, compilation and ``padding_free``, must not change the order of the rows.
+    as strategy, compilation and the form of the rows, must not change their order.
     """
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
     slow = config.device == "cpu" and config.precision == "fp32"  # products cost more than what stands around them
-    saves_nothing = slow and BoundTask.of(task).why_not_padding_free() is None
+    saves_nothing = slow and row_form.has_both(task)
     return "batch" if saves_nothing else "window"
 
 
@@ -59,5 +59,5 @@ def description(config: RunConfig) -> str:
         return f"micro-batches: at most {size} rows, equally many in each"
     bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
     cost = config.loader.forward_tokens
-    padding = "without padding" if config.padding_free == "on" else "padding included"
+    padding = "padding included" if row_form.is_padded(config) else "without padding"
     return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"

@@ -86,23 +86,11 @@ def _reset_by(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Every value is written out there, also those that followed from a value that now is another one.
     """
+    from distcore.config import reset_by
     from distcore.rank_environment import join
 
-    joined = join(os.environ) is not None
-    reset: dict[str, Any] = {}
-    if "strategy" in changes:
-        reset["strategy_options"] = {}
-    if "epochs" in changes:
-        reset["max_steps"] = None
-    if joined:
-        reset["nproc"] = "auto"  # the launcher has chosen
-    if joined or changes.keys() & {"strategy", "nproc", "device", "compile"}:
-        reset["padding_free"] = "auto"
-    if joined or changes.keys() & {"strategy", "nproc"}:
-        reset |= {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}
-    if "micro_batch_size" in changes:
-        reset["micro_batch_tokens"] = None
-    return reset
+    chosen = {} if join(os.environ) is None else {"nproc": "auto"}  # the launcher has chosen
+    return chosen | reset_by(changes.keys() | chosen.keys())
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from distcore.plugin.batching.columns import Column, common_value, is_windowed, 
 from distcore.plugin.batching.permutation import computed_rows, order_kind
 from distcore.plugin.batching.token_budget import TokenCut, equal_bounds
 from distcore.plugin.strategy.contract import MicroBatch, Run, Sampler
-from distcore.plugin.task.datasets import is_padding_free
+from distcore.plugin.task.datasets import pads
 from distcore.plugin.task.task import Dataset
 
 GROUP = 64
@@ -173,9 +173,7 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
     forward = config.loader.forward_tokens
     assert isinstance(forward, int)  # 'auto' was resolved before any rank started
     rows = None if config.micro_batch_size == "auto" else config.micro_batch_size
-    own = is_padding_free(dataset)
-    pads = config.padding_free != "on" if own is None else not own
-    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, pads=pads)
+    return TokenCut(tokens=config.micro_batch_tokens, forward=forward, rows=rows, pads=pads(dataset, config))
 
 
 def _rows(config: RunConfig, unbounded: int) -> int:

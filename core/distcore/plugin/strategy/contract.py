@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -275,16 +275,6 @@ class Compilations:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PaddingFree:
-    """Whether a run computes its rows without padding."""
-
-    on: bool
-    """Whether it does."""
-    difference: float | None = None
-    """How far the losses of some rows were from those with padding, as a part of their mean; ``None``: not compared."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
@@ -310,8 +300,8 @@ class Run:
     """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
     compiled: Compilations | None = None
     """What was compiled of the model; ``None`` if the run only evaluates, which it does without compiling."""
-    padding_free: PaddingFree | None = None
-    """What was chosen and found of ``config.padding_free``; ``None`` if the run only evaluates."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was chosen and measured before the first step, as report.json has it, by key."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1

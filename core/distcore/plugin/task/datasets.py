@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from distcore.config import RunConfig
 from distcore.errors import TaskError
 from distcore.plugin.batching.columns import read
 from distcore.plugin.task.ragged import Ragged
@@ -32,6 +33,12 @@ def is_padding_free(dataset: Dataset) -> bool | None:
     """Return whether ``batch`` itself avoids padding; ``None`` for a data set that leaves it to the model."""
     own: bool | None = getattr(dataset, "padding_free", None)
     return own
+
+
+def pads(dataset: Dataset, config: RunConfig) -> bool:
+    """Return True if under ``config`` the rows of a micro-batch are filled up to the longest of them."""
+    own = is_padding_free(dataset)
+    return config.padding_free != "on" if own is None else not own
 
 
 def padded_rows(dataset: Dataset) -> Dataset | None:

@@ -15,8 +15,8 @@ from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, 
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
 from distcore.plugin.task.datasets import is_padding_free
 from distcore.resolve import tasks
-from distcore.resolve.padding_free import choose
 from distcore.resolve.resolve import resolve
+from distcore.resolve.row_form import choose
 from distcore.testing.problem import Problem
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.packing.groups import Groups

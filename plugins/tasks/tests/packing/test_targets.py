@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from unpadded_models import model_of
 
 from distcore import RunConfig, train
-from distcore.engine import padding_free
+from distcore.engine import row_form
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Run, World
@@ -155,7 +155,7 @@ def test_only_whole_outputs_are_narrowed(
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"), shard=0, shards=1)
     capabilities = Capabilities(spec_version=3, processes="one", **declared)
     run = Run(config=config, world=world, capabilities=capabilities, module=model, model=model, accumulation=1)
-    _, data = padding_free.restore(run, tasks.of(config), answered)
+    _, data = row_form.restore(run, tasks.of(config), answered)
     assert ("targets" in data.test.batch(np.arange(3))) is told
 
 

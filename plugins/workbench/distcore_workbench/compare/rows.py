@@ -12,12 +12,11 @@ from typing import Any
 
 from distcore import ConfigError, RunConfig, StrategyError, flatten, load_config, nearest, with_changes
 from distcore.cli import JobRequest, canonical, parse_settings
-from distcore.jobs import Resolved, check, join, resolve, strategies
+from distcore.jobs import EXECUTION, Resolved, check, join, resolve, strategies
 
 MAY_DIFFER = frozenset({
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free", "preset",
-    "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume", "resume_changed",
-    "log_level", "log_level_replica",
+    *EXECUTION, "preset", "loader.workers", "loader.forward_tokens", "timeout", "max_restarts", "out", "resume",
+    "resume_changed", "log_level", "log_level_replica",
 })  # fmt: skip
 """Keys that may differ between rows, since they say how the job is done; all others say what the job is."""
 NOT_FOR_ROWS = frozenset({"strategy", "out", "resume", "resume_changed", "max_restarts"})

@@ -23,7 +23,6 @@ from distcore import (
     dump_config,
     flatten,
     load_config,
-    with_changes,
 )
 from distcore.cli import canonical, parse_values
 from distcore.files import same_place
@@ -131,7 +130,7 @@ def points_of(
         if resume:
             _check_same_job(folder, completed)
         # What the user left open stays so: the run itself compares the two forms, and may go back to padding.
-        points.append(Point(name=name, config=with_changes(completed.config, {"padding_free": completed.asked})))
+        points.append(Point(name=name, config=completed.config_as_asked))
     return points
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from distcore import Batch as Values
 from distcore import ConfigError, Dataset, RunConfig
-from distcore.jobs import in_epoch, is_windowed, padded_rows, read, training_plan, whole
+from distcore.jobs import in_epoch, is_windowed, read, rows_in_form, training_plan, whole
 
 SAMPLED = 2**20
 """Most rows whose lengths are read where a column must not be read as a whole."""
@@ -29,17 +29,17 @@ class Batch:
 def longest(config: RunConfig, dataset: Dataset, shards: int) -> tuple[Batch, Values]:
     """Return the longest micro-batch of a resolved config, and its rows collated; raises ConfigError without rows.
 
-    They are padded unless ``padding_free`` is on: what 'auto' chooses, a run measures.
+    They are padded unless the config says otherwise: what 'auto' chooses, a run measures.
     """
-    padded = dataset if config.padding_free == "on" else padded_rows(dataset) or dataset
-    if not len(padded):
+    rows_of = rows_in_form(config, dataset)
+    if not len(rows_of):
         raise ConfigError("the data have no rows to train on")
-    rows = longest_rows(config, padded, shards)
+    rows = longest_rows(config, rows_of, shards)
     mine = -(-config.global_batch_size // shards)
-    size = int(read(padded.lengths, rows).max())
+    size = int(read(rows_of.lengths, rows).max())
     fewest = 1 if config.micro_batch_tokens is not None else len(rows)  # cut by tokens, others may have fewer rows
     of_step = 1 if len(rows) >= mine else -(-mine // fewest)
-    return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(padded, 0).batch(rows)
+    return Batch(rows=len(rows), longest=size, of_step=of_step), in_epoch(rows_of, 0).batch(rows)
 
 
 def longest_rows(config: RunConfig, dataset: Dataset, shards: int) -> np.ndarray:

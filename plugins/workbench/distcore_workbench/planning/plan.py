@@ -26,6 +26,7 @@ from distcore.jobs import (
     TracesStep,
     check_optimizer,
     freeze,
+    is_padded,
     model_source,
     optimizer_factory,
 )
@@ -86,8 +87,8 @@ class Plan:
     """Bytes of the tensors of one checkpoint, the same under every strategy."""
     device: str
     """The type of device that the job is for."""
-    packed: bool
-    """Whether rows are computed without padding."""
+    padded: bool
+    """Whether rows are computed in their padded form."""
     rows: tuple[Row, ...]
     """In the order of the strategies, then of the numbers of ranks."""
 
@@ -115,7 +116,7 @@ def make_plan(request: Request) -> Plan:
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
         checkpoint=_checkpoint(alone.config, skeleton),
         device=alone.config.device,
-        packed=alone.config.padding_free == "on",
+        padded=is_padded(alone.config),
         rows=tuple(rows),
     )
 

@@ -24,6 +24,7 @@ from distcore.jobs import (
     one_line,
     optimizer_factory,
     scaled_loss,
+    set_form,
     threads_per_rank,
     train_step,
 )
@@ -150,8 +151,7 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
         accumulation=most_micro_batches(config, shards),
     )
     prepared = hooks.wrap_model(run, module, optimizer_factory(config))
-    if config.padding_free == "on":
-        BoundTask.of(job.task).enable_padding_free(module)
+    set_form(config, job.task, module)
     prepared.model.train()
     return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
 

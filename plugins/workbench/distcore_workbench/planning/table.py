@@ -39,7 +39,7 @@ def remarks(plan: Plan) -> list[str]:
     """Return what stands below the table: what the figures are of, and what is not known."""
     lines = ["per rank; sent: in a step of one micro-batch"]
     batches = list(dict.fromkeys(row.batch for row in plan.rows if row.batch is not None))
-    padding = "without padding" if plan.packed else "padded to the longest"
+    padding = "padded to the longest" if plan.padded else "without padding"
     lines += [f"longest micro-batch: {b.rows} row(s) of up to {b.longest} tokens, {padding}" for b in batches]
     if plan.device != "cpu" and batches:
         how = f"traced on a CPU, with dropout and attention as on {plan.device}"

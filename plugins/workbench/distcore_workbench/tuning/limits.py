@@ -5,21 +5,29 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
 from distcore import Datasets, DistcoreError, Memory, RunConfig, Task, with_changes
-from distcore.jobs import PlansMemory, Resolved, TracesStep, choose, optimizer_factory, strategies, total_memory
+from distcore.jobs import (
+    EXECUTION,
+    PADDED,
+    PlansMemory,
+    Resolved,
+    TracesStep,
+    choose,
+    optimizer_factory,
+    strategies,
+    total_memory,
+)
 from distcore_workbench.planning.available import machine_limits, process_limits
 from distcore_workbench.planning.longest import longest
 from distcore_workbench.planning.sizes import shown
 from distcore_workbench.planning.step import Job, trace
 from distcore_workbench.planning.timeline import Moment
 
-TRACED = {
-    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free", "loader",
-    "gradient_checkpointing",
-}  # fmt: skip
+TRACED = {*EXECUTION, "loader", "gradient_checkpointing"}
 """Keys of settings that a trace depends on."""
 
 
@@ -59,8 +67,8 @@ class Plans:
     def _whole(self, resolved: Resolved) -> Moment | None:
         """Return the peak of a whole step on one rank, padded and nothing recomputed; ``None`` if it is not known."""
         config = resolved.config
-        whole = {
-            "strategy": "single", "strategy_options": {}, "nproc": 1, "padding_free": "off",
+        whole: dict[str, Any] = {
+            "strategy": "single", "strategy_options": {}, "nproc": 1, **PADDED,
             "gradient_checkpointing": False, "micro_batch_size": config.global_batch_size, "micro_batch_tokens": None,
         }  # fmt: skip
         config = with_changes(config, whole)

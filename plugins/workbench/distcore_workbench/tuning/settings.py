@@ -40,8 +40,8 @@ class Place:
     """Computing threads of a rank that is alone; ``None`` where they are not to be varied."""
     compiles: bool
     """Whether there is a compiler."""
-    padding_free: str
-    """What ``padding_free`` comes to for the job as given."""
+    forms: Sequence[Setting]
+    """The other forms of the rows than the one that the job as given comes to."""
 
 
 def key_of(setting: Setting) -> str:
@@ -83,7 +83,7 @@ def axes(base: RunConfig, resolved: RunConfig, place: Place, strategies: Sequenc
     found = [
         Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, place))]),
         Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(place.ranks) if ranks > 1]),
-        Axis("padding", [[{"padding_free": value}] for value in ("on", "off") if value != place.padding_free]),
+        Axis("padding", [[one] for one in place.forms]),
         Axis("micro-batch", [[one] for one in micro_batches(resolved)]),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
         Axis("loader", [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers]),

@@ -32,6 +32,7 @@ from distcore.jobs import (
     freeze,
     missing_compiler,
     model_source,
+    other_forms,
     resolve,
     set_up_logging,
     stop_signals,
@@ -160,7 +161,7 @@ def _place(request: Request, job: Resolved, data: Datasets) -> Place:
         ranks=most,
         threads=threads,
         compiles=not missing_compiler(resolved.device),
-        padding_free=chosen.padding_free,
+        forms=other_forms(chosen),
     )
 
 

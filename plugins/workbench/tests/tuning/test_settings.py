@@ -23,7 +23,7 @@ from distcore_workbench.tuning.settings import (
     with_setting,
 )
 
-PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, padding_free="on")
+PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, forms=({"padding_free": "off"},))
 
 
 @pytest.mark.parametrize("name", list(registry.offers("strategies")))

@@ -1,23 +1,36 @@
-"""Whether rows are computed without padding: chosen by their lengths, before the model is built."""
+"""The form in which rows are computed, padded or padding-free: chosen by their lengths, before the model is built."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+
+from torch import nn
 
 from distcore.config import RunConfig, with_changes
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import read
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.capabilities import Capabilities
-from distcore.plugin.strategy.contract import Run
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.datasets import is_padding_free
+from distcore.plugin.task.datasets import is_padding_free, padded_rows, pads
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
 STEPS = 8
 """First steps whose cost says whether it gains."""
 GAIN = 0.05
 """Least part of that cost that it must save: below it was not measured to be faster."""
+PADDED = {"padding_free": "off"}
+"""What has rows padded, as changes of a config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the form of the rows was chosen."""
+
+    asked: str
+    """``padding_free`` as the user asked for it."""
+    why: str
+    """Why it is what it is where the user left that open, for the log."""
 
 
 def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
@@ -68,9 +81,40 @@ def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None
     return bound.why_not_padding_free()
 
 
-def with_padding_free(run: Run, on: bool) -> Run:
-    """Return ``run`` with ``padding_free`` as its model computes rows."""
-    return replace(run, config=with_changes(run.config, {"padding_free": "on" if on else "off"}))
+def has_both(task: Task) -> bool:
+    """Return True if the model of a task can compute rows with and without padding."""
+    return BoundTask.of(task).why_not_padding_free() is None
+
+
+def is_padded(config: RunConfig) -> bool:
+    """Return True unless the model computes rows without padding."""
+    return config.padding_free != "on"
+
+
+def with_form(config: RunConfig, padded: bool) -> RunConfig:
+    """Return ``config`` with ``padding_free`` as its model computes rows."""
+    return with_changes(config, {"padding_free": "off" if padded else "on"})
+
+
+def as_asked(config: RunConfig, form: Form) -> RunConfig:
+    """Return ``config`` with ``padding_free`` as the user asked for it."""
+    return with_changes(config, {"padding_free": form.asked})
+
+
+def other_forms(config: RunConfig) -> list[dict[str, str]]:
+    """Return the other values of ``padding_free``, each as changes of a config of which the form was chosen."""
+    return [{"padding_free": value} for value in ("on", "off") if value != config.padding_free]
+
+
+def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
+    """Return the rows as ``config`` has them: padded unless it is without padding, if they are the same then."""
+    return padded_rows(dataset) or dataset if is_padded(config) else dataset
+
+
+def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
+    """Have ``module`` compute rows in the form of ``config``."""
+    if not is_padded(config):
+        BoundTask.of(task).enable_padding_free(module)
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
@@ -79,11 +123,10 @@ def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: fl
         return 0
     plan, cost = training_plan(config, dataset), 0.0
     forward = config.loader.forward_tokens
-    own = is_padding_free(dataset)
-    is_free = config.padding_free == "on" if own is None else own
+    padded = pads(dataset, config)
     for step in range(min(STEPS, plan.steps)):
         for micro in plan.split(0, step, 0, shards):
             lengths = read(dataset.lengths, micro.indices)
-            tokens = lengths.sum() if is_free else len(lengths) * lengths.max()
+            tokens = len(lengths) * lengths.max() if padded else lengths.sum()
             cost += (1 - skipped_fraction) * int(tokens) + (forward if isinstance(forward, int) else 0)
     return cost

@@ -1,9 +1,9 @@
-"""Rows computed without padding, where the config says so: checked before the first step."""
+"""The form in which a run computes its rows, padded or padding-free: checked before the first step."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from distcore.engine.precision import autocast_for
 from distcore.errors import ConfigError
 from distcore.plugin.batching.columns import read
 from distcore.plugin.batching.sampling import training_plan
-from distcore.plugin.strategy.contract import PaddingFree, Run
+from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.complete import Completed
-from distcore.resolve.padding_free import why_not, with_padding_free
+from distcore.resolve.row_form import is_padded, set_form, why_not, with_form
 
 log = logging.getLogger("distcore")
 
@@ -35,15 +35,25 @@ HALF = 2e-2
 """The same in half precision."""
 
 
-def enable(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
-    """Return the run with its model computing as ``padding_free`` says, and data sets to go with it; every rank calls.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddingFree:
+    """What the report says of ``padding_free``."""
+
+    on: bool
+    """Whether rows were computed without padding."""
+    difference: float | None = None
+    """How far the losses of some rows were from those with padding, as a part of their mean; ``None``: not compared."""
+
+
+def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
+    """Return the run with its model computing rows in their form, and data sets to go with it; every rank calls.
 
     Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
     goes on with padding and 'on' raises ConfigError.
     """
-    config, task, asked, why = run.config, completed.task, completed.asked, completed.why
-    run = replace(run, padding_free=PaddingFree(on=config.padding_free == "on"))
-    if config.padding_free == "off":
+    config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
+    run = _with_facts(run, PaddingFree(on=not is_padded(config)))
+    if is_padded(config):
         if why and run.world.is_main and task.computes_padding_free:
             log.info("padding-free: off: %s", why)
         return run, data
@@ -61,24 +71,32 @@ def enable(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     if apart <= bound:
         if run.world.is_main:
             log.info("padding-free: on%s; %s", f": {why}" if why else "", found)
-        return replace(run, padding_free=PaddingFree(on=True, difference=apart)), data
+        return _with_facts(run, PaddingFree(on=True, difference=apart)), data
     if asked == "on":
         raise ConfigError(f"padding_free = 'on': {found}; use --padding-free off")
     undo()
     if run.world.is_main:
         log.warning("padding-free: off: %s", found)
-    return with_padding_free(replace(run, padding_free=PaddingFree(on=False, difference=apart)), False), padded
+    return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, difference=apart)), padded
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Return a run that only evaluates in the form in which it was trained, its model so, and its data."""
     task, config = BoundTask.of(task), run.config
-    on = config.padding_free == "on" and not why_not(config, run.capabilities, task)
-    if on:
-        task.enable_padding_free(run.module)
-    if on or not task.computes_padding_free:  # such a task has chosen for its data
+    padded = is_padded(config) or bool(why_not(config, run.capabilities, task))
+    run = _in_form(run, padded)
+    set_form(run.config, task, run.module)
+    if not padded or not task.computes_padding_free:  # such a task has chosen for its data
         data = _with_logits_selected(run, task, data)
-    return with_padding_free(run, on), data
+    return run, data
+
+
+def _in_form(run: Run, padded: bool) -> Run:
+    return replace(run, config=with_form(run.config, padded))
+
+
+def _with_facts(run: Run, facts: PaddingFree) -> Run:
+    return replace(run, facts={**run.facts, "padding_free": asdict(facts)})
 
 
 def _with_logits_selected(run: Run, task: BoundTask, data: Datasets) -> Datasets:

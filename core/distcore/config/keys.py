@@ -1,0 +1,35 @@
+"""What is known of keys beside their values: names of before, what each draws with it, what none learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+RENAMED = {"packing": "padding_free"}
+"""The key of today by that of before, both at the top of a config."""
+EXECUTION = frozenset({
+    "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free",
+})  # fmt: skip
+"""Keys that say on what, in which pieces and in which form steps are computed: none changes their mathematics."""
+FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (
+    (frozenset({"strategy"}), {"strategy_options": {}}),
+    (frozenset({"epochs"}), {"max_steps": None}),
+    (frozenset({"strategy", "nproc", "device", "compile"}), {"padding_free": "auto"}),
+    (frozenset({"strategy", "nproc"}), {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}),
+    (frozenset({"micro_batch_size"}), {"micro_batch_tokens": None}),
+)
+"""Keys, and what of a written config no longer holds if one of them changes, by dotted key."""
+
+
+def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``tree`` with the keys of today; a key that is there under both names keeps the value of today's."""
+    renamed = {RENAMED[key]: value for key, value in tree.items() if key in RENAMED}
+    return renamed | {key: value for key, value in tree.items() if key not in RENAMED}
+
+
+def reset_by(changed: Iterable[str]) -> dict[str, Any]:
+    """Return what a written config must not keep where the keys ``changed`` have other values; by dotted key."""
+    names, reset = set(changed), dict[str, Any]()
+    for keys, values in FOLLOWING:
+        reset |= values if keys & names else {}
+    return reset
