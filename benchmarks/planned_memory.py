@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from distcore import ConstantColumn, Datasets, Progress, RankInfo, RunConfig, launch, load_config
-from distcore.engine import padding_free
+from distcore.engine import row_form
 from distcore.engine.loop import steps
 from distcore.engine.trainer import build_run
 from distcore.plugin.strategy.hooks import Hooks
@@ -212,7 +212,7 @@ def rank(config: RunConfig) -> list[int]:
     world, data = hooks.setup(config, join() or RankInfo()), task.prepare(config)
     completed = complete(resolve(config, (join() or RankInfo()).size), data)
     run = build_run(completed.config, hooks, world, task, data)
-    run, data = padding_free.enable(run, hooks, completed, data)
+    run, data = row_form.settle(run, hooks, completed, data)
     loop = steps(run, hooks, task, data.train, Progress())
     most = []
     for _ in range(WARM + MEASURED):

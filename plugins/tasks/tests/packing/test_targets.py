@@ -188,6 +188,7 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
 
     with monkeypatch.context() as broken:
         broken.setattr(targets, "chosen", wrong)
-        with pytest.raises(ConfigError, match=r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"):
+        found = r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"
+        with pytest.raises(ConfigError, match=rf"{found}; use --padding-free off$"):
             train(config)
     assert train(config)["padding_free"]["difference"] < 1e-6
