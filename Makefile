@@ -3,7 +3,7 @@
 # make gpu: what only an accelerator can show, as a table.
 # make check: lint, format and types.   make docs: the site, in build/docs.
 # make machines: two machines in network namespaces, and engines on them; needs root (CONTRIBUTING.md).
-# make chaos: random faults on two such machines; writes docs/chaos.json and the table of its page.
+# make chaos: random faults on two such machines; writes docs/chaos.json and its table in docs/laws.md.
 # make pictures: those of the README, from real runs.
 # make dist: an sdist and a wheel of every distribution, in dist/.
 PYTHON ?= python3

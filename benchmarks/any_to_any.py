@@ -54,7 +54,8 @@ from distcore.testing.problem import Problem
 from distcore.testing.reference import apart
 
 PUBLISHED = 1e-5
-PAGE = Path(__file__).parents[1] / "docs/any-to-any.md"
+PAGE = Path(__file__).parents[1] / "docs/laws.md"
+NUMBERS = PAGE.with_name("any-to-any.json")
 MARKS = re.compile(r"(<!-- any to any -->\n).*?(<!-- /any to any -->)", re.S)
 HALF, LAST, EPOCHS = 7, 15, 3
 """Step of the first checkpoint, last step, epochs."""
@@ -285,7 +286,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="settings to run, such as fsdp-full,deepspeed-3")
     parser.add_argument("--untied", action="store_true", help="a model without tied weights; with stages of pipelines")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, and the table of its page")
+    parser.add_argument("--page", action="store_true", help="write docs/any-to-any.json, and the table in docs/laws.md")
     parser.add_argument("--folder", help="keep the checkpoints there, and continue what an earlier call began")
     arguments = parser.parse_args()
     only = [name for name in arguments.only.split(",") if name]
@@ -306,7 +307,7 @@ def main() -> int:
         rounded = {
             source: {name: float(f"{value:.1e}") for name, value in row.items()} for source, row in table.items()
         }
-        PAGE.with_suffix(".json").write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
+        NUMBERS.write_text(json.dumps(rounded, indent=1, ensure_ascii=False) + "\n")
         PAGE.write_text(with_summary(PAGE.read_text(), rounded))
     return 0 if worst <= PUBLISHED and exact and not broken else 1
 

@@ -1,8 +1,9 @@
 """Measure the laws and write their tables: python tools/law_tables.py [--tables-only] [ddp fsdp …]
 
 What is measured goes into docs/laws.json, case by case; without names everything is measured, with ``--tables-only``
-nothing. The tables between ``<!-- laws -->`` and ``<!-- /laws -->`` are made from that file: in each README one column
-per setting, in docs/laws.md one per strategy. A cell is the largest error of the cases in its row.
+nothing. The tables between ``<!-- laws -->`` and ``<!-- /laws -->`` are made from that file: docs/laws.md has a row per
+law and bound, a column per strategy and the names of the cases; each README has a row per setting, and what is exempt.
+A cell is the largest error of its cases.
 """
 
 from __future__ import annotations
@@ -76,8 +77,18 @@ def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
             _cell([setting["found"][name] for setting in settings for name in names]) for settings in columns.values()
         ]
         lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} | {', '.join(names)} |")
-    exempt = list(_exempt(cases, columns))
-    return "\n".join([*lines, "", *(["Exempt, with the declared reason:", "", *exempt] if exempt else [])]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
+    """A row per setting, a column per law and bound; the cases that must be exact are 0 or exempt, and left out."""
+    columns = {heading: names for heading, names in _folded(cases).items() if heading[1]}
+    headings = [f"{law}, {_bound(names, bound)}" for (law, bound), names in columns.items()]
+    lines = [f"| setting | {' | '.join(headings)} |", "|---|" + "---|" * len(headings)]
+    for setting in settings:
+        cells = [_cell([setting["found"][name] for name in names]).removesuffix("†") for names in columns.values()]
+        lines.append(f"| {setting['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _folded(cases: dict[str, Any]) -> dict[tuple[str, float], list[str]]:
@@ -99,7 +110,7 @@ def _cell(found: list[float | str]) -> str:
     if not errors:
         return "exempt"
     largest = f"{max(errors):.1e}" if max(errors) else "0"
-    return f"{largest}, some exempt" if len(errors) < len(found) else largest
+    return f"{largest}†" if len(errors) < len(found) else largest
 
 
 def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterator[str]:
@@ -125,25 +136,30 @@ def _listed(names: list[str], cases: dict[str, Any]) -> Iterator[str]:
 
 
 def by_setting(numbers: dict[str, Any], folder: str) -> str:
-    """The table of a README."""
-    return "The largest error of the cases in a row; 0 is exactly 0.\n\n" + table(
-        numbers["cases"], {setting["title"]: [setting] for setting in numbers["settings"][folder]}
-    )
+    """The table of a README, and what its strategies are exempt from."""
+    settings = numbers["settings"][folder]
+    exempt = list(_exempt(numbers["cases"], _of_strategies(settings)))
+    return "\n".join([
+        "The largest error by law and bound. [Cases](../../docs/laws.md#what-was-measured) without a column are exact.",
+        "",
+        table_of_settings(numbers["cases"], settings),
+        *(["Exempt, with the declared reason:", "", *exempt, ""] if exempt else []),
+    ])  # fmt: skip
 
 
 def by_strategy(numbers: dict[str, Any]) -> str:
-    """The table of docs/laws.md, and what each of its columns covers."""
+    """The table of docs/laws.md."""
+    plugins = [folder for folder in numbers["settings"] if folder.startswith("plugins/")]
+    return table(
+        numbers["cases"], _of_strategies([setting for folder in plugins for setting in numbers["settings"][folder]])
+    )
+
+
+def _of_strategies(settings: list[Setting]) -> dict[str, list[Setting]]:
     columns: dict[str, list[Setting]] = {}
-    for folder, settings in numbers["settings"].items():
-        for setting in settings if folder.startswith("plugins/") else []:
-            columns.setdefault(setting["strategy"], []).append(setting)
-    covers = [f"- {name}: {'; '.join(map(_layout, settings))}" for name, settings in columns.items()]
-    return "\n".join([table(numbers["cases"], columns), "Measured under:", "", *covers]) + "\n"
-
-
-def _layout(setting: Setting) -> str:
-    options = ", ".join(f"`{key}={value}`" for key, value in setting["options"].items()) or "default options"
-    return f"{options} on {setting['ranks']} rank{'s' if setting['ranks'] > 1 else ''}"
+    for setting in settings:
+        columns.setdefault(setting["strategy"], []).append(setting)
+    return columns
 
 
 def pages(numbers: dict[str, Any]) -> dict[Path, str]:

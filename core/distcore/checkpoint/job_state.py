@@ -1,7 +1,7 @@
 """The contents of state.json: progress, learning rates, loss scale, and the config of the job.
 
 Random state is not saved, because there is none to save: the order of the rows is a function of seed and epoch, and
-dropout one of seed, step, rank and micro-batch.
+dropout one of seed, step, data shard and micro-batch.
 """
 
 from __future__ import annotations
