@@ -46,7 +46,7 @@ from distcore.rank_environment import join
 from distcore.resolve import strategies, tasks
 from distcore.resolve.complete import complete
 from distcore.resolve.resolve import resolve
-from distcore_tasks.packing.models import unpad
+from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request
 
@@ -131,7 +131,7 @@ class Made:
         return "images have no padding" if self.kind in IMAGES else None
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-        return unpad(module, read="first" if self.kind == "bert" else "any")
+        return enable_padding_free(module, read="first" if self.kind == "bert" else "any")
 
     def row_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}

@@ -17,6 +17,7 @@ from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.rows import given_column
 from distcore_tasks.causal_lm.unlabeled import UnlabelledPrompts, unlabelled_prompts
 from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, tokenized, without_rows
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLM(CausalOptions):
+class CausalLM(SelectsLogits, CausalOptions):
     """The next token of documents and answers, by a transformers model; implements ``distcore.plugin.task.task.Task``.
 
     An item of the mean loss is a token that is predicted.
@@ -71,12 +72,6 @@ class CausalLM(CausalOptions):
         columns = {"loss": losses, "tokens": counted.long(), "right": right.long()}
         rows = len(batch["lengths"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
-
-    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have the head read the places with a target alone, of packed rows; return data sets that say which."""
-        from distcore_tasks.packing.targets import narrow
-
-        return narrow(module, data)
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
         """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.packing.supported_models import ENCODERS
+from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
-from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
@@ -34,14 +34,12 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedOptions(UnpaddedOptions):
+class MaskedOptions(PaddingFreeOptions, head="masked tokens"):
     """The options of masked language modelling."""
 
     flags: ClassVar = {"text-column": "columns.text"}
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    unpadded: ClassVar = ENCODERS
-    read: ClassVar = "tokens"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens

@@ -15,6 +15,7 @@ from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.prepare import prepare_masked
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
+from distcore_tasks.shared.target_logits import SelectsLogits, logits_of_tokens
 from distcore_tasks.shared.token_metrics import token_report
 from distcore_tasks.shared.tokenized import TokenizedDatasets, tokenized, without_rows
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLM(MaskedOptions):
+class MaskedLM(SelectsLogits, MaskedOptions):
     """Hidden tokens of texts, by a transformers model; implements ``distcore.plugin.task.task.Task``.
 
     An item of the mean loss is a token that has to be found.
@@ -49,7 +50,7 @@ class MaskedLM(MaskedOptions):
         """Return the cross entropy summed over the tokens to be found: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(*_found(model, batch), reduction="sum")
+        return cross_entropy(*_hidden(model, batch), reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return for each row, shape ``(n,)``: ``loss``, summed over what is to be found (fp32), ``tokens``, ``right``.
@@ -58,7 +59,7 @@ class MaskedLM(MaskedOptions):
         """
         from torch.nn.functional import cross_entropy
 
-        logits, labels = _found(model, batch)
+        logits, labels = _hidden(model, batch)
         row = (batch["labels"] != IGNORED).nonzero()[:, 0]
         columns = {
             "loss": cross_entropy(logits, labels, reduction="none"),
@@ -67,12 +68,6 @@ class MaskedLM(MaskedOptions):
         }
         rows = len(batch["labels"])
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
-
-    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have the head read the tokens to be found alone, of rows without padding; return data sets that say which."""
-        from distcore_tasks.packing.targets import narrow
-
-        return narrow(module, data)
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over the tokens to be found, ``perplexity``, its exponential, ``token_accuracy``.
@@ -97,13 +92,11 @@ class MaskedLM(MaskedOptions):
         return without_rows(TokenizedDatasets, folder, no_rows)
 
 
-def _found(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _hidden(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the logits of the tokens to be found, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
-    from distcore_tasks.packing.models import of_tokens
-
     labels, mask = batch["labels"], batch["attention_mask"]
     wanted = labels != IGNORED
     targets = {"targets": batch["targets"]} if "targets" in batch else {}
     logits = model(input_ids=batch["input_ids"], attention_mask=mask, **targets).logits
-    found = logits[0] if targets else of_tokens(logits, mask)[wanted[mask.bool()]]
-    return found.float(), labels[wanted]
+    selected = logits[0] if targets else logits_of_tokens(logits, mask)[wanted[mask.bool()]]
+    return selected.float(), labels[wanted]

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.packing.supported_models import RELATIVE
+from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.seq2seq.shapes import SHAPES
-from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 
@@ -33,13 +33,12 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqOptions(UnpaddedOptions):
+class Seq2SeqOptions(PaddingFreeOptions, head="decoder"):
     """The options of sequence to sequence."""
 
     flags: ClassVar = {"source-column": "columns.source", "target-column": "columns.target"}
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    unpadded: ClassVar = RELATIVE
     built_in_type: ClassVar = "t5"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens

@@ -1,21 +1,18 @@
-"""What can be set of every task that ships, and what follows from it: the model's folder, its learning rate, paths."""
+"""The options of every shipped task, and what follows from them: the model's folder, its learning rate, paths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.packing.supported_models import Read, skipped_fraction, why_not
-from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder, read_config
+from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from distcore import RunConfig
 
 
@@ -35,6 +32,8 @@ class TaskOptions:
     metrics: ClassVar[dict[str, Direction]]
     built_in: ClassVar[Mapping[str, Shape]]
     """The built-in models, by the name that follows ``--model``."""
+    built_in_type: ClassVar[str] = "bert"
+    """The type of the built-in models in transformers."""
     embedded: ClassVar[Collection[str]] = ()
     """Names of the data sets that come with the task."""
     pretrained_lr: ClassVar[float] = 5e-5
@@ -84,35 +83,3 @@ class TaskOptions:
     def suggest(self, config: RunConfig) -> dict[str, object]:
         """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
         return {"lr": self.built_in[self.model].lr if self.from_scratch else self.pretrained_lr}
-
-
-class UnpaddedOptions(TaskOptions):
-    """Those of a task whose models may compute without padding; implements ``distcore.plugin.task.task.Unpads``."""
-
-    built_in_type: ClassVar[str] = "bert"
-    """What transformers calls the type of the built-in models."""
-    unpadded: ClassVar[tuple[str, ...]]
-    """The model types that are known to be right."""
-    read: ClassVar[Read] = "any"
-    """What the model's head reads of its layers."""
-
-    def why_not_padding_free(self) -> str | None:
-        """Return why the model is padded; ``None`` if it need not be."""
-        return why_not(self._shape(), self.unpadded)
-
-    def skipped_fraction(self) -> float:
-        """Return which part of the layers' work is not done without padding, because the head does not read it."""
-        return skipped_fraction(self._shape()) if self.read == "first" else 0.0
-
-    def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-        """Have the model's layers compute without padding; return what undoes that."""
-        from distcore_tasks.packing.models import unpad
-
-        return unpad(module, read=self.read)
-
-    def _shape(self) -> Mapping[str, Any]:
-        """Return the model's config.json; of a built-in model what is needed of it."""
-        if not self.from_scratch:
-            return read_config(self.model, self.model_folder())
-        layers = getattr(self.built_in[self.model], "layers", 12)
-        return {"model_type": self.built_in_type, "num_hidden_layers": layers}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
-from distcore_tasks.packing.supported_models import DECODERS, ENCODERS
+from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.classification.predictions import METRICS
-from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.options import TaskOptions
 
 if TYPE_CHECKING:
     from distcore_tasks.text_classification.problems.contract import Problem
@@ -56,7 +56,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(UnpaddedOptions):
+class TextOptions(PaddingFreeOptions, head="row classifier"):
     """The options of text classification."""
 
     flags: ClassVar = {
@@ -68,8 +68,6 @@ class TextOptions(UnpaddedOptions):
     built_in: ClassVar = SHAPES
     pretrained_lr: ClassVar = 3e-5
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    unpadded: ClassVar = (*ENCODERS, *DECODERS)
-    read: ClassVar = "first"
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "class_names": "free",

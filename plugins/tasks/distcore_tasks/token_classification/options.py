@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from distcore import Direction, OnResume
-from distcore_tasks.packing.supported_models import DECODERS, ENCODERS, RELATIVE
+from distcore_tasks.padding_free.options import PaddingFreeOptions
 from distcore_tasks.shared.bert import SHAPES
-from distcore_tasks.shared.options import TaskOptions, UnpaddedOptions
+from distcore_tasks.shared.options import TaskOptions
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TagOptions(UnpaddedOptions):
+class TagOptions(PaddingFreeOptions, head="token classifier"):
     """The options of token classification."""
 
     flags: ClassVar = {
@@ -46,7 +46,6 @@ class TagOptions(UnpaddedOptions):
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min", "accuracy": "max", "precision": "max", "recall": "max", "f1": "max",
     }  # fmt: skip
-    unpadded: ClassVar = (*ENCODERS, *DECODERS, *RELATIVE)
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "columns": "free",
         "model": "other rows",  # its tokenizer makes the tokens

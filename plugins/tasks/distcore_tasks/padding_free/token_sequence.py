@@ -1,4 +1,4 @@
-"""The rows of a micro-batch as one sequence of tokens, and what in it attends together."""
+"""The rows of a micro-batch as one sequence of tokens, and the groups of rows in it that attend together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from distcore import TokenCut
 
 GROUP_TOKENS = 96
-"""What one more group costs in attention, in tokens of padding, on a CPU; about as much was measured."""
+"""The cost of one more group in attention, in tokens of padding, on a CPU; about as much was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +51,8 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Groups:
-    """A micro-batch as one sequence: where its tokens come from, and what attends to what."""
+class TokenSequence:
+    """A micro-batch as one sequence: where its tokens come from, and which of them attend to each other."""
 
     shape: tuple[int, int]
     """Rows and places of the padded micro-batch."""
@@ -76,15 +76,15 @@ class Groups:
     def padded(self, hidden: Tensor) -> Tensor:
         """Return ``(1, tokens, size)`` as ``(rows, places, size)``, with zeros as padding."""
         rows, places = self.shape
-        found = hidden.new_zeros(rows * places, hidden.shape[-1]).index_copy(0, self.places, hidden[0])
-        return found.view(rows, places, -1)
+        padded = hidden.new_zeros(rows * places, hidden.shape[-1]).index_copy(0, self.places, hidden[0])
+        return padded.view(rows, places, -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
         """Return of ``(1, tokens, size)`` the first token of each row: ``(1, rows with a token, size)``."""
         return hidden.index_select(1, self.first)
 
     def by_row(self, firsts: Tensor) -> Tensor:
-        """Return what ``firsts`` gave as ``(rows, 1, size)``, row by row, with zeros for a row without a token."""
+        """Return the result of ``firsts`` as ``(rows, 1, size)``, row by row, with zeros for a row without a token."""
         rows = self.places.index_select(0, self.first) // self.shape[1]
         return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[:, None]
 
@@ -93,7 +93,7 @@ class Groups:
         return hidden if self.order is None else hidden.index_select(1, self.order)
 
 
-def groups_of(mask: Tensor, at_once: bool = False) -> Groups:
+def sequence_of(mask: Tensor, at_once: bool = False) -> TokenSequence:
     """Return the sequence of a micro-batch whose ``mask``, ``(rows, places)``, is 1 where a place is no padding.
 
     ``at_once``: all its rows attend in one call, and not in groups of like length.
@@ -112,7 +112,7 @@ def groups_of(mask: Tensor, at_once: bool = False) -> Groups:
     first = (offsets == 0).nonzero()[0]
     bounds = _bounds(first, sizes[sizes > 0], mask) if at_once else None
     places, offsets, first = (_tensor(array, mask) for array in (places, offsets, first))
-    return Groups((len(mask), mask.shape[1]), places, offsets, first, order, groups, bounds)
+    return TokenSequence((len(mask), mask.shape[1]), places, offsets, first, order, groups, bounds)
 
 
 def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:
@@ -123,8 +123,8 @@ def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:
     """Return which rows, in ascending order of length, attend together; rows without a token are in none."""
     empty = int((lengths == 0).sum())
     cut = TokenCut(tokens=maxsize, forward=GROUP_TOKENS, rows=maxsize)
-    found = cut.deal(lengths[empty:], 1)[:, 0] + empty
-    return sorted((int(first), int(stop)) for first, stop in found if first < stop)
+    slices = cut.deal(lengths[empty:], 1)[:, 0] + empty
+    return sorted((int(first), int(stop)) for first, stop in slices if first < stop)
 
 
 def _group(lengths: np.ndarray, stop: int, like: Tensor) -> Group:

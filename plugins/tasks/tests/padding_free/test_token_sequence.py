@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distcore_tasks.packing.groups import groups_of
+from distcore_tasks.padding_free.token_sequence import sequence_of
 
 
 def mask_of(*lengths: int) -> Tensor:
@@ -13,7 +13,7 @@ def mask_of(*lengths: int) -> Tensor:
 
 
 def test_a_sequence_has_each_token_once_rows_from_the_shortest_on() -> None:
-    rows = groups_of(mask_of(3, 1, 2))
+    rows = sequence_of(mask_of(3, 1, 2))
     assert rows.places.tolist() == [3, 6, 7, 0, 1, 2]
     assert rows.offsets.tolist() == [0, 0, 1, 0, 1, 2]
     tokens = torch.tensor([[7, 8, 9], [4, 0, 0], [5, 6, 0]])
@@ -24,23 +24,23 @@ def test_a_sequence_has_each_token_once_rows_from_the_shortest_on() -> None:
 
 
 def test_rows_that_come_in_order_are_not_sorted_again() -> None:
-    assert groups_of(mask_of(1, 2, 2, 3)).order is None
+    assert sequence_of(mask_of(1, 2, 2, 3)).order is None
 
 
 def test_rows_of_one_length_are_one_group_without_padding() -> None:
-    [group] = groups_of(mask_of(4, 4, 4)).groups
+    [group] = sequence_of(mask_of(4, 4, 4)).groups
     assert (group.start, group.stop, group.rows, group.longest, group.places) == (0, 12, 3, 4, None)
 
 
 def test_groups_are_those_that_cost_least() -> None:
-    groups = groups_of(mask_of(*[4] * 50, *[5] * 2, *[100] * 2)).groups
+    groups = sequence_of(mask_of(*[4] * 50, *[5] * 2, *[100] * 2)).groups
     assert [(group.rows, group.longest) for group in groups] == [(52, 5), (2, 100)]
     assert [group.places is None for group in groups] == [False, True]
     assert [(group.start, group.stop) for group in groups] == [(0, 210), (210, 410)]
 
 
 def test_a_group_knows_where_its_tokens_and_its_padding_are() -> None:
-    [group] = groups_of(mask_of(1, 3)).groups
+    [group] = sequence_of(mask_of(1, 3)).groups
     assert group.places is not None
     assert group.real is not None
     assert group.mask is not None
@@ -50,19 +50,19 @@ def test_a_group_knows_where_its_tokens_and_its_padding_are() -> None:
 
 
 def test_a_row_without_a_token_is_in_no_group_and_comes_back_as_zeros() -> None:
-    rows = groups_of(mask_of(2, 0, 1))
+    rows = sequence_of(mask_of(2, 0, 1))
     assert sum(group.rows for group in rows.groups) == 2
     assert rows.padded(torch.ones(1, 3, 1))[..., 0].tolist() == [[1, 1], [0, 0], [1, 0]]
 
 
 def test_padding_may_stand_on_the_left() -> None:
-    rows = groups_of(mask_of(3, 1).flip(1))
+    rows = sequence_of(mask_of(3, 1).flip(1))
     assert rows.places.tolist() == [5, 0, 1, 2]
     assert rows.offsets.tolist() == [0, 0, 1, 2]
 
 
 def test_first_tokens_come_back_row_by_row() -> None:
-    rows = groups_of(mask_of(3, 0, 1, 2))
+    rows = sequence_of(mask_of(3, 0, 1, 2))
     hidden = torch.arange(6.0)[None, :, None]
     assert rows.firsts(hidden).flatten().tolist() == [0, 1, 3]
     assert rows.by_row(rows.firsts(hidden)).tolist() == [[[3]], [[0]], [[0]], [[1]]]

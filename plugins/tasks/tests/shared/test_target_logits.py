@@ -1,4 +1,4 @@
-"""Heads that predict tokens read the places with a target alone: outputs and gradients are those of all places."""
+"""Heads that predict tokens read target positions alone: outputs and gradients are those of all positions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from padding_free_models import model_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from unpadded_models import model_of
 
 from distcore import RunConfig, train
 from distcore.engine import row_form
@@ -26,10 +26,10 @@ from distcore_tasks.causal_lm.dataset import COUNTED, SequenceFiles, finish_sequ
 from distcore_tasks.causal_lm.models import PACKED
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.masked_lm.dataset import MaskedDataset, Masking
-from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.task import MaskedLM
-from distcore_tasks.packing import targets
-from distcore_tasks.packing.models import unpad
+from distcore_tasks.padding_free.layer_hooks import enable_padding_free
+from distcore_tasks.padding_free.supported_models import ENCODERS
+from distcore_tasks.shared import target_logits
 from distcore_tasks.shared.jagged import flat_rows
 
 LENGTHS = np.asarray([7, 2, 12, 3, 12, 5])
@@ -115,15 +115,15 @@ def test_answers_are_what_they_are_among_prompts(kind: str, answered: Datasets) 
     check(CausalLM(), decoder(kind), answered)
 
 
-@pytest.mark.parametrize("kind", MaskedOptions.unpadded)
+@pytest.mark.parametrize("kind", ENCODERS)
 def test_hidden_tokens_are_what_they_are_among_the_others(kind: str) -> None:
-    model = model_of("masked", kind)
-    unpad(model, read="tokens")
+    model = model_of("masked tokens", kind)
+    enable_padding_free(model, read="tokens")
     check(MaskedLM(), model, hidden())
 
 
 def test_masks_of_another_epoch_tell_their_own_targets() -> None:
-    told = MaskedLM().select_logits(model_of("masked", "bert"), hidden()).train
+    told = MaskedLM().select_logits(model_of("masked tokens", "bert"), hidden()).train
     batch = told.batch(np.asarray([2, 0]))
     tokens = batch["labels"][batch["attention_mask"] > 0]
     assert (tokens != -100).nonzero()[:, 0].tolist() == batch["targets"].tolist()
@@ -181,13 +181,13 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
         "extensions": {"progress": False},
     }  # fmt: skip
     config = RunConfig(**given | job(tmp_path))
-    right = targets.chosen
+    right = target_logits.at_targets
 
     def wrong(states: Tensor, places: Tensor) -> Tensor:
         return right(states.roll(1, 1), places)
 
     with monkeypatch.context() as broken:
-        broken.setattr(targets, "chosen", wrong)
+        broken.setattr(target_logits, "at_targets", wrong)
         found = r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"
         with pytest.raises(ConfigError, match=rf"{found}; use --padding-free off$"):
             train(config)

@@ -8,11 +8,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from distcore_tasks.masked_lm.options import MaskedOptions
-from distcore_tasks.packing.models import of_tokens
-from distcore_tasks.seq2seq.options import Seq2SeqOptions
-from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.token_classification.options import TagOptions
+from distcore_tasks.padding_free.supported_models import HEADS, HeadName
+from distcore_tasks.shared.target_logits import logits_of_tokens
 
 LENGTHS = [5, 1, 9, 9, 3, 30, 12, 9]  # in no order, some alike
 COMMON: dict[str, Any] = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_labels": 3}
@@ -25,21 +22,20 @@ OTHER: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
 }
-HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "text": ("AutoModelForSequenceClassification", TextOptions.unpadded),
-    "tokens": ("AutoModelForTokenClassification", TagOptions.unpadded),
-    "masked": ("AutoModelForMaskedLM", MaskedOptions.unpadded),
-    "pairs": ("AutoModelForSeq2SeqLM", Seq2SeqOptions.unpadded),
+LOADERS: dict[HeadName, str] = {
+    "row classifier": "AutoModelForSequenceClassification",
+    "token classifier": "AutoModelForTokenClassification",
+    "masked tokens": "AutoModelForMaskedLM",
+    "decoder": "AutoModelForSeq2SeqLM",
 }
-READS: dict[str, Any] = {"text": "first", "masked": "tokens"}
-CASES = [(head, kind) for head, (_, kinds) in HEADS.items() for kind in kinds]
+CASES = [(name, kind) for name, head in HEADS.items() for kind in head.types]
 
 
-def model_of(head: str, kind: str) -> Any:
+def model_of(head: HeadName, kind: str) -> Any:
     """A model of random, large weights, without dropout but in training mode."""
     torch.manual_seed(0)
     shape = transformers.AutoConfig.for_model(kind, **COMMON, **OTHER.get(kind, SMALL))
-    model = getattr(transformers, HEADS[head][0]).from_config(shape)
+    model = getattr(transformers, LOADERS[head]).from_config(shape)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and "norm" not in name.lower():
             torch.nn.init.normal_(parameter, std=0.1)
@@ -58,12 +54,12 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens * mask, mask.long()
 
 
-def answers(head: str, model: Any) -> tuple[Tensor, Tensor]:
+def answers(head: HeadName, model: Any) -> tuple[Tensor, Tensor]:
     """Logits of all rows or tokens, and the gradient of a sum in which each has a weight of its own, as one vector."""
     tokens, mask = (part.to(model.device) for part in batch())
-    labels = {"labels": torch.where(mask > 0, tokens, -100)} if head == "pairs" else {}
+    labels = {"labels": torch.where(mask > 0, tokens, -100)} if head == "decoder" else {}
     logits = model(input_ids=tokens, attention_mask=mask, **labels).logits
-    logits = logits if head == "text" else of_tokens(logits, mask)
+    logits = logits if head == "row classifier" else logits_of_tokens(logits, mask)
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)).to(logits.device)
     model.zero_grad()
     (logits * weights).sum().backward()

@@ -19,7 +19,7 @@ from distcore.resolve.resolve import resolve
 from distcore.resolve.row_form import choose
 from distcore.testing.problem import Problem
 from distcore_tasks.causal_lm.task import CausalLM
-from distcore_tasks.packing.groups import Groups
+from distcore_tasks.padding_free.token_sequence import TokenSequence
 
 ONE = Capabilities(spec_version=3, processes="one")
 SIZES = (2, 3, 4, 30, 40)
@@ -90,8 +90,8 @@ def test_ranks_pack_to_the_same_losses(rows: Path) -> None:
 def test_a_broken_pooling_is_found_before_the_first_step(
     rows: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Groups.by_row
-    monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    right = TokenSequence.by_row
+    monkeypatch.setattr(TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
     with pytest.raises(ConfigError, match=r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\); use"):
         run(rows, "on", padding_free="on")
     report = run(rows, "auto")

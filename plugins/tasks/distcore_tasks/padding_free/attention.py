@@ -1,4 +1,4 @@
-"""Attention over a sequence that is many rows, each row by itself: in groups of like length, or all at once."""
+"""Attention over a sequence of many rows, in which each row sees itself alone: in groups of like length, or at once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from distcore_tasks.packing.groups import Bounds, Group, Groups
+from distcore_tasks.padding_free.token_sequence import Bounds, Group, TokenSequence
 
 NAME = "distcore_rows"
-"""What transformers calls this attention."""
+"""Name of this attention in transformers."""
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those of torch that know rows of unlike length; the last, without ``is_causal``, is the one that a CPU has."""
+"""The kernels of torch for rows of unlike length; a CPU has the last one alone, and that without ``is_causal``."""
 
 
 def register() -> None:
-    """Have transformers know the attention by ``NAME``; calls without rows of its own are those of ``sdpa``."""
+    """Register the attention with transformers as ``NAME``; a call without a ``TokenSequence`` is one of ``sdpa``."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -33,33 +33,33 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_rows: Groups | None = None,
+    token_sequence: TokenSequence | None = None,
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what ``sdpa`` of transformers does, ``(1, tokens, heads, size)`` for the rows of ``packed_rows``.
+    """Return what ``sdpa`` of transformers does; for the rows of a ``token_sequence``, ``(1, tokens, heads, size)``.
 
     ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; ``position_bias``, if there is one, is that of
     the longest row, ``(1, heads, longest, longest)``. A shorter ``query`` is of the first token of each row, and so is
-    what is returned.
+    the result.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
 
-    if packed_rows is None:
-        found: tuple[Tensor, None] = sdpa(
+    if token_sequence is None:
+        attended: tuple[Tensor, None] = sdpa(
             module, query, key, value, attention_mask, position_bias=position_bias, **options
         )
-        return found
+        return attended
     causal = options.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    if packed_rows.bounds is not None:
-        return _at_once(query, key, value, packed_rows.bounds, **options | {"is_causal": is_causal}), None
+    if token_sequence.bounds is not None:
+        return _at_once(query, key, value, token_sequence.bounds, **options | {"is_causal": is_causal}), None
     # Cut once: the gradients of the cuts are joined, where those of slices would be padded with zeros and summed.
-    sizes = [group.stop - group.start for group in packed_rows.groups]
+    sizes = [group.stop - group.start for group in token_sequence.groups]
     firsts = query.shape[2] < key.shape[2]
-    asking = _cut(query, [group.rows for group in packed_rows.groups] if firsts else sizes)
+    asking = _cut(query, [group.rows for group in token_sequence.groups] if firsts else sizes)
     parts = []
-    for group, q, k, v in zip(packed_rows.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
+    for group, q, k, v in zip(token_sequence.groups, asking, _cut(key, sizes), _cut(value, sizes), strict=True):
         q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
         k, v = _rows(k, group), _rows(v, group)
         bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
@@ -76,8 +76,8 @@ def _cut(states: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
 
 def _rows(tokens: Tensor, group: Group) -> Tensor:
     """Return the rows of a group, ``(rows, heads, longest, size)``, from its tokens, ``(tokens, heads, size)``."""
-    found = tokens if group.places is None else tokens.index_select(0, group.places)
-    return found.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)
+    padded = tokens if group.places is None else tokens.index_select(0, group.places)
+    return padded.reshape(group.rows, group.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _at_once(
@@ -91,7 +91,7 @@ def _at_once(
     scaling: float | None = None,
     **unused: Any,
 ) -> Tensor:
-    """Return what the rows see, ``(1, tokens, heads, size)``, from one kernel that knows where each begins.
+    """Return the attention of all rows, ``(1, tokens, heads, size)``, by one kernel that knows where each begins.
 
     Source: https://docs.pytorch.org/docs/stable/nested.html, tensors of the layout ``torch.jagged``.
     """
@@ -102,8 +102,8 @@ def _at_once(
     key, value = (states.repeat_interleave(shared, 1) if shared > 1 else states for states in (key, value))
     jagged = (_jagged(query, asking), _jagged(key, rows), _jagged(value, rows))
     with sdpa_kernel(KERNELS):
-        found = scaled_dot_product_attention(*jagged, dropout_p=dropout, is_causal=is_causal, scale=scaling)
-    return found.transpose(1, 2).values()[None]
+        attended = scaled_dot_product_attention(*jagged, dropout_p=dropout, is_causal=is_causal, scale=scaling)
+    return attended.transpose(1, 2).values()[None]
 
 
 def _jagged(states: Tensor, rows: Bounds) -> Tensor:

@@ -8,24 +8,32 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from padding_free_models import CASES, COMMON, LENGTHS, SMALL, answers, batch, model_of
 from torch import Tensor
-from unpadded_models import CASES, COMMON, LENGTHS, READS, SMALL, answers, batch, model_of
 
-from distcore_tasks.packing import groups, models
-from distcore_tasks.packing.groups import Bounds, Groups
-from distcore_tasks.packing.models import unpad
-from distcore_tasks.packing.supported_models import DECODERS, ENCODERS, RELATIVE, skipped_fraction, why_not
+from distcore_tasks.padding_free import layer_hooks, token_sequence
+from distcore_tasks.padding_free.layer_hooks import enable_padding_free
+from distcore_tasks.padding_free.supported_models import (
+    DECODERS,
+    ENCODERS,
+    HEADS,
+    RELATIVE,
+    HeadName,
+    skipped_fraction,
+    why_not,
+)
+from distcore_tasks.padding_free.token_sequence import Bounds, TokenSequence
 
 
 @pytest.mark.parametrize(("head", "kind"), CASES)
-def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) -> None:
+def test_outputs_and_gradients_are_those_of_padded_rows(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
-    undo = unpad(model, read=READS.get(head, "any"))
-    found, packed = answers(head, model)
-    assert not torch.equal(gradient, packed)  # it was computed in another way
+    undo = enable_padding_free(model, read=HEADS[head].reads)
+    found, padding_free = answers(head, model)
+    assert not torch.equal(gradient, padding_free)  # it was computed in another way
     assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
-    assert (packed - gradient).norm() < 2e-6 * gradient.norm()
+    assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
     undo()
     assert torch.equal(answers(head, model)[0], logits)
 
@@ -33,43 +41,45 @@ def test_outputs_and_gradients_are_those_of_padded_rows(head: str, kind: str) ->
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows attend in one call, as on an accelerator; on a CPU torch can do that for models that look both ways."""
-    monkeypatch.setattr(models, "has_jagged_attention", lambda device: True)
+    monkeypatch.setattr(layer_hooks, "has_jagged_attention", lambda device: True)
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("head", "kind"), [case for case in CASES if case[1] in (*ENCODERS, *RELATIVE)])
-def test_rows_that_attend_at_once_are_what_they_are_padded(head: str, kind: str) -> None:
+def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
-    unpad(model, read=READS.get(head, "any"))
-    found, packed = answers(head, model)
+    enable_padding_free(model, read=HEADS[head].reads)
+    found, padding_free = answers(head, model)
     assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
-    assert (packed - gradient).norm() < 2e-6 * gradient.norm()
+    assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
 
 
 @pytest.mark.usefixtures("at_once")
 def test_this_page_sees_rows_that_attend_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("text", "bert")
-    logits, _ = answers("text", model)
+    model = model_of("row classifier", "bert")
+    logits, _ = answers("row classifier", model)
     two = Bounds(torch.tensor([0, 30, sum(LENGTHS)]), 30, sum(LENGTHS) - 30)
-    monkeypatch.setattr(groups, "_bounds", lambda first, sizes, like: two)
-    unpad(model)
-    assert (answers("text", model)[0] - logits).abs().max() > 1e-2
+    monkeypatch.setattr(token_sequence, "_bounds", lambda first, sizes, like: two)
+    enable_padding_free(model)
+    assert (answers("row classifier", model)[0] - logits).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(("head", "kind"), [*(("tokens", kind) for kind in ("bert", "llama", "t5")), ("text", "bert")])
-def test_blocks_that_are_computed_again_in_the_backward_pass(head: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("head", "kind"), [*(("token classifier", kind) for kind in ("bert", "llama", "t5")), ("row classifier", "bert")]
+)
+def test_blocks_that_are_computed_again_in_the_backward_pass(head: HeadName, kind: str) -> None:
     model = model_of(head, kind)
     _, gradient = answers(head, model)
     model.gradient_checkpointing_enable()
-    unpad(model, read=READS.get(head, "any"))
+    enable_padding_free(model, read=HEADS[head].reads)
     assert (answers(head, model)[1] - gradient).norm() < 2e-6 * gradient.norm()
 
 
 @pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
 def test_half_precision_keeps_its_dtype(kind: str) -> None:
-    model = model_of("text", kind)
-    unpad(model, read="first")
+    model = model_of("row classifier", kind)
+    enable_padding_free(model, read="first")
     tokens, mask = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(input_ids=tokens, attention_mask=mask).logits.shape == (len(LENGTHS), 3)
@@ -83,16 +93,16 @@ def test_a_model_goes_on_from_a_cache_as_ever() -> None:
     tokens, mask = batch()
     given = {"inputs": tokens.flip(1), "attention_mask": mask.flip(1), "max_new_tokens": 4, "do_sample": False}
     expected = model.generate(**given)
-    unpad(model, read="tokens")
+    enable_padding_free(model, read="tokens")
     assert torch.equal(model.generate(**given, use_cache=True)[:, -4:], expected[:, -4:])
 
 
 def test_t5_writes_the_same_without_padding() -> None:
-    model = model_of("pairs", "t5").eval()
+    model = model_of("decoder", "t5").eval()
     tokens, mask = batch()
     given = {"inputs": tokens, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
     expected = model.generate(**given)
-    unpad(model)
+    enable_padding_free(model)
     assert torch.equal(model.generate(**given), expected)
 
 
@@ -114,21 +124,21 @@ def test_a_window_that_tokens_see_is_not_left_out(change: dict[str, Any]) -> Non
 def test_this_page_sees_rows_that_are_put_back_wrongly(
     change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, right = model_of("tokens", "roberta"), Groups.padded
-    logits, _ = answers("tokens", model)
-    monkeypatch.setattr(Groups, "padded", lambda self, hidden: change(right(self, hidden)))
-    unpad(model)
-    assert (answers("tokens", model)[0] - logits).abs().max() > 1e-2
+    model, right = model_of("token classifier", "roberta"), TokenSequence.padded
+    logits, _ = answers("token classifier", model)
+    monkeypatch.setattr(TokenSequence, "padded", lambda self, hidden: change(right(self, hidden)))
+    enable_padding_free(model)
+    assert (answers("token classifier", model)[0] - logits).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_the_last_layer_gives_the_first_token_of_each_row_alone(kind: str) -> None:
-    model, sizes = model_of("text", kind), []
+    model, sizes = model_of("row classifier", kind), []
     layers = [part for name, part in model.named_modules() if name.split(".")[-2:-1] == ["layer"]]
     for layer in layers:
         layer.register_forward_hook(lambda layer, given, found: sizes.append(found.shape[1]))
-    unpad(model, read="first")
-    answers("text", model)
+    enable_padding_free(model, read="first")
+    answers("row classifier", model)
     assert sizes == [sum(LENGTHS), len(LENGTHS)]
     assert skipped_fraction(model.config.to_dict()) == pytest.approx(5 / 6 / 2)
 
@@ -139,8 +149,8 @@ def test_a_decoder_s_layers_give_all_tokens() -> None:
 
 
 def test_this_page_sees_first_tokens_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, right = model_of("text", "bert"), Groups.by_row
-    logits, _ = answers("text", model)
-    monkeypatch.setattr(Groups, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
-    unpad(model, read="first")
-    assert (answers("text", model)[0] - logits).abs().max() > 1e-2
+    model, right = model_of("row classifier", "bert"), TokenSequence.by_row
+    logits, _ = answers("row classifier", model)
+    monkeypatch.setattr(TokenSequence, "by_row", lambda self, firsts: right(self, firsts).roll(1, 0))
+    enable_padding_free(model, read="first")
+    assert (answers("row classifier", model)[0] - logits).abs().max() > 1e-2

@@ -1,1 +1,0 @@
-"""Transformers without padding: the rows of a micro-batch are one sequence for everything but attention."""

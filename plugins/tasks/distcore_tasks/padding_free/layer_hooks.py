@@ -1,0 +1,121 @@
+"""Hooks around a model's layers: before them rows become one sequence, behind them rows again, for the head to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from distcore import has_jagged_attention
+from distcore_tasks.padding_free.attention import NAME, register
+from distcore_tasks.padding_free.cls_only_last_layer import compute_first_only
+from distcore_tasks.padding_free.supported_models import DECODERS, FROM_PAD, RELATIVE, Read, gives_first
+from distcore_tasks.padding_free.token_sequence import TokenSequence, sequence_of
+
+
+def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[], None]:
+    """Have the layers of a transformers ``model`` compute without padding; return a function that undoes it.
+
+    The model is called as before, with padded rows and their mask. ``read`` says what its head reads of the layers'
+    output, and so what they give: for ``any`` each row padded again, with zeros, so that first and last token are where
+    they were; for ``tokens`` the tokens row by row, ``(1, tokens, size)``; for ``first`` the first token of each row,
+    ``(rows, 1, size)``, so that an encoder's last layer computes no others. Calls without a mask, and those that go on
+    from a cache, are computed as before.
+    """
+    from transformers import PreTrainedModel
+
+    register()
+    whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+    kind, before = whole.config.model_type, whole.config._attn_implementation
+    layers = _encoder(whole) if kind in RELATIVE else whole.base_model
+    if read == "first" and not gives_first(whole.config.to_dict()):
+        read = "any"
+    whole.set_attn_implementation(NAME)
+
+    def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any] | None:
+        return _as_sequence(kind, layers, given, named)
+
+    def leave(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], outputs: Any) -> Any:
+        return _as_read(layers, named.get("token_sequence"), outputs, read)
+
+    hooks = [
+        layers.register_forward_pre_hook(enter, with_kwargs=True),
+        layers.register_forward_hook(leave, with_kwargs=True),
+    ]
+    if kind in RELATIVE:
+        biased = (module for module in layers.modules() if getattr(module, "has_relative_attention_bias", False))
+        hooks += [module.register_forward_pre_hook(_add_bias, with_kwargs=True) for module in biased]
+
+    compute_all = compute_first_only(layers) if read == "first" else None
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+        if compute_all:
+            compute_all()
+        whole.set_attn_implementation(before)
+
+    return undo
+
+
+def _encoder(whole: Any) -> nn.Module:
+    """Return the encoder of a model that may have a decoder, too."""
+    encoder: nn.Module = whole.get_encoder()
+    return encoder
+
+
+def _as_sequence(
+    kind: str, layers: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the inputs of the layers as one sequence; ``None``: leave them as they are."""
+    inputs = dict(named)
+    if given:
+        inputs["input_ids"] = given[0]
+    tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if len(given) > 1 or tokens is None or mask is None or mask.ndim != 2 or mask.shape != tokens.shape:
+        return None
+    if inputs.get("past_key_values") is not None:
+        return None
+    at_once = kind not in RELATIVE and has_jagged_attention(mask.device) and _fits(layers.config)
+    sequence = sequence_of(mask, at_once=at_once)
+    inputs["input_ids"] = sequence.taken(tokens)
+    if inputs.get("token_type_ids") is not None:
+        inputs["token_type_ids"] = sequence.taken(inputs["token_type_ids"])
+    if kind not in RELATIVE:
+        first = layers.config.pad_token_id + 1 if kind in FROM_PAD else 0  # type: ignore[union-attr, operator]
+        inputs["position_ids"] = sequence.offsets[None] + first
+    if kind in DECODERS:
+        inputs["use_cache"] = False
+    # transformers hands a mask of four dimensions on as it is, and so makes none of all tokens times all tokens.
+    inputs["attention_mask"] = mask.new_ones(1, 1, 1, 1)
+    return (), inputs | {"token_sequence": sequence}
+
+
+def _fits(config: Any) -> bool:
+    """Return True if kernels for rows of unlike length take the size of an attention head."""
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size % 8 == 0
+
+
+def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Read) -> Any:
+    """Return the outputs of the layers as the head reads them."""
+    if sequence is None:
+        return outputs
+    hidden = outputs.last_hidden_state
+    ways = {"any": sequence.padded, "tokens": sequence.in_order, "first": sequence.by_row}
+    outputs.last_hidden_state = ways[read](hidden)
+    if getattr(layers, "pooler", None) is not None:
+        outputs.pooler_output = layers.pooler(outputs.last_hidden_state)
+    return outputs
+
+
+def _add_bias(
+    module: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Give T5's first layer the bias of the longest row, instead of that of all tokens."""
+    sequence: TokenSequence | None = named.get("token_sequence")
+    if sequence is None:
+        return None
+    longest = max(group.longest for group in sequence.groups)
+    return given, named | {"position_bias": module.compute_bias(longest, longest)}

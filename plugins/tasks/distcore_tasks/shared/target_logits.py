@@ -1,0 +1,81 @@
+"""Logits at target positions only: the loss reads no others.
+
+Source of the idea: ``logits_to_keep`` of transformers, which takes the same positions from every sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from distcore import Dataset, Datasets
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SelectsLogits:
+    """The method ``select_logits`` of a task with a transformers model, whose data sets implement ``TellsTargets``."""
+
+    def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
+        """Have the head read target positions only; return data sets whose batches say where those are."""
+        return select_logits(module, data)
+
+
+@runtime_checkable
+class TellsTargets(Dataset, Protocol):
+    """A data set whose batches may say where their targets are."""
+
+    def with_targets(self) -> Dataset:
+        """Return the same rows, whose batches have ``targets``, int64 ``(targets,)``, ascending.
+
+        They are positions in the layers' output for a batch, flattened. Itself where every position is a target.
+        """
+        ...
+
+
+def select_logits(model: nn.Module, data: Datasets) -> Datasets:
+    """Have the head of a transformers ``model`` read the positions ``targets`` alone, where it is called with them.
+
+    They come as one row, so that logits are ``(1, targets, vocabulary)``. Returns ``data`` with batches that have them.
+    """
+    from transformers import PreTrainedModel
+
+    whole: Any = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+    wanted: list[Tensor] = []
+
+    def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        wanted[:] = [named["targets"]] if "targets" in named else []
+        return given, {name: value for name, value in named.items() if name != "targets"}
+
+    def leave(layers: nn.Module, given: tuple[Any, ...], outputs: Any) -> Any:
+        if wanted:
+            outputs.last_hidden_state = at_targets(outputs.last_hidden_state, wanted.pop())
+        return outputs
+
+    whole.register_forward_pre_hook(enter, with_kwargs=True)
+    whole.base_model.register_forward_hook(leave)
+    return _with_targets(data)
+
+
+def at_targets(hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return the positions ``targets``, int64 ``(targets,)``, of ``(n, longest, size)`` as ``(1, targets, size)``."""
+    return hidden.flatten(0, 1).index_select(0, targets)[None]
+
+
+def logits_of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the logits of the tokens in ``mask``, ``(n, longest)``, row by row: ``(tokens, outputs)``.
+
+    ``logits`` are ``(n, longest, outputs)`` or, from layers that give tokens alone, ``(1, tokens, outputs)``.
+    """
+    return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
+
+
+def _with_targets(data: Datasets) -> Datasets:
+    train, evaluation = _told(data.train), _told(data.evaluation)
+    test = evaluation if data.test is data.evaluation else _told(data.test)
+    return replace(data, train=train, evaluation=evaluation, test=test)
+
+
+def _told(dataset: Dataset) -> Dataset:
+    return dataset.with_targets() if isinstance(dataset, TellsTargets) else dataset
