@@ -160,7 +160,7 @@ def test_planning_a_step_takes_no_time_that_counts(rows: int, shards: int, milli
 
 
 class Packed(Rows):
-    padding_free = True
+    pads = False
 
 
 def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:

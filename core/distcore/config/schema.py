@@ -218,8 +218,8 @@ class RunConfig(_Tree):
     )
     padding_free: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="compute the rows of a micro-batch as one sequence, without padding; auto: where it is known to be "
-        "right and faster",
+        description="compute the rows of a micro-batch as one sequence of tokens, without padding; auto: where that is "
+        "known to be exact and faster",
     )
     lr: float | Auto = Field("auto", description="peak learning rate; auto: what the task suggests")
     optimizer: Optimizer = Field(Optimizer(), description="the optimizer and its settings")
@@ -274,6 +274,11 @@ class RunConfig(_Tree):
     log_level_replica: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="least level of messages of the other ranks"
     )
+
+    @property
+    def pads_rows(self) -> bool:
+        """True unless the model computes rows without padding."""
+        return self.padding_free != "on"
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.datasets import padded_rows
 from distcore.plugin.task.task import Dataset, Datasets, Task
 from distcore.resolve.complete import Completed
-from distcore.resolve.row_form import is_padded, set_form, why_not, with_form
+from distcore.resolve.row_form import set_form, why_not, with_form
 
 log = logging.getLogger("distcore")
 
@@ -52,8 +52,8 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     goes on with padding and 'on' raises ConfigError.
     """
     config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
-    run = _with_facts(run, PaddingFree(on=not is_padded(config)))
-    if is_padded(config):
+    run = _with_facts(run, PaddingFree(on=not config.pads_rows))
+    if config.pads_rows:
         if why and run.world.is_main and task.computes_padding_free:
             log.info("padding-free: off: %s", why)
         return run, data
@@ -83,7 +83,7 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
     """Return a run that only evaluates in the form in which it was trained, its model so, and its data."""
     task, config = BoundTask.of(task), run.config
-    padded = is_padded(config) or bool(why_not(config, run.capabilities, task))
+    padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
     run = _in_form(run, padded)
     set_form(run.config, task, run.module)
     if not padded or not task.computes_padding_free:  # such a task has chosen for its data

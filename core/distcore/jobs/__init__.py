@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from distcore.resolve.resolve import resolve as resolve
     from distcore.resolve.row_form import PADDED as PADDED
     from distcore.resolve.row_form import choose as choose
-    from distcore.resolve.row_form import is_padded as is_padded
     from distcore.resolve.row_form import other_forms as other_forms
     from distcore.resolve.row_form import rows_in_form as rows_in_form
     from distcore.resolve.row_form import set_form as set_form
@@ -92,7 +91,6 @@ _HOME = {
     "foreign_load": "launchers.processes.cores",
     "freeze": "model.optim",
     "in_epoch": "data.per_epoch",
-    "is_padded": "resolve.row_form",
     "is_windowed": "plugin.batching.columns",
     "join": "rank_environment",
     "missing_compiler": "model.compiling",

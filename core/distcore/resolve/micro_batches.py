@@ -59,5 +59,5 @@ def description(config: RunConfig) -> str:
         return f"micro-batches: at most {size} rows, equally many in each"
     bounds = " and ".join([*rows, f"{config.micro_batch_tokens} tokens"])
     cost = config.loader.forward_tokens
-    padding = "padding included" if row_form.is_padded(config) else "without padding"
+    padding = "padding included" if config.pads_rows else "without padding"
     return f"micro-batches: at most {bounds}, {padding}; cut by length, as if one more cost {cost} tokens"

@@ -12,7 +12,7 @@ from distcore.plugin.batching.columns import read
 from distcore.plugin.batching.sampling import training_plan
 from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.task.bound import BoundTask
-from distcore.plugin.task.datasets import is_padding_free, padded_rows, pads
+from distcore.plugin.task.datasets import own_padding, padded_rows, pads
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
 STEPS = 8
@@ -42,9 +42,9 @@ def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets
         config = with_changes(config, {"padding_free": wanted})
     if wanted == "off":
         return config, ""
-    own = is_padding_free(data.train)
+    own = own_padding(data.train)
     if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
-        return with_changes(config, {"padding_free": "on" if own else "off"}), ""
+        return with_changes(config, {"padding_free": "off" if own else "on"}), ""
     reason = why_not(config, declared, task)
     if config.padding_free == "on":
         if reason:
@@ -86,11 +86,6 @@ def has_both(task: Task) -> bool:
     return BoundTask.of(task).why_not_padding_free() is None
 
 
-def is_padded(config: RunConfig) -> bool:
-    """Return True unless the model computes rows without padding."""
-    return config.padding_free != "on"
-
-
 def with_form(config: RunConfig, padded: bool) -> RunConfig:
     """Return ``config`` with ``padding_free`` as its model computes rows."""
     return with_changes(config, {"padding_free": "off" if padded else "on"})
@@ -108,12 +103,12 @@ def other_forms(config: RunConfig) -> list[dict[str, str]]:
 
 def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
     """Return the rows as ``config`` has them: padded unless it is without padding, if they are the same then."""
-    return padded_rows(dataset) or dataset if is_padded(config) else dataset
+    return padded_rows(dataset) or dataset if config.pads_rows else dataset
 
 
 def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
     """Have ``module`` compute rows in the form of ``config``."""
-    if not is_padded(config):
+    if not config.pads_rows:
         BoundTask.of(task).enable_padding_free(module)
 
 

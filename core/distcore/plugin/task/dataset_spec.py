@@ -53,17 +53,17 @@ class DatasetSpec:
         raise NotImplementedError
 
     @property
-    def padding_free(self) -> bool:
-        """True if ``batch`` itself avoids padding, such as by putting short rows into one sequence.
+    def pads(self) -> bool:
+        """Whether ``batch`` pads rows, whatever the model does; False where, for example, short rows share a sequence.
 
-        A micro-batch then costs its tokens, and is not split to reduce padding. A data set without this member leaves
-        it to the model.
+        A micro-batch without padding costs its tokens, and is not split to reduce padding. A data set without this
+        member leaves it to the model, which may compute padded rows without their padding.
         """
         raise NotImplementedError
 
     def padded(self) -> Dataset | None:
-        """Return the same rows, padded, with which the losses of some rows are compared before the first step.
+        """Return the same rows, padded: the losses of some are compared with these before the first step.
 
-        ``None`` if they are not the same then. One that pads returns itself.
+        ``None`` if they are not the same then. A data set without this method is compared as it is.
         """
         raise NotImplementedError

@@ -29,16 +29,16 @@ def content_of(dataset: Dataset) -> str | None:
     return content
 
 
-def is_padding_free(dataset: Dataset) -> bool | None:
-    """Return whether ``batch`` itself avoids padding; ``None`` for a data set that leaves it to the model."""
-    own: bool | None = getattr(dataset, "padding_free", None)
+def own_padding(dataset: Dataset) -> bool | None:
+    """Return whether ``batch`` pads rows; ``None`` for a data set that leaves it to the model."""
+    own: bool | None = getattr(dataset, "pads", None)
     return own
 
 
 def pads(dataset: Dataset, config: RunConfig) -> bool:
     """Return True if under ``config`` the rows of a micro-batch are filled up to the longest of them."""
-    own = is_padding_free(dataset)
-    return config.padding_free != "on" if own is None else not own
+    own = own_padding(dataset)
+    return config.pads_rows if own is None else own
 
 
 def padded_rows(dataset: Dataset) -> Dataset | None:

@@ -1,9 +1,9 @@
-"""Tokens of all rows as flat arrays on disk, memory-mapped; a row is a stretch of them."""
+"""Rows of a language model: all tokens as flat arrays on disk, memory-mapped; a row is a stretch of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ COUNTED, FIRST = 1, 2
 """Flags of a token: it counts as a target; it is the first of a document that sees nothing before it."""
 PROMPT = 32
 """Most tokens of a document that evaluation gives the model to go on from."""
+Column = tuple[np.ndarray, int]
+"""A value for each token of a batch, and what stands where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +42,14 @@ class Arrays:
 
     def items(self) -> np.ndarray:
         """Return how many targets each row has, int64, shape ``(rows,)``."""
-        found = np.empty(len(self.starts), np.int64)
+        counts = np.empty(len(self.starts), np.int64)
         step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))  # rows whose tokens fit into memory
-        for first in range(0, len(found), step):
+        for first in range(0, len(counts), step):
             starts, lengths = self.starts[first : first + step], self.lengths[first : first + step]
             begin, end = int(starts[0]), int(starts[-1] + lengths[-1]) + 1
             total = np.concatenate([[0], np.cumsum(self.flags[begin:end] & COUNTED, dtype=np.int64)])
-            found[first : first + step] = total[starts - begin + lengths + 1] - total[starts - begin + 1]
-        return found
+            counts[first : first + step] = total[starts - begin + lengths + 1] - total[starts - begin + 1]
+        return counts
 
     def targets(self) -> Iterator[np.ndarray]:
         """Yield the tokens that are predicted, int32, block by block."""
@@ -57,24 +59,18 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SequenceDataset:
-    """Rows of tokens; implements ``distcore.Dataset``."""
+    """Rows of tokens, each padded to the longest of its batch; implements ``distcore.Dataset``."""
 
     arrays: Arrays
     """Tokens, flags and rows."""
     items: np.ndarray
     """Targets of each row, int64, shape ``(rows,)``: what it counts in the mean loss."""
     pad: int
-    """Token that fills up the shorter rows of a batch that is not packed."""
-    packed: bool
-    """Whether short rows of a batch share a sequence."""
+    """Token that fills up the shorter rows of a batch."""
     prompts: int
     """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
-    apart: bool = False
-    """Whether a document sees nothing of the one before it in its row, which needs packing."""
-    tells_targets: bool = False
-    """Whether batches say where their targets are."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -85,30 +81,16 @@ class SequenceDataset:
         return len(self.arrays.lengths)
 
     @property
-    def padding_free(self) -> bool:
-        """True if short rows of a batch share a sequence."""
-        return self.packed
-
-    def padded(self) -> SequenceDataset | None:
-        """Return the same rows, each padded; ``None`` if they have documents that only packing keeps apart."""
-        return None if self.apart else replace(self, packed=False, tells_targets=False)
-
-    def with_targets(self) -> SequenceDataset:
-        """Return the same rows, in batches that say where targets are.
-
-        Themselves where all places are targets, where rows are padded, and where only packing keeps documents apart.
-        """
-        some = self.packed and not self.apart and int(self.items.sum()) < int(self.lengths.sum())
-        return replace(self, tells_targets=True) if some else self
+    def pads(self) -> bool:
+        """True: each row is filled up to the longest."""
+        return True
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
 
-        ``input_ids``, ``labels`` and ``row``, the number of the row in the batch, are ``(n, longest)``, with
-        ``attention_mask``; or, packed, ``(sequences, longest)``: as many rows in a sequence as find room beside the
-        longest, with ``position_ids``, which begin again at 0 with each. ``lengths`` is ``(n,)``. With ``prompts`` also
-        ``prompt_ids`` and ``prompt_mask``, ``(n, longest prompt)``, padded on the left; a row without one has none.
-        If they are to be told, ``targets`` is where in ``labels``, flattened, there are targets, ``(targets,)``.
+        ``input_ids``, ``attention_mask``, ``labels`` and ``row``, the number of the row in the batch, are
+        ``(n, longest)``; ``lengths`` is ``(n,)``. With ``prompts`` also ``prompt_ids`` and ``prompt_mask``,
+        ``(n, longest prompt)``, padded on the left; a row without one has none.
         """
         import torch
 
@@ -116,20 +98,23 @@ class SequenceDataset:
         row = np.repeat(np.arange(len(indices)), lengths)
         offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         at = self.arrays.starts[indices][row] + offset
-        line, begin = _packed(lengths) if self.packed else (np.arange(len(indices)), np.zeros(len(indices), np.int64))
+        line, begin = self._layout(lengths)
         place = (line[row], begin[row] + offset)
         shape = (int(line.max(initial=-1)) + 1, int(lengths.max(initial=0)))
         targets = np.where(self.arrays.flags[at + 1] & COUNTED, self.arrays.tokens[at + 1], IGNORED)
         columns = {"input_ids": (self.arrays.tokens[at], self.pad), "labels": (targets, IGNORED), "row": (row, 0)}
-        if self.packed:  # what fills up a sequence is at position 0, too, and so sees nothing but itself
-            columns["position_ids"] = (_positions(offset, self.arrays.flags[at]), 0)
-        else:
-            columns["attention_mask"] = (np.ones_like(row), 0)
-        found = {name: _table(shape, place, *column) for name, column in columns.items()}
-        found["lengths"] = torch.from_numpy(lengths)
-        if self.tells_targets:
-            found["targets"] = (found["labels"].flatten() != IGNORED).nonzero()[:, 0]
-        return found | self._prompts(indices) if self.prompts else found
+        columns |= self._order(offset, self.arrays.flags[at])
+        batch = {name: _table(shape, place, *column) for name, column in columns.items()}
+        batch["lengths"] = torch.from_numpy(lengths)
+        return batch | self._prompts(indices) if self.prompts else batch
+
+    def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the line of the table that each row is in, and where in it the row begins, both int64, ``(n,)``."""
+        return np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
+
+    def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
+        """Return the column that tells the model which tokens see each other; ``offset`` is each one's in its row."""
+        return {"attention_mask": (np.ones_like(offset), 0)}
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
@@ -194,46 +179,18 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
     return arrays
 
 
-def open_sequences(folder: Path, pad: int, *, packed: bool, prompts: int, apart: bool = False) -> SequenceDataset:
-    """Map what ``finish_sequences`` wrote into memory; ``prompts``: how many rows have one; ``apart``: documents."""
+def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
+    """Map the files of ``finish_sequences`` into memory; ``prompts``: how many rows have one."""
     content = (folder / CONTENT).read_text(encoding="ascii")
     items = map_array(folder / "items.npy")
-    return SequenceDataset(
-        arrays=_mapped(folder), items=items, pad=pad, packed=packed, prompts=prompts, content=content, apart=apart
-    )
+    return SequenceDataset(arrays=_mapped(folder), items=items, pad=pad, prompts=prompts, content=content)
 
 
 def no_sequences(pad: int) -> SequenceDataset:
     """Return a data set without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
-    return SequenceDataset(arrays=arrays, items=none, pad=pad, packed=False, prompts=0, content="")
-
-
-def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return each token's place in its row, or in its document where documents are apart."""
-    here = np.arange(len(offset))
-    begins = (offset == 0) | ((flags & FIRST) > 0)
-    found: np.ndarray = here - np.maximum.accumulate(np.where(begins, here, 0))
-    return found
-
-
-def _packed(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the sequence that it is packed into, and where in it the row begins, both int64, ``(n,)``.
-
-    First fit decreasing: the longest rows first, each into the first sequence that has room for it.
-    """
-    line, begin = np.zeros_like(lengths), np.zeros_like(lengths)
-    filled, longest = list[int](), int(lengths.max(initial=0))
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[row])
-        free = (number for number, size in enumerate(filled) if size + length <= longest)
-        number = next(free, len(filled))
-        if number == len(filled):
-            filled.append(0)
-        line[row], begin[row] = number, filled[number]
-        filled[number] += length
-    return line, begin
+    return SequenceDataset(arrays=arrays, items=none, pad=pad, prompts=0, content="")
 
 
 def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values: np.ndarray, fill: int) -> Tensor:

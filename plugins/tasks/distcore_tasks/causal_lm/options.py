@@ -1,23 +1,18 @@
-"""What can be set of a causal language model: its model, its data files and its tokens."""
+"""The options of a causal language model: its model, its data files and its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from distcore import Direction, OnResume
+from distcore_tasks.causal_lm.sequence_packing import PackingOptions
 from distcore_tasks.causal_lm.shapes import SHAPES
-from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
-if TYPE_CHECKING:
-    from distcore import RunConfig
-
 Form = Literal["documents", "prompts", "messages"]
-BOOL = BeforeValidator(lambda given: ("off", "on")[given] if isinstance(given, bool) else given)
-"""YAML reads on and off as booleans."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalOptions(TaskOptions):
+class CausalOptions(PackingOptions):
     """The options of a causal language model."""
 
     flags: ClassVar = {
@@ -54,11 +49,9 @@ class CausalOptions(TaskOptions):
     }
     built_in: ClassVar = SHAPES
     metrics: ClassVar[dict[str, Direction]] = METRICS
-    on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
+    on_resume: ClassVar[dict[str, OnResume]] = PackingOptions.on_resume | {
         "model": "other rows",  # its tokenizer makes the tokens
         "max_seq_len": "other rows",
-        "packing": "free",
-        "split_documents": "other rows",
         "max_new_tokens": "free",
         "samples": "free",
         "tokenizer": "free",  # the tokens that it makes are compared
@@ -76,16 +69,7 @@ class CausalOptions(TaskOptions):
     """The vocabulary that a built-in model trains."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
     """Tokens that the model reads at once: documents are cut into blocks of so many, longer conversations are cut."""
-    packing: Annotated[Literal["auto", "on", "off"], BOOL] = "auto"
-    """Whether short rows share a sequence; auto: as ``padding_free`` says, or where that is known to be exact."""
-    split_documents: bool = False
-    """Whether a document sees nothing of the one before it in its block; needs ``packing``."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that evaluation lets the model generate, the likeliest each time, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Evaluation rows that the model goes on from, the first ones; null: every row."""
-
-    def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return the learning rate, and ``padding_free`` where ``packing`` is set: a packed row has no padding."""
-        packing = {} if self.packing == "auto" else {"padding_free": self.packing}
-        return super().suggest(config) | packing

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distcore import DataError
 from distcore_tasks.causal_lm.dataset import Arrays, open_sequences
 from distcore_tasks.causal_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.causal_lm.encode import encode
-from distcore_tasks.causal_lm.models import packs
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import Rows, read_rows, texts_of
+from distcore_tasks.causal_lm.sequence_packing import pack_dataset
 from distcore_tasks.causal_lm.shapes import PUBLISHED
 from distcore_tasks.shared.cache import CachedDatasets, Entry, cut_warning
 from distcore_tasks.shared.pretrained import (
@@ -27,21 +27,23 @@ from distcore_tasks.shared.splits import Part, parts_of
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
+if TYPE_CHECKING:
+    from distcore import RunConfig
+
 CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_from=MADE_FROM)
 
 
-def prepare_rows(options: CausalOptions, seed: int, padding_free: str) -> TokenizedDatasets:
+def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
     """Return the tokenized data sets of a run; prepared once, then taken from the cache.
 
-    ``padding_free`` is that of the config. The key of a cache entry is a digest of the files' content. Raises
-    DataError, ModelError or ConfigError.
+    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
-    packed = packs(options, padding_free)  # what cannot be packed is refused before any file is read
+    packed = options.packs(config)  # what cannot be packed is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     settings = [options.form, asdict(options.columns), options.max_seq_len, options.split_documents]
     size = options.tokenizer.vocab_size
-    entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
+    entry = CACHED.entry(options, config.seed, settings, size, lambda folder: _build(folder, options, config.seed))
     return _open(entry, options, packed)
 
 
@@ -100,10 +102,12 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
     """Open a cache entry that ``_build`` has filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
     prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in facts.items()}
-    how = {"packed": packed, "apart": options.split_documents}
+    rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
+    if packed:
+        rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
     return with_rows(
         TokenizedDatasets,
-        {name: open_sequences(entry.folder / name, pad, prompts=prompts[name], **how) for name in prompts},
+        rows,
         entry.tokenizer,
         facts={"data": options.data, "form": entry.said["form"], "packing": packed, **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),

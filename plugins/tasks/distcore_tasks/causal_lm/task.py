@@ -41,7 +41,7 @@ class CausalLM(SelectsLogits, CausalOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        return prepare_rows(self, config.seed, config.padding_free)
+        return prepare_rows(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
         """Return a model with a language-modelling head."""
@@ -161,7 +161,7 @@ def _predicted(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tens
     The places are those of all rows, or of targets where the batch says where they are.
     """
     names = ("input_ids", "attention_mask", "position_ids", "targets")
-    # With a cache, transformers would not look for the borders of packed rows.
+    # With a cache, transformers would not look in ``position_ids`` for where rows begin.
     answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False)
     labels, row = batch["labels"].flatten(), batch["row"].flatten()
     if "targets" in batch:

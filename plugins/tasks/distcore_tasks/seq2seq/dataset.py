@@ -47,9 +47,9 @@ class PairDataset:
     """SHA-256 over the tokens of both, in hexadecimal."""
 
     @property
-    def padding_free(self) -> bool:
-        """False: targets are padded, whatever the encoder does with sources."""
-        return False
+    def pads(self) -> bool:
+        """True: targets are padded, whatever the encoder does with sources."""
+        return True
 
     def __len__(self) -> int:
         return len(self.items)

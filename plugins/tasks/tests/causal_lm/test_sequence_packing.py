@@ -12,8 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
-from distcore_tasks.causal_lm.dataset import COUNTED, FIRST, SequenceFiles, finish_sequences, open_sequences
-from distcore_tasks.causal_lm.models import PACKED
+from distcore_tasks.causal_lm.dataset import (
+    COUNTED,
+    FIRST,
+    SequenceDataset,
+    SequenceFiles,
+    finish_sequences,
+    open_sequences,
+)
+from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.shared.jagged import IGNORED
@@ -52,8 +59,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
+def rows_of(folder: Path, packed: bool) -> SequenceDataset:
+    rows = open_sequences(folder, 0, prompts=0)
+    return pack_dataset(rows, split_documents=False) if packed else rows
+
+
 def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
-    dataset = open_sequences(folder, 0, packed=packed, prompts=0)
+    dataset = rows_of(folder, packed)
     with torch.no_grad():
         found = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
     assert found["tokens"].tolist() == dataset.items[rows].tolist()
@@ -61,7 +73,7 @@ def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[floa
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, folder: Path) -> None:
     model = model_of(kind, attention)
     one_document = [0, 1, 3, 4, 5]
@@ -71,7 +83,7 @@ def test_a_row_has_one_loss_alone_padded_and_packed(kind: str, attention: str, f
 
 
 def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    dataset = rows_of(folder, packed=True)
     batch = dataset.batch(np.asarray([0, 1, 2, 3, 4, 5]))
     lines = zip(batch["row"], batch["labels"], strict=True)
     rows = [sorted({int(row) for row in line[labels != IGNORED]}) for line, labels in lines]
@@ -79,10 +91,10 @@ def test_rows_share_a_sequence_where_there_is_room(folder: Path) -> None:
     assert batch["input_ids"].shape == (4, 12)
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -> None:
     model = model_of(kind, "sdpa")
-    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    dataset = rows_of(folder, packed=True)
     batch = dataset.batch(np.asarray([2, 0]))
     assert batch["position_ids"][0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     first, second = (
@@ -94,7 +106,7 @@ def test_a_document_sees_nothing_of_the_one_before_it(kind: str, folder: Path) -
 
 
 def test_the_first_token_of_a_document_is_no_target(folder: Path) -> None:
-    dataset = open_sequences(folder, 0, packed=True, prompts=0)
+    dataset = rows_of(folder, packed=True)
     labels = dataset.batch(np.asarray([2]))["labels"][0]
     assert (labels == IGNORED).nonzero().flatten().tolist() == [4]
     assert dataset.items.tolist() == [7, 1, 11, 3, 12, 5]
@@ -108,12 +120,12 @@ def saved(kind: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("options", "packing", "named"),
-    [({}, "on", "packing = 'on'"), ({"split_documents": True}, "auto", "task_options.split_documents = true")],
+    [({}, "on", "padding_free = 'on'"), ({"split_documents": True}, "auto", "task_options.split_documents = true")],
 )
 def test_a_model_type_that_nobody_measured_is_not_packed(
     options: dict[str, Any], packing: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distcore_tasks.causal_lm.models.PACKED", ("gpt2",))
+    monkeypatch.setattr("distcore_tasks.causal_lm.sequence_packing.MODEL_TYPES", ("gpt2",))
     model = saved("llama", tmp_path / "model")
     with pytest.raises(ModelError, match=rf"^{named}: .* not known to be exact: llama is none of"):
         CausalLM(model=model, **options).prepare(RunConfig(padding_free=packing))

@@ -1,4 +1,4 @@
-"""When a run packs: chosen by lengths, compared with padded rows before the first step, said in one line."""
+"""When a run computes without padding: chosen by lengths, compared with padded rows before the first step, said in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import yaml
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, train
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
-from distcore.plugin.task.datasets import is_padding_free
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
 from distcore.resolve.row_form import choose
@@ -51,7 +50,9 @@ def losses(rows: Path, name: str) -> list[float]:
     return [value for line in lines for key, value in line.items() if key in ("train/loss", "train/grad_norm")]
 
 
-def test_a_run_packs_where_it_gains_and_computes_the_same(rows: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_padding_free_where_that_gains_and_computes_the_same(
+    rows: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
         report = run(rows, "auto")
     [line] = [record.message for record in caplog.records if record.message.startswith("padding-free:")]
@@ -124,7 +125,7 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert choose(elsewhere, ONE, task, task.prepare(elsewhere))[1].startswith("not measured on cuda")
 
 
-def test_what_cannot_be_packed_is_refused_in_one_line(rows: Path) -> None:
+def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
     on = resolve(config(rows, padding_free="on")).config.model_copy(update={"compile": "regions"})
     task = tasks.of(on)
     with pytest.raises(
@@ -150,10 +151,10 @@ def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> No
 def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
     config, off, on = RunConfig(task="causal-lm"), *(CausalLM(data=str(rows), packing=how) for how in ("off", "on"))
     padded, packed = off.prepare(config), on.prepare(config)
-    assert [is_padding_free(data.train) for data in (padded, packed)] == [False, True]
+    assert [data.train.pads for data in (padded, packed)] == [True, False]
     assert choose(config, ONE, off, padded)[0].padding_free == "off"
     assert choose(config, ONE, on, packed)[0].padding_free == "on"
-    assert not is_padding_free(on.prepare(RunConfig(padding_free="off")).train)
+    assert on.prepare(RunConfig(padding_free="off")).train.pads
     with pytest.raises(ConfigError, match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one"):
         off.prepare(RunConfig(padding_free="on"))
 

@@ -23,7 +23,7 @@ from distcore.plugin.task.task import Datasets
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
 from distcore_tasks.causal_lm.dataset import COUNTED, SequenceFiles, finish_sequences, open_sequences
-from distcore_tasks.causal_lm.models import PACKED
+from distcore_tasks.causal_lm.sequence_packing import MODEL_TYPES, pack_dataset
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.masked_lm.dataset import MaskedDataset, Masking
 from distcore_tasks.masked_lm.task import MaskedLM
@@ -52,7 +52,7 @@ def answered(tmp_path: Path) -> Datasets:
     with SequenceFiles(tmp_path / "rows") as files:
         files.add(tokens, flags)
     finish_sequences(tmp_path / "rows", starts, LENGTHS)
-    rows = open_sequences(tmp_path / "rows", 0, packed=True, prompts=0)
+    rows = pack_dataset(open_sequences(tmp_path / "rows", 0, prompts=0), split_documents=False)
     return Datasets(train=rows, evaluation=rows, test=rows)
 
 
@@ -110,7 +110,7 @@ def check(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> None:
     assert torch.equal(again["loss"], whole["loss"])
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_answers_are_what_they_are_among_prompts(kind: str, answered: Datasets) -> None:
     check(CausalLM(), decoder(kind), answered)
 
@@ -133,11 +133,12 @@ def test_where_all_is_a_target_or_padded_nothing_is_told(answered: Datasets, tmp
     rows: Any = CausalLM().select_logits(decoder("llama"), answered).train
     assert "targets" in rows.batch(np.arange(3))
     assert "targets" not in rows.padded().batch(np.arange(3))
-    assert "targets" not in rows.padded().with_targets().batch(np.arange(3))
+    assert not isinstance(rows.padded(), target_logits.TellsTargets)
     with SequenceFiles(tmp_path / "all") as files:
         files.add(np.arange(8, dtype=np.int32), np.full(8, COUNTED, np.uint8))
     finish_sequences(tmp_path / "all", np.asarray([0]), np.asarray([7]))
-    assert open_sequences(tmp_path / "all", 0, packed=True, prompts=0).with_targets().tells_targets is False
+    whole = pack_dataset(open_sequences(tmp_path / "all", 0, prompts=0), split_documents=False)
+    assert whole.with_targets().tells_targets is False
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from distcore.jobs import (
     TracesStep,
     check_optimizer,
     freeze,
-    is_padded,
     model_source,
     optimizer_factory,
 )
@@ -116,7 +115,7 @@ def make_plan(request: Request) -> Plan:
         trained=sum(p.numel() for p in footprint.trained(skeleton)),
         checkpoint=_checkpoint(alone.config, skeleton),
         device=alone.config.device,
-        padded=is_padded(alone.config),
+        padded=alone.config.pads_rows,
         rows=tuple(rows),
     )
 
