@@ -2,7 +2,7 @@
 
     python benchmarks/planned_memory.py [--kinds bert,gpt2,llama,vit,resnet] [--strategies single] [--shapes 4x64]
                                         [--scale small] [--checkpointing off,on] [--nproc 2] [--precision fp32]
-                                        [--micro-batches 1] [--packing off] [--layers N]
+                                        [--micro-batches 1] [--padding-free off] [--layers N]
 
 Every row of the data has the same length, so each step has the longest micro-batch. A job is trained for five steps of
 AdamW; the peak of a step is the sum of what torch's allocator says that it gave and took back, since before the
@@ -173,7 +173,7 @@ def settings(
     nproc: int = 2,
     precision: str = "fp32",
     micro_batches: int = 1,
-    packing: str = "off",
+    padding_free: str = "off",
     layers: int | None = None,
 ) -> dict[str, Any]:
     """The config of a job, as changes; ``shape`` is rows x tokens of a micro-batch."""
@@ -187,7 +187,7 @@ def settings(
         "task_options": {"kind": kind, "scale": scale, "length": length, "layers": layers},
         "strategy": strategy, "nproc": ranks, "device": "cpu", "max_steps": WARM + MEASURED, "data_guard_steps": 0,
         "micro_batch_size": rows, "global_batch_size": rows * ranks * micro_batches, "log_level": "error",
-        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": packing,
+        "gradient_checkpointing": checkpointing, "lr": 1e-4, "precision": precision, "padding_free": padding_free,
     }  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--packing", default="off", choices=("off", "on"))
+    parser.add_argument("--padding-free", "--packing", default="off", choices=("off", "on"))
     parser.add_argument("--layers", type=int)
     given = parser.parse_args()
     print("| model | strategy | batch | checkpointing | planned | in | real | at most | apart |\n" + "|---" * 9 + "|")
@@ -260,7 +260,8 @@ def main() -> int:
     for kind, strategy, shape, checkpointing in itertools.product(*(text.split(",") for text in choices)):
         changes = settings(
             kind, strategy, shape, scale=given.scale, checkpointing=checkpointing == "on", nproc=given.nproc,
-            precision=given.precision, micro_batches=given.micro_batches, packing=given.packing, layers=given.layers,
+            precision=given.precision, micro_batches=given.micro_batches, padding_free=given.padding_free,
+            layers=given.layers,
         )  # fmt: skip
         row, peaks = planned(changes), real(changes)
         found, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"

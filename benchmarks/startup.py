@@ -42,7 +42,7 @@ PARTS = (
     "imports until the command has read its config",
     "data, its fingerprint",
     "the model: its code, its weights",
-    "optimizer, schedule, check of packing, run folder",
+    "optimizer, schedule, check of padding-free rows, run folder",
     "rehearsal of the evaluation",
     "the first step",
 )

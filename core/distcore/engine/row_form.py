@@ -58,7 +58,7 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
             log.info("padding-free: off: %s", why)
         return run, data
     padded = _padded(data)
-    if padded is None:  # such as documents that are apart in a row: only packed are they what they are
+    if padded is None:  # such as documents kept apart inside a row: padded, they would see each other
         return run, data
     rows = _some_rows(config, data.train)
     expected = _row_losses(run, task, padded.train, rows)
@@ -67,16 +67,16 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
     apart = _difference(expected, _row_losses(run, task, data.train, rows))
     apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
-    found = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
+    compared = f"losses of {len(rows)} rows differ by {apart:.1e} from those with padding (bound: {bound:.0e})"
     if apart <= bound:
         if run.world.is_main:
-            log.info("padding-free: on%s; %s", f": {why}" if why else "", found)
+            log.info("padding-free: on%s; %s", f": {why}" if why else "", compared)
         return _with_facts(run, PaddingFree(on=True, difference=apart)), data
     if asked == "on":
-        raise ConfigError(f"padding_free = 'on': {found}; use --padding-free off")
+        raise ConfigError(f"padding_free = 'on': {compared}; use --padding-free off")
     undo()
     if run.world.is_main:
-        log.warning("padding-free: off: %s", found)
+        log.warning("padding-free: off: %s", compared)
     return _with_facts(_in_form(run, padded=True), PaddingFree(on=False, difference=apart)), padded
 
 
@@ -131,15 +131,15 @@ def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     run.model.eval()
     with autocast_for(run.config, run.capabilities, run.world):
-        found = task.row_losses(run.model, batch)
+        losses = task.row_losses(run.model, batch)
     run.model.train()
-    return found.float()
+    return losses.float()
 
 
-def _difference(expected: Tensor, found: Tensor) -> float:
+def _difference(expected: Tensor, actual: Tensor) -> float:
     """Return how far row losses are apart at most, as a part of their mean; infinity if they have another shape."""
-    if expected.shape != found.shape:
+    if expected.shape != actual.shape:
         return float("inf")
     scale = expected.abs().mean().item()
-    apart = (expected - found).abs().max().item()
+    apart = (expected - actual).abs().max().item()
     return apart / scale if scale else apart

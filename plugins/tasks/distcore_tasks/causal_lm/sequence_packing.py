@@ -79,8 +79,8 @@ class PackingOptions(TaskOptions):
 
     def _why_not(self) -> str | None:
         """Return why packing is not known to be exact for the model; ``None`` if it is."""
-        kind = SHAPES[self.model].family if self.model in SHAPES else None
-        kind = kind or str(read_config(self.model, self.model_folder())["model_type"])
+        built_in = SHAPES.get(self.model)
+        kind = built_in.family if built_in else read_config(self.model, self.model_folder())["model_type"]
         if kind not in MODEL_TYPES:
             return f"{kind} is none of {', '.join(MODEL_TYPES)}"
         if tuple(int(part) for part in version("transformers").split(".")[:2]) < SINCE:

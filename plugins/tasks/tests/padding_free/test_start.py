@@ -1,4 +1,4 @@
-"""When a run computes without padding: chosen by lengths, compared with padded rows before the first step, said in one line."""
+"""When a run is padding-free: chosen by lengths, compared with padded rows before the first step, said in one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 
 from distcore import Capabilities, ConfigError, Report, RunConfig, load_config, train
 from distcore.jobs.evaluate import config_for, evaluate_checkpoint
+from distcore.plugin.task.datasets import own_padding
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
 from distcore.resolve.row_form import choose
@@ -50,7 +51,7 @@ def losses(rows: Path, name: str) -> list[float]:
     return [value for line in lines for key, value in line.items() if key in ("train/loss", "train/grad_norm")]
 
 
-def test_a_run_is_padding_free_where_that_gains_and_computes_the_same(
+def test_a_run_is_padding_free_where_it_gains_and_computes_the_same(
     rows: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "distcore"):
@@ -82,7 +83,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(rows: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_pack_to_the_same_losses(rows: Path) -> None:
+def test_ranks_compute_the_same_losses_without_padding(rows: Path) -> None:
     run(rows, "one", padding_free="off")
     assert run(rows, "two", nproc=2, strategy="ddp")["padding_free"]["on"]
     assert losses(rows, "two") == pytest.approx(losses(rows, "one"), rel=1e-5)
@@ -151,10 +152,10 @@ def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> No
 def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
     config, off, on = RunConfig(task="causal-lm"), *(CausalLM(data=str(rows), packing=how) for how in ("off", "on"))
     padded, packed = off.prepare(config), on.prepare(config)
-    assert [data.train.pads for data in (padded, packed)] == [True, False]
+    assert [own_padding(data.train) for data in (padded, packed)] == [True, False]
     assert choose(config, ONE, off, padded)[0].padding_free == "off"
     assert choose(config, ONE, on, packed)[0].padding_free == "on"
-    assert on.prepare(RunConfig(padding_free="off")).train.pads
+    assert own_padding(on.prepare(RunConfig(padding_free="off")).train)
     with pytest.raises(ConfigError, match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one"):
         off.prepare(RunConfig(padding_free="on"))
 
