@@ -98,6 +98,18 @@ def task_methods(names: Iterable[str], called: set[str]) -> dict[str, Callable[.
     return {name: method for each in names for name, method in methods(TaskSpec, [each], called).items()}
 
 
+class Calls(set[str]):
+    """The methods that were called, and the order of all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    def add(self, name: str) -> None:
+        super().add(name)
+        self.order.append(name)
+
+
 def noted(function: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
     @wraps(function)
     def noting(*arguments: object, **named: object) -> object:
@@ -222,6 +234,20 @@ def test_the_examples_of_a_task_together_are_a_task(tmp_path: Path, reference: t
     assert len((out / "predictions.jsonl").read_text().splitlines()) == 11
     assert len(json.loads((out / "classes.json").read_text())) == 4
     assert len(predicted(out, task)) == 2
+
+
+def test_the_page_has_the_order_of_the_calls(tmp_path: Path) -> None:
+    calls, out = Calls(), tmp_path / "run"
+    names = [name for name in TASK_METHODS if name not in ("row_loss", "row_columns")]  # others take their place
+    task = type("Example", (), task_methods(names, calls))()
+    with trained(out, Hooks("single", SingleStrategy()), task, lr="auto", padding_free="auto"):
+        trains, stop = calls.order.index("loss"), len(calls.order)
+    predicted(out, task)
+    # What training calls is tried before the first step, too; that is no call of its own.
+    training = list(dict.fromkeys(calls.order[trains:stop]))
+    before = [name for name in dict.fromkeys(calls.order[:trains]) if name not in training]
+    predicting = [name for name in dict.fromkeys(calls.order[stop:]) if name not in before + training]
+    assert before + training + predicting == names
 
 
 CASES = (

@@ -162,6 +162,12 @@ def test_the_tables_of_the_laws_show_what_was_measured() -> None:
     assert set(numbers["settings"]) == set(tables.SETTINGS)
 
 
+def test_the_tables_of_a_task_are_its_specification() -> None:
+    tables = load("tools/task_tables.py")
+    page = tables.PAGE.read_text()
+    assert page == tables.with_tables(page), "run tools/task_tables.py"
+
+
 def test_each_case_was_measured_under_each_setting_and_holds() -> None:
     numbers = json.loads((DOCS / "laws.json").read_text())
     assert numbers["cases"].keys() == all_cases().keys()

@@ -1,4 +1,4 @@
-"""What a task or a data set can do is asked in one module of the core each."""
+"""The abilities of a task and of a data set are looked up in one module each, for the core and the workbench."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "core/distcore").rglob("*.py"))
-ASKING = {"isinstance", "issubclass", "hasattr", "getattr"}
+PACKAGES = (ROOT / "core/distcore", ROOT / "plugins/workbench/distcore_workbench")
+ASKING = {"isinstance", "issubclass", "hasattr", "getattr", "callable", "vars", "dir"}
 DATA_SETS = {"dataset", "data.train", "data.evaluation", "data.test"}
 
 
 def asked(source: str, of: set[str]) -> Iterator[int]:
     """The lines that ask an object which is written as one of ``of``, at its end, for its class or its members."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING and node.args:
+        if isinstance(node, ast.Match):
+            subject, owner = ast.unparse(node.subject), ""
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ASKING and node.args:
             subject = ast.unparse(node.args[0]).removesuffix(")").removeprefix("type(")
-            if any(subject == name or subject.endswith(f".{name}") for name in of):
-                yield node.lineno
+            owner = subject.rpartition(".")[0] if node.func.id == "callable" else ""  # of the method that is asked for
+        else:
+            continue
+        if any(each == name or each.endswith(f".{name}") for name in of for each in (subject, owner)):
+            yield node.lineno
 
 
 def asking(of: set[str]) -> set[str]:
-    return {str(file.relative_to(ROOT / "core/distcore")) for file in SOURCES if any(asked(file.read_text(), of))}
+    return {
+        str(file.relative_to(package))
+        for package in PACKAGES
+        for file in package.rglob("*.py")
+        if any(asked(file.read_text(), of))
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,6 +44,9 @@ def asking(of: set[str]) -> set[str]:
         "hasattr(self.task, 'save')",
         "getattr(lab.task, 'save', None)",
         "hasattr(type(task), 'x')",
+        "callable(job.task.save)",
+        "vars(bound.task)",
+        "match task:\n    case X(): pass",
     ],
 )
 def test_a_question_to_a_task_is_seen(line: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DatasetSpec:
-    """What a data set may have. Nothing inherits from it; ``plugin/task/datasets.py`` asks for the optional members."""
+    """The members that a data set may have. Nothing inherits from it; ``datasets.py`` asks for the optional ones."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -20,12 +20,12 @@ class DatasetSpec:
 
     @property
     def lengths(self) -> Column:
-        """Length of each row in tokens, 1 if that says nothing: rows of like length share a micro-batch."""
+        """Length of each row in tokens, or 1: rows of like length share a micro-batch."""
         raise NotImplementedError
 
     @property
     def items(self) -> Column:
-        """What each row counts in the mean loss: 1, or for example its number of tokens."""
+        """Weight of each row in the mean loss: 1, or for example its number of tokens."""
         raise NotImplementedError
 
     def batch(self, indices: np.ndarray) -> Batch:
@@ -46,7 +46,7 @@ class DatasetSpec:
 
     @property
     def content(self) -> str:
-        """A digest of what the rows say, in order, so that a resume on other rows is refused. Must not read rows.
+        """Digest of the content of all rows, in order, so that a resume on other rows is refused. Must not read rows.
 
         A data set whose columns are no arrays must have it: then it covers length and items of each row, too.
         """

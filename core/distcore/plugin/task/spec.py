@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TaskSpec:
-    """What a task may have. Nothing inherits from it: it is the page to read, and what the core looks for.
+    """The methods that a task may have. Nothing inherits from it: it is the page to read, and what the core looks for.
 
     A DistcoreError that a method raises ends the run in one line; anything else is a failure with a traceback. The
     examples together are a task, and a test trains it; ``Rows`` in them is a ``Dataset`` that makes rows up,
@@ -57,30 +57,6 @@ class TaskSpec:
         """
         raise NotImplementedError
 
-    def weights_folder(self, config: RunConfig) -> Path | None:
-        """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
-
-        Example::
-
-            def weights_folder(self, config: RunConfig) -> Path | None:
-                folder = Path("pretrained")
-                return folder if any(folder.glob("*.safetensors")) else None
-        """
-        raise NotImplementedError
-
-    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return the model in fp32 on torch's default device; the core has seeded the random state.
-
-        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
-        build the model whole instead. Raises DistcoreError where it cannot be built.
-
-        Example::
-
-            def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-                return Classifier(dropout=0.0)
-        """
-        raise NotImplementedError
-
     def why_not_padding_free(self) -> str | None:
         """Return why the configured model cannot compute rows without padding; ``None`` if it can.
 
@@ -102,6 +78,30 @@ class TaskSpec:
 
             def skipped_fraction(self) -> float:
                 return 0.25
+        """
+        raise NotImplementedError
+
+    def weights_folder(self, config: RunConfig) -> Path | None:
+        """Return the local folder whose safetensors files hold the weights; ``None`` for random ones or a hub's.
+
+        Example::
+
+            def weights_folder(self, config: RunConfig) -> Path | None:
+                folder = Path("pretrained")
+                return folder if any(folder.glob("*.safetensors")) else None
+        """
+        raise NotImplementedError
+
+    def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+        """Return the model in fp32 on torch's default device; the core has seeded the random state.
+
+        On the meta device no weights are read; if it fails there, or gives values all the same, strategies that shard
+        build the model whole instead. Raises DistcoreError where it cannot be built.
+
+        Example::
+
+            def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
+                return Classifier(dropout=0.0)
         """
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write into the run folder what a user of the model needs beside its weights; on the main rank.
+        """Write the files that a user of the model needs beside its weights into the run folder, on the main rank.
 
         Called before the first step. What fails to be written ends the run on every rank, in one line.
 
@@ -146,7 +146,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, enough for ``build_model`` and ``save``, from what ``save`` wrote.
+        """Return data sets without rows, enough for ``build_model`` and ``save``, from the files of ``save``.
 
         ``None`` if it wrote nothing into ``folder``. Without this method an export prepares the data again.
 
@@ -186,7 +186,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | Ragged]:
-        """Return what evaluation needs: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
+        """Return outputs for evaluation: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
 
         Any dtype, the same for every batch; all but the first dimension are the same for every batch, too. Where they
         are not, a ``distcore.Ragged`` of n rows takes the place of a tensor. Called without gradient, in evaluation
@@ -261,9 +261,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def predictions(self, outputs: Outputs, data: Datasets) -> Iterable[dict[str, object]]:
-        """Turn the same outputs into the lines of predictions.jsonl, one JSON object per row.
-
-        They are the outputs of ``data.test``.
+        """Turn the outputs of ``data.test`` into the lines of ``predictions.jsonl``, one JSON object per row.
 
         Example::
 
@@ -274,7 +272,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def row_columns(self) -> Mapping[str, str]:
-        """Return the columns that a file with such rows must have, by the option that names each (``columns.text``).
+        """Return the columns of a file with rows to predict, by the option that names each (``columns.text``).
 
         Example::
 
@@ -284,7 +282,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the record of each row of a file or folder, in order, the same ones each time; raises DataError.
+        """Yield the record of each row to predict of a file or folder, the same ones each time; raises DataError.
 
         A record ends with the values of the columns ``others``, by the option that names each: none, or the id that
         the user asked for. Goes before ``row_columns``.
@@ -298,7 +296,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a data set of ``rows``, in this order; raises DataError for a row that cannot be used.
+        """Return a data set of ``rows`` to predict, in this order; raises DataError for a row that cannot be used.
 
         ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
         ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which

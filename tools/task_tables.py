@@ -1,0 +1,53 @@
+"""Write the tables of docs/tasks.md from the specifications of a task and a data set: python tools/task_tables.py
+
+Each row is a signature and the first sentence of its docstring, in the order in which the core calls them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from distcore.plugin.task.dataset_spec import DatasetSpec
+from distcore.plugin.task.spec import TaskSpec
+
+PAGE = Path(__file__).parents[1] / "docs/tasks.md"
+TABLES = {"methods": TaskSpec, "members": DatasetSpec}
+"""By the name in the marks ``<!-- methods -->`` and ``<!-- /methods -->``, what the table between them lists."""
+
+
+def members(spec: type) -> Iterator[tuple[str, str]]:
+    """Yield each member of a specification as a user writes it, with the first sentence of its docstring."""
+    for name, member in vars(spec).items():
+        if isinstance(member, property):
+            yield name, _first_sentence(member)
+        elif inspect.isfunction(member):
+            arguments = [argument for argument in inspect.signature(member).parameters if argument != "self"]
+            written = "len(dataset)" if name == "__len__" else f"{name}({', '.join(arguments)})"
+            yield written, _first_sentence(member)
+
+
+def _first_sentence(member: object) -> str:
+    sentence = re.match(r".+?\.(?=\s|$)", inspect.getdoc(member) or "", re.S)
+    if sentence is None:
+        raise ValueError(f"{member}: its docstring has no sentence")
+    return sentence[0].replace("``", "`").replace("\n", " ").replace("|", "\\|")
+
+
+def with_tables(page: str) -> str:
+    """Return the page with each table between its marks."""
+    for name, spec in TABLES.items():
+        heading = name.removesuffix("s")
+        rows = [f"| {heading} | |", "|---|---|", *(f"| `{member}` | {does} |" for member, does in members(spec))]
+        before, _, rest = page.partition(f"<!-- {name} -->\n")
+        _, mark, after = rest.partition(f"<!-- /{name} -->")
+        if not mark:
+            raise ValueError(f"{PAGE}: has no place for the table of {name}")
+        page = "\n".join([f"{before}<!-- {name} -->", *rows, f"{mark}{after}"])
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
