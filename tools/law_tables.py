@@ -81,8 +81,13 @@ def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
 
 
 def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
-    """A row per setting, a column per law and bound; the cases that must be exact are 0 or exempt, and left out."""
-    columns = {heading: names for heading, names in _folded(cases).items() if heading[1]}
+    """A row per setting, a column per law and bound; a column in which no error is above 0 is left out."""
+    errors = {name: [setting["found"][name] for setting in settings] for name in cases}
+    columns = {
+        heading: names
+        for heading, names in _folded(cases).items()
+        if any(error and not isinstance(error, str) for name in names for error in errors[name])
+    }
     headings = [f"{law}, {_bound(names, bound)}" for (law, bound), names in columns.items()]
     lines = [f"| setting | {' | '.join(headings)} |", "|---|" + "---|" * len(headings)]
     for setting in settings:
