@@ -209,7 +209,7 @@ def one_run(nodes: Sequence[Machine], folder: Path, rows: Sequence[Row], chance:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as a table of Markdown, by fault."""
-    lines = ["| fault | times | went on | longest, s |", "|---|---|---|---|"]
+    lines = ["| fault | times | continued | longest, s |", "|---|---|---|---|"]
     for fault in [*FAULTS, "all"]:
         some = [row for row in rows if fault in (row.fault, "all")]
         if not some:
