@@ -16,8 +16,8 @@ def run(folder: Path, words: str) -> tuple[int, list[str]]:
     """Run Python with ``words`` in ``folder``, with a task ``own.py:Own``; return its status and stderr.s lines."""
     (folder / "own.py").write_text(
         "import torch\n"
-        "from distcore_tasks.text_classification.task import TextClassification\n"
-        "class Own(TextClassification):\n"
+        "from distcore.testing.problem import Problem\n"
+        "class Own(Problem):\n"
         "    def build_model(self, config, data):\n"
         "        model = super().build_model(config, data)\n"
         "        model.more = torch.nn.Linear(24000, 24000)\n"

@@ -14,12 +14,23 @@ import yaml
 from accelerate import Accelerator
 
 from distcore import StrategyError, World, load_config, train
+from distcore.testing import problem
 from distcore.testing.problem import Problem
 from distcore_accelerate.accelerator import check_no_fallback, rank_environment, reset_state
 from distcore_accelerate.settings import Settings
 
-TRAIN = ("-m", "distcore", "train", "--strategy", "accelerate", "--model", "bert-tiny", "--max-steps", "2")
-SMALL = ("--max-seq-len", "16", "--global-batch-size", "4", "--set", "device=cpu", "--set", "eval_fraction=0.01")
+TRAIN = (
+    "-m",
+    "distcore",
+    "train",
+    "--strategy",
+    "accelerate",
+    "--task",
+    f"{problem.__file__}:Problem",
+    "--max-steps",
+    "2",
+)
+SMALL = ("--lr", "0.01", "--global-batch-size", "4", "--set", "device=cpu")
 
 
 def accelerate_launch(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
@@ -65,6 +76,7 @@ def test_one_process_where_two_were_asked_for_is_refused_in_one_line(tmp_path: P
 ONE_STEP = """
 import sys
 from distcore import load_config, train
+from distcore.testing import problem
 from distcore.testing.problem import Problem
 job = {"strategy": "accelerate", "device": "cpu", "max_steps": 1, "lr": 0.01, "global_batch_size": 4}
 train(load_config(None, job | {"out": sys.argv[1], "extensions": {"progress": False}}), Problem())

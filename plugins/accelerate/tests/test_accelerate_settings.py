@@ -12,6 +12,7 @@ import yaml
 
 from distcore import ConfigError, Run, RunConfig, StrategyError, World, load_config
 from distcore.resolve.resolve import resolve
+from distcore.testing.problem import Problem
 from distcore_accelerate.deepspeed_config import user_config
 from distcore_accelerate.settings import launched, read_settings
 from distcore_accelerate.strategy import AccelerateStrategy
@@ -55,10 +56,9 @@ def written(folder: Path, **changes: Any) -> str:
 
 def resolved(options: dict[str, Any], started: int | None = None, **changes: Any) -> RunConfig:
     """The config that ranks get."""
-    settings = {"device": "cpu"} | changes
-    return resolve(
-        load_config(None, {"strategy": "accelerate", "strategy_options": options} | settings), started
-    ).config
+    settings = {"device": "cpu", "lr": 0.01} | changes
+    config = load_config(None, {"strategy": "accelerate", "strategy_options": options} | settings)
+    return resolve(config, started, task=Problem()).config
 
 
 def test_a_file_fills_in_what_the_user_left_open(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_options_that_cannot_come_true_are_one_line(
 
 def test_what_only_matters_to_training_is_no_obstacle_to_evaluation() -> None:
     options = {"backend": "deepspeed", "zero_stage": 0, "deepspeed_config": {"train_batch_size": 64}}
-    job = {"strategy": "accelerate", "strategy_options": options, "device": "cpu", "precision": "bf16"}
-    assert resolve(load_config(None, job), training=False).config.precision == "bf16"
+    job = {"strategy": "accelerate", "strategy_options": options, "device": "cpu", "precision": "bf16", "lr": 0.01}
+    assert resolve(load_config(None, job), training=False, task=Problem()).config.precision == "bf16"
     with pytest.raises(ConfigError, match=r"stage = 0 with precision = 'bf16'"):
-        resolve(load_config(None, job))
+        resolve(load_config(None, job), task=Problem())
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16")])

@@ -36,7 +36,7 @@ def config(deepspeed_config: str | dict[str, Any] | None, **changes: Any) -> Run
 def test_an_unknown_key_of_the_json_is_refused_with_the_nearest() -> None:
     given = {"zero_optimization": {"stage": 2, "overlap_com": True}, "gradient_cliping": 1.0}
     with pytest.raises(ConfigError) as caught:
-        resolve(config(given))
+        resolve(config(given), task=Problem())
     assert "unknown key 'gradient_cliping' (did you mean 'gradient_clipping'?)" in str(caught.value)
     assert "unknown key 'zero_optimization.overlap_com' (did you mean 'overlap_comm'?)" in str(caught.value)
 
@@ -44,7 +44,7 @@ def test_an_unknown_key_of_the_json_is_refused_with_the_nearest() -> None:
 def test_the_json_may_have_comments_and_text_for_numbers(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"train_batch_size": "8", /* as before */ "zero_optimization": {"stage": "3"} # gathered\n}')
-    resolve(config(str(file)))
+    resolve(config(str(file)), task=Problem())
     assert AccelerateStrategy(backend="deepspeed", deepspeed_config=str(file)).capabilities.shards_parameters
 
 
@@ -52,7 +52,7 @@ def test_a_key_that_stands_twice_in_the_json_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"bf16": {}, "bf16": {}}')
     with pytest.raises(ConfigError, match=r"deepspeed_config = '.*ds.json': not valid JSON: key 'bf16' stands there"):
-        resolve(config(str(file)))
+        resolve(config(str(file)), task=Problem())
 
 
 def test_an_optimizer_that_the_engine_would_not_step_will_be_refused() -> None:
@@ -64,10 +64,10 @@ def test_an_optimizer_that_the_engine_would_not_step_will_be_refused() -> None:
 def test_fp16_on_a_cpu_is_refused_only_where_deepspeed_has_none(capable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore_deepspeed.library.fp16_on_cpu", lambda: capable)  # some CPUs multiply in it
     if capable:
-        assert resolve(config(None, precision="fp16")).config.precision == "fp16"
+        assert resolve(config(None, precision="fp16"), task=Problem()).config.precision == "fp16"
     else:
         with pytest.raises(ConfigError, match="DeepSpeed has no fp16 on a CPU"):
-            resolve(config(None, precision="fp16"))
+            resolve(config(None, precision="fp16"), task=Problem())
 
 
 def test_without_distcore_deepspeed_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_without_distcore_deepspeed_one_line_says_what_to_install(monkeypatch: p
     for name in ("distcore_accelerate.zero", "distcore_accelerate.deepspeed_config"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ConfigError, match=r"'deepspeed': .*pip install 'distcore-accelerate\[deepspeed\]'") as caught:
-        resolve(config(None))
+        resolve(config(None), task=Problem())
     assert "\n" not in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from distcore import ConfigError, load_config
 from distcore.plugin.strategy.contract import Run, World
 from distcore.resolve import strategies
 from distcore.resolve.resolve import resolve
+from distcore.testing.problem import Problem
 from distcore_deepspeed import resolve as resolve_tree
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
@@ -22,7 +23,8 @@ from distcore_deepspeed.strategy import DeepSpeedStrategy
 def checked(options: dict[str, Any], **changes: Any) -> Any:
     """The config of a run on two ranks, accepted."""
     job = {"nproc": 2, "device": "cpu", "global_batch_size": 32, "micro_batch_size": 8, "lr": 1e-3, "out": "unused"}
-    return resolve(load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes)).config
+    config = load_config(None, {"strategy": "deepspeed", "strategy_options": options} | job | changes)
+    return resolve(config, task=Problem()).config
 
 
 def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:

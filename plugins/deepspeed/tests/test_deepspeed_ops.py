@@ -16,6 +16,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 
 from distcore import ConfigError, launch, load_config, train
 from distcore.resolve.resolve import resolve
+from distcore.testing import problem
 from distcore.testing.problem import Problem
 from distcore_deepspeed import ops
 
@@ -131,8 +132,8 @@ def distcore(arguments: str, environ: dict[str, str]) -> subprocess.CompletedPro
 
 
 JOB = (
-    "train --strategy deepspeed --model bert-tiny --max-seq-len 16 --global-batch-size 4 --max-steps 2 --nproc 2 "
-    "--set device=cpu --set eval_fraction=0.01 --set extensions.progress=false --set schedule.name=constant "
+    f"train --strategy deepspeed --task {problem.__file__}:Problem --lr 0.01 --global-batch-size 4 --max-steps 2 "
+    "--nproc 2 --set device=cpu --set extensions.progress=false --set schedule.name=constant "
 )
 
 
@@ -180,5 +181,6 @@ def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, withou
 @pytest.mark.skipif(not ops.lacking_for_nvme(), reason="libaio is here")
 def test_nvme_without_libaio_is_refused() -> None:
     options = {"stage": 3, "offload_param": "nvme", "nvme_path": "/tmp"}
+    config = load_config(None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "lr": 0.01})
     with pytest.raises(ConfigError, match="needs libaio and its headers"):
-        resolve(load_config(None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu"}))
+        resolve(config, task=Problem())

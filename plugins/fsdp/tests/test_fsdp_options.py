@@ -7,6 +7,7 @@ import pytest
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.testing.cases import all_cases
 from distcore.testing.findings import Finding
+from distcore.testing.problem import Problem
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 from distcore_fsdp.fsdp import FSDPStrategy
@@ -50,7 +51,8 @@ def test_law_holds_with_option(label, case):
 def refused(**options):
     from distcore.resolve.resolve import resolve
 
-    resolve(RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", out="never-made"))
+    config = RunConfig(strategy="fsdp", strategy_options=options, nproc=4, device="cpu", lr=0.01, out="never-made")
+    resolve(config, task=Problem())
 
 
 def test_a_shard_size_that_does_not_divide_the_ranks_names_those_that_do():

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from text_task import TEXTS
 from torch import nn
 from torch.distributed import ProcessGroup
 from transformers import (
@@ -24,6 +25,7 @@ from work_folder import enter, write_rows
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.cli.main import main
 from distcore.resolve.resolve import resolve
+from distcore.testing.problem import Problem
 from distcore_mesh.group import Group
 from distcore_mesh.layers import split_layers
 from distcore_mesh.mesh import MeshStrategy
@@ -59,7 +61,8 @@ def split(model, ranks, plan=None, rank=0):
 def refused(nproc=4, **options):
     lora = options.pop("lora", None)
     keys: dict[str, Any] = {"lora": {"rank": lora}} if lora else {}
-    resolve(RunConfig(strategy="mesh", strategy_options=options, nproc=nproc, device="cpu", out="never-made", **keys))
+    keys |= {"strategy": "mesh", "strategy_options": options, "nproc": nproc, "device": "cpu", "lr": 0.01}
+    resolve(RunConfig(out="never-made", **keys), task=Problem())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_sizes_that_cannot_be_are_one_line_before_a_rank_starts(options, message
 def test_a_model_that_does_not_fit_is_refused_before_a_rank_starts(options, message, tmp_path, monkeypatch, capsys):
     enter(tmp_path, monkeypatch)
     write_rows(tmp_path)
-    words = f"train --data rows.json --model bert-tiny --device cpu --out run --strategy {options}".split()
+    words = f"train --task {TEXTS} --data rows.json --device cpu --out run --strategy {options}".split()
     assert main(words) == 2
     assert re.fullmatch(rf"error: {message}.*\n", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

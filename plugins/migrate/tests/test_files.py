@@ -12,7 +12,7 @@ from migrate_cases import CIFAR, FSDP_YAML, ZERO_3, ZERO_YAML
 
 from distcore.config import flatten
 from distcore.errors import ConfigError
-from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, migrate, training_arguments
+from distcore_migrate import accelerate_config, fsdp_config, migrate, training_arguments
 
 
 def flat(found: Any) -> dict[str, Any]:
@@ -68,12 +68,6 @@ def test_every_flag_of_the_installed_accelerate_has_a_row() -> None:
     rows = set(accelerate_config.ROWS) | set(accelerate_config.SECTION_ROWS) | {"config_file", "help"}
     left = {flag for flag in flags - rows if not flag.startswith(("megatron_lm_", "parallelism_config_", "fp8_"))}
     assert not {flag for flag in left if flag.removeprefix("fsdp_") not in fsdp_config.ROWS}
-
-
-def test_every_section_of_the_installed_deepspeed_has_a_row() -> None:
-    from distcore_deepspeed.sections import SECTIONS
-
-    assert set(deepspeed_config.ROWS) >= SECTIONS
 
 
 def test_zero_3_goes_with_the_trainers_arguments(tmp_path: Path) -> None:

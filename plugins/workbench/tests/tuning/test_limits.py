@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from text_task import TEXTS, UNTRACEABLE
 
 from distcore.config import load_config
 from distcore.jobs.train import check
@@ -14,15 +13,8 @@ from distcore_workbench.tuning import limits
 from distcore_workbench.tuning.limits import Plans, needed, planned
 from distcore_workbench.tuning.settings import Setting, with_setting
 
-JOB = {"data": "rows.json", "model": "bert-tiny", "device": "cpu", "global_batch_size": 32, "padding_free": "off"}
+JOB = {"task": TEXTS, "data": "rows.json", "device": "cpu", "global_batch_size": 32, "padding_free": "off"}
 SMALL: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
-OWN = """
-from distcore_tasks.text_classification.task import TextClassification
-class Own(TextClassification):
-    def loss(self, model, batch):
-        logits = model(input_ids=batch["input_ids"]).logits
-        return logits[logits.flatten().nonzero()].sum()
-"""
 
 
 def plans_of(**changes: object) -> Plans:
@@ -59,17 +51,17 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     assert not plans.untraced
 
 
+@pytest.mark.usefixtures("work_folder")
 def test_what_cannot_be_traced_is_said_once_and_left_out_by_its_states(
-    work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (work_folder / "own.py").write_text(OWN)
-    plans = plans_of(task="own.py:Own")
+    plans = plans_of(task=UNTRACEABLE)
     monkeypatch.setattr(limits, "process_limits", lambda: iter([2**20]))
-    assert "beside its activations" in why_not(plans, {}, task="own.py:Own")
+    assert "beside its activations" in why_not(plans, {}, task=UNTRACEABLE)
     assert not plans.untraced
     monkeypatch.setattr(limits, "process_limits", lambda: iter([2**40]))
     for setting in ({}, SMALL):
-        assert why_not(plans, setting, task="own.py:Own") == ""
+        assert why_not(plans, setting, task=UNTRACEABLE) == ""
     assert len(plans.untraced) == 1
     assert "cannot be traced: loss() fails without values" in plans.untraced[0]
     assert capsys.readouterr().err.count("left out by states alone, without activations: ") == 1

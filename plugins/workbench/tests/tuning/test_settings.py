@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from text_task import TEXTS
 
 from distcore import registry
 from distcore.config import RunConfig, load_config
@@ -23,6 +24,7 @@ from distcore_workbench.tuning.settings import (
     with_setting,
 )
 
+JOB = {"device": "cpu", "task": TEXTS}
 PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, forms=({"padding_free": "off"},))
 
 
@@ -45,8 +47,8 @@ def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunCon
     for axis in found:
         for family in axis.families:
             for setting in family:
-                config = with_setting(None, {"device": "cpu", "model": "bert-tiny"}, setting)
-                assert THREADS in setting or config != with_setting(None, {"device": "cpu", "model": "bert-tiny"}, {})
+                config = with_setting(None, JOB, setting)
+                assert THREADS in setting or config != with_setting(None, JOB, {})
     assert [name_of(family[0]) for family in found[0].families] == ["threads=2"]  # 4 is what it has
     assert [family[0]["nproc"] for family in found[1].families] == [2, 4]
     assert [family[0]["padding_free"] for family in found[2].families] == ["off"]
@@ -61,13 +63,13 @@ def test_each_value_of_each_axis_can_be_set_and_changes_the_job(resolved: RunCon
     ],
 )
 def test_micro_batches_divide_the_rows_of_a_rank(changes: dict[str, Any], rows: list[int]) -> None:
-    config = resolve(load_config(None, {"device": "cpu", "out": "run", **changes})).config
+    config = resolve(load_config(None, {**JOB, "out": "run", **changes})).config
     sizes = [one["micro_batch_size"] for one in micro_batches(config) if "micro_batch_size" in one]
     assert [size for size in sizes if size != "auto"] == rows
 
 
 def test_options_of_the_user_s_strategy_stay_under_those_that_are_tried(resolved: RunConfig) -> None:
-    base = load_config(None, {"strategy": "single", "strategy_options": {"own": 1, "size": 2}})
+    base = load_config(None, {**JOB, "strategy": "single", "strategy_options": {"own": 1, "size": 2}})
     kept, other = (strategy_settings(base, name, False, [{"size": 3}], 2)[0] for name in ("single", "else"))
     assert kept["strategy_options"] == {"own": 1, "size": 3}
     assert other["strategy_options"] == {"size": 3}

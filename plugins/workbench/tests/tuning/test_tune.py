@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from text_task import TEXTS
 from work_folder import enter, install, write_rows
 
 from distcore.cli.main import main
 from distcore_workbench.tuning import bench, finals, settings
 
-JOB = ("tune", "--data", "rows.json", "--model", "bert-tiny", "--set", "device=cpu", "--global-batch-size", "8")
+JOB = ("tune", "--task", TEXTS, "--data", "rows.json", "--set", "device=cpu", "--global-batch-size", "8")
 ODD = """
 import os, signal
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     install(work_folder, "distcore-odd", "[distcore.strategies]\nodd = odd:Odd\n")
     monkeypatch.syspath_prepend(work_folder)
     monkeypatch.setenv("PYTHONPATH", str(work_folder))
-    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "distcore-odd,distcore-tasks,distcore-workbench")
+    monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "distcore-odd,distcore-workbench")
     monkeypatch.setattr(bench, "SECONDS", {"screen": 0.1, "final": 0.1})
     axes = settings.axes
     # On a slow machine, too, there is time for all of the first axis.
@@ -106,7 +107,7 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
 def test_no_trial_outlives_the_tune(number: signal.Signals, tmp_path: Path) -> None:
     write_rows(tmp_path)
     own = {"DISTCORE_CACHE": str(tmp_path / "cache"), "DISTCORE_BLOCK_PLUGINS": ""}
-    own["DISTCORE_LOAD_PLUGINS"] = "distcore-tasks,distcore-workbench"
+    own["DISTCORE_LOAD_PLUGINS"] = "distcore-workbench"
     command = [sys.executable, "-m", "distcore", *JOB, "--out", str(tmp_path / "t")]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: bool(running(tmp_path / "t/trials")))

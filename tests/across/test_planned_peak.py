@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[4] / "benchmarks/planned_memory.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/planned_memory.py"
 
 
 def apart(*flags: str) -> dict[str, float]:
