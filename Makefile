@@ -21,6 +21,7 @@ DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
+	@echo "Next, see its curves: $(BIN)/distcore report $(DEMO_OUT)"
 
 quick: install
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not machines and not gpu and not ranks and not programs"

@@ -14,7 +14,7 @@ project = "distcore"
 author = "the distcore authors"
 version = release = distcore.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "generated_reference", "front_page"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -49,5 +49,4 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = f"distcore {release}"
-html_extra_path = ["site"]  # index.html, which leads from the top of the site to its first page
 html_copy_source = False

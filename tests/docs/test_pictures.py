@@ -38,6 +38,12 @@ def test_a_picture_is_small_and_names_no_machine(file: Path) -> None:
     assert not re.search(r"/(tmp|home|root|usr|opt|work|Users)/|@import|url\(http", text)
 
 
+@pytest.mark.parametrize("command", ["TRAIN", "COMPARE"])
+def test_the_readme_shows_the_command_that_makes_a_picture(command: str) -> None:
+    shown = re.sub(r"\\\n\s*", "", (ROOT / "README.md").read_text())
+    assert f"\n{TOOL[command]}\n" in shown
+
+
 def test_make_pictures_runs_the_tool() -> None:
     recipe = re.search(r"^pictures: install\n\t(.+)$", (ROOT / "Makefile").read_text(), re.M)
     assert recipe

@@ -29,6 +29,9 @@ from distcore.plugin.strategy.hookspecs import Operations
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/README.md")),
          *sorted(ROOT.glob("plugins/*/README.md"))]  # fmt: skip
+PUBLISHED = ROOT / "tests/house/published_commands.md"
+"""What tutorials publish, as commands of ours, with the files that they read."""
+PAGES.append(PUBLISHED)
 TASKS = ROOT / "docs/tasks.md"
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.S)
 RUN_HERE = ("distcore", "torchrun", "python")
@@ -151,12 +154,11 @@ def test_what_is_only_shown_would_train(
 def test_the_published_commands_would_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their page takes minutes, so each command is looked at without its ranks; its programs write what they read."""
-    page = ROOT / "docs/published-commands.md"
-    folder = workshop(tmp_path / "page", page)
+    """They take minutes, so each command is looked at without its ranks; their programs write what they read."""
+    folder = workshop(tmp_path / "page", PUBLISHED)
     monkeypatch.chdir(folder)
     trained = 0
-    for command in lines(page, "sh"):
+    for command in lines(PUBLISHED, "sh"):
         if program(command) == "python":
             done = run(command, folder)
             assert done.returncode == 0, done.stderr
