@@ -3,23 +3,6 @@
 ``from distcore.testing import StrategyContract`` and ``TaskContract`` import pytest; nothing else here does.
 """
 
-from __future__ import annotations
+from distcore.lazy import names_of_stub
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from distcore.testing.strategy_contract import StrategyContract as StrategyContract
-    from distcore.testing.task_contract import TaskContract as TaskContract
-
-_HOME = {
-    "StrategyContract": "distcore.testing.strategy_contract",
-    "TaskContract": "distcore.testing.task_contract",
-}
-__all__ = ["StrategyContract", "TaskContract"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distcore.testing' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__all__, __getattr__ = names_of_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from distcore.cli.commands.train import add_job_flags as add_job_flags
+from distcore.cli.commands.train import changes_of as changes_of
+from distcore.cli.flags import FLAGS as FLAGS
+from distcore.config.loading import JobRequest as JobRequest
+from distcore.config.loading import canonical as canonical
+from distcore.config.values import parse_settings as parse_settings
+from distcore.config.values import parse_values as parse_values
+
+__all__: list[str]
