@@ -31,11 +31,11 @@ from distcore.errors import TaskError as TaskError
 from distcore.errors import nearest as nearest
 from distcore.jobs.train import train as train
 from distcore.launchers import launch as launch
-from distcore.launchers.processes.available_cores import available_cores as available_cores
+from distcore.launchers.processes.cores import available_cores as available_cores
 from distcore.model.blocks import repeated_blocks as repeated_blocks
 from distcore.model.blocks import repeated_classes as repeated_classes
-from distcore.model.deferred_init.in_parts import build_in_parts as build_in_parts
 from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
+from distcore.model.model_source import build_in_parts as build_in_parts
 from distcore.model.transformers_log import silence_transformers as silence_transformers
 from distcore.plugin.batching.columns import Column as Column
 from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn

@@ -31,9 +31,9 @@ from distcore.plugin.task.bound import METHODS
 from distcore.plugin.task.spec import TaskSpec
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.cases import all_cases
 from distcore.testing.problem import Classifier, Problem, Rows
 from distcore.testing.reference import apart
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 

@@ -28,7 +28,7 @@ import distcore.testing
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
-from distcore.testing.cases import all_cases, task_cases
+from distcore.testing.register import all_cases, task_cases
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

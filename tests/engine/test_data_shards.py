@@ -11,10 +11,9 @@ import pytest
 from distcore import Capabilities, RankInfo, Run, RunConfig, World, hookimpl, launch, load_config
 from distcore.errors import AgreementError, ConfigError
 from distcore.resolve.world_size import data_shards
-from distcore.testing.cases import all_cases
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
-from distcore.testing.register import JOB_CASES
+from distcore.testing.register import JOB_CASES, all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 

@@ -13,7 +13,7 @@ import torch
 from distcore import RunConfig
 from distcore.cli.main import main
 from distcore.launchers.processes import cores
-from distcore.launchers.processes.available_cores import cgroup_quota
+from distcore.launchers.processes.cores import cgroup_quota
 from distcore_workbench.compare.comparison import warnings_of
 
 

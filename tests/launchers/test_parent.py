@@ -10,7 +10,7 @@ import pytest
 
 RANK = """
 import time
-from distcore.launchers.processes.parent import die_with_agent
+from distcore.launchers.processes.start_method import die_with_agent
 die_with_agent()
 print("joined", flush=True)
 time.sleep(600)

@@ -27,10 +27,10 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import SavedState
 from distcore.resolve.resolve import resolve
 from distcore.strategies.single import SingleStrategy
-from distcore.testing.cases import all_cases
 from distcore.testing.findings import Finding
 from distcore.testing.lab import Unsynced
 from distcore.testing.problem import Problem
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 

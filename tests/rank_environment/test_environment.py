@@ -9,7 +9,7 @@ import pytest
 from distcore.errors import ConfigError
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import export, join
-from distcore.rank_environment.hostlist import expand_counts, first_host
+from distcore.rank_environment.environment import expand_counts, first_host
 
 TORCHRUN = {
     "RANK": "3",

@@ -32,8 +32,8 @@ from distcore import (
     rank_sampler,
 )
 from distcore.plugin.strategy.state import SavedState
-from distcore.testing.cases import all_cases
 from distcore.testing.findings import Finding
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distcore import RankInfo, Run, RunConfig, StrategyError, World, hookimpl, load_config
-from distcore.testing.cases import all_cases
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure, measure_each
 from distcore.testing.subject import Subject
 

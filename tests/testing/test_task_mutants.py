@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from distcore import Datasets, Ragged, RunConfig, registry
-from distcore.testing.cases import task_cases
 from distcore.testing.problem import Problem, Rows
-from distcore.testing.task_runner import check_task
+from distcore.testing.register import task_cases
+from distcore.testing.runner import check_task
 
 MUTANTS: dict[str, type[Any]] = {}
 """A broken task by the case that must find it."""

@@ -1,4 +1,4 @@
-"""What is known of keys beside their values: names of before, what each draws with it, what none learns from."""
+"""Keys in groups: former names, presets, keys of execution alone, and keys that reset others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 RENAMED = {"packing": "padding_free"}
 """The key of today by that of before, both at the top of a config."""
+PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
+"""Values by the name of ``--preset``; what the user sets goes before them."""
 EXECUTION = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free",
 })  # fmt: skip
@@ -33,3 +35,19 @@ def reset_by(changed: Iterable[str]) -> dict[str, Any]:
     for keys, values in FOLLOWING:
         reset |= values if keys & names else {}
     return reset
+
+
+def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was ``given`` for a config, and under it the values of its preset, if it names one."""
+    return _under(given, PRESETS.get(str(given.get("preset")), {}))
+
+
+def _under(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with what it leaves open filled in."""
+    found = dict(given)
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(found.get(key, {}), dict):
+            found[key] = _under(found.get(key, {}), value)
+        else:
+            found.setdefault(key, value)
+    return found

@@ -17,9 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from distcore.config.keys import with_new_names
+from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
-from distcore.config.presets import with_preset
 from distcore.config.short_keys import with_task_options
 from distcore.config.values import check_tree
 from distcore.errors import ConfigError

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from distcore.extensions.phases import PHASES, communication, table
-from distcore.launchers.processes.stderr import stderr_closed
+from distcore.launchers.processes.log_files import stderr_closed
 from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.plugin.strategy.hookspecs import hookimpl
 

@@ -10,8 +10,7 @@ import torch
 
 from distcore.config import RunConfig, dump_config
 from distcore.errors import DistcoreError
-from distcore.launchers.processes.available_cores import available_cores
-from distcore.launchers.processes.cores import crowded, threads_per_rank
+from distcore.launchers.processes.cores import available_cores, crowded, threads_per_rank
 from distcore.model.model_source import model_source
 from distcore.model.optim import freeze, optimizer_factory
 from distcore.plugin.batching.sampling import BatchPlan, training_plan

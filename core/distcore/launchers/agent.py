@@ -26,7 +26,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from distcore.errors import RankError
 from distcore.launchers.planning import LIFELINE
 from distcore.launchers.processes.contexts import without_torchelastic_logs
-from distcore.launchers.processes.parent import AGENT_VARIABLE
+from distcore.launchers.processes.start_method import AGENT_VARIABLE
 from distcore.rank_environment.network import address_towards, is_here
 
 LOOK = 5.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from distcore.launchers.processes.failures import one_line
 from distcore.model.lora import adapt
 from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.contract import ModelSource, Values
+from distcore.plugin.strategy.contract import BuiltModel, ModelSource, Values
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 
@@ -103,3 +105,23 @@ def _check_nothing_is_lost(skeleton: nn.Module) -> None:
             if isinstance(value, torch.Tensor) and value.is_meta:
                 where = f"{path}.{name}" if path else name
                 raise SkeletonError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
+
+
+log = logging.getLogger("distcore")
+
+
+def build_in_parts(source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None) -> BuiltModel:
+    """Return the model on the meta device, with its weights as state; else a whole one, without state.
+
+    ``parts``, such as ``source.replayed``, returns that model, and what gives a rank its part of the weights. The model
+    is whole where there is no ``parts``, and where it raises SkeletonError: then the log has the reason, and the name
+    of the ``strategy``.
+    """
+    if parts is None:
+        return BuiltModel(model=source.build())
+    try:
+        model, weights = parts()
+    except SkeletonError as reason:
+        log.info("%s: every rank builds the whole model: %s", strategy, reason)
+        return BuiltModel(model=source.build())
+    return BuiltModel(model=model, state=weights)

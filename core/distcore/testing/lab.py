@@ -28,7 +28,7 @@ from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Progress, 
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.testing.problem import Problem
-from distcore.testing.waiting import await_true
+from distcore.testing.store import await_true
 
 if TYPE_CHECKING:
     from distcore.testing.subject import Subject

@@ -19,10 +19,9 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.rank_environment.environment import join
 from distcore.testing.findings import Case, Finding
 from distcore.testing.lab import Lab
-from distcore.testing.store import store_for
+from distcore.testing.store import await_true, store_for
 from distcore.testing.subject import Subject
 from distcore.testing.trace import Trace
-from distcore.testing.waiting import await_true
 
 SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""

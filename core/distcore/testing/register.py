@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from distcore.testing.lab import JobLab, Lab
     from distcore.testing.task_lab import TaskLab
 
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from distcore.testing.findings import LAWS
+
 RANK_CASES: dict[str, Case] = {}
 """Cases that run inside the ranks, by name; complete once ``all_cases`` was called."""
 JOB_CASES: dict[str, Case] = {}
@@ -41,3 +47,24 @@ def _register(cases: dict[str, Case], name: str, function: Callable[..., Measure
     case = function.__name__.replace("_", "-")
     cases[case] = Case(name, case, (function.__doc__ or "").strip().partition("\n")[0], function)
     return function
+
+
+MODULES = ("order", "gradient", "clipping", "evaluation", "checkpoint", "resume", "agreement", "surprise")
+"""The modules of ``distcore.testing.laws``; importing one registers its cases."""
+
+
+def all_cases() -> Mapping[str, Case]:
+    """Return every case by name, in the order of the laws."""
+    for module in MODULES:
+        import_module(f"distcore.testing.laws.{module}")
+    return _in_order(RANK_CASES | JOB_CASES)
+
+
+def task_cases() -> Mapping[str, Case]:
+    """Return every case of a task by name, in the order of the laws."""
+    import_module("distcore.testing.task_laws")
+    return _in_order(TASK_CASES)
+
+
+def _in_order(cases: Mapping[str, Case]) -> Mapping[str, Case]:
+    return dict(sorted(cases.items(), key=lambda item: LAWS[item[1].law]))

@@ -16,14 +16,14 @@ from distcore.errors import DistcoreError, RankError, StrategyError, nearest
 from distcore.launchers import launch
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies
-from distcore.testing.cases import all_cases
 from distcore.testing.findings import Case, Finding, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
 from distcore.testing.problem import skeleton
 from distcore.testing.rank import SETUP, Assignment, finding_file, name_of, serve, setup_of, teardown_of
-from distcore.testing.register import JOB_CASES
+from distcore.testing.register import JOB_CASES, all_cases, task_cases
 from distcore.testing.subject import Subject
+from distcore.testing.task_lab import task_lab
 from distcore.testing.trace import positions, who_is_stuck
 
 LIMIT = 60.0
@@ -61,7 +61,7 @@ def subject_of(
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
     config = strategies.expanded(load_config(None, changes | dict(settings or {})))
-    subject = Subject(config=config, cases=tuple(_chosen(only)))
+    subject = Subject(config=config, cases=tuple(_chosen(all_cases(), only)))
     built = subject.strategy()
     if isinstance(built.plugin, ChecksModel):
         try:
@@ -98,8 +98,8 @@ def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list
     return [found[number] for number in range(len(subjects))]
 
 
-def _chosen(only: Iterable[str]) -> Iterator[Case]:
-    cases, wanted = all_cases(), set(only)
+def _chosen(cases: Mapping[str, Case], only: Iterable[str]) -> Iterator[Case]:
+    wanted = set(only)
     for name in wanted - cases.keys():
         raise StrategyError(f"no case named {name!r}{nearest(name, cases)} (cases: {', '.join(cases)})")
     return (case for name, case in cases.items() if not wanted or name in wanted)
@@ -205,3 +205,17 @@ class _Work:
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]
         return [Finding(**json.loads(file.read_text())) for file in files if file.exists()]
+
+
+def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Iterable[str] = ()) -> list[Finding]:
+    """Measure the laws of a task in this process; one finding per case, in the order of the laws.
+
+    ``name``: an installed task, or ``file.py:Class``. ``settings``: config keys by dotted name, such as
+    ``task_options.model``. ``only`` names some of the cases. Raises DistcoreError for a task that cannot be built or
+    prepared.
+    """
+    cases = _chosen(task_cases(), only)
+    with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
+        lab = task_lab(name, settings or {}, Path(folder))
+        exempt: Mapping[str, str] = lab.task.exempt
+        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measured_in(lab) for case in cases]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from distcore.files import write_atomically
 from distcore.plugin.strategy.contract import LOOPBACK, RankInfo
-from distcore.testing.waiting import await_true
 
 
 @contextmanager
@@ -53,3 +53,12 @@ def _host(port: Path) -> TCPStore:
     store = TCPStore(LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     write_atomically(port, str(number))
     return store
+
+
+def await_true(condition: Callable[[], bool], seconds: float, failure: str) -> None:
+    """Wait until ``condition()`` is true. Raises TimeoutError with the message ``failure`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(failure)
+        time.sleep(0.002)

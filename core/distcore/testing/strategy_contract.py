@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from distcore.errors import DistcoreError
-from distcore.testing.cases import all_cases
 from distcore.testing.findings import Finding
+from distcore.testing.register import all_cases
 from distcore.testing.runner import LIMIT, measure_each, subject_of
 from distcore.testing.subject import Subject
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from distcore.testing.cases import task_cases
 from distcore.testing.findings import Finding
-from distcore.testing.task_runner import check_task
+from distcore.testing.register import task_cases
+from distcore.testing.runner import check_task
 
 
 class TaskContract:

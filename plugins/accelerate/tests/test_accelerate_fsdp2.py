@@ -11,7 +11,7 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
 from distcore import ConfigError, World, load_config
-from distcore.testing.cases import all_cases
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 from distcore_accelerate import accelerator, strategy

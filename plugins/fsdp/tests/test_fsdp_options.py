@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 
 from distcore import ConfigError, RunConfig, StrategyError
-from distcore.testing.cases import all_cases
 from distcore.testing.findings import Finding
 from distcore.testing.problem import Problem
+from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 from distcore_fsdp.fsdp import FSDPStrategy

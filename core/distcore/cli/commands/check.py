@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_task(arguments: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Finding], dict[str, int]]:
-    from distcore.testing.task_runner import check_task
+    from distcore.testing.runner import check_task
 
     return check_task(arguments.task, settings, only=arguments.case), {}
 

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from distcore.cli import listing
-from distcore.cli.listing import add_arguments as add_arguments
+from distcore.cli.plugins_table import Description, PluginsTable
+from distcore.cli.plugins_table import add_arguments as add_arguments
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SUMMARY = "list the installed tasks: their metrics, and their options"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the tasks and return 0."""
-    from distcore.cli.task_catalogue import CATALOGUE
+class TasksTable(PluginsTable):
+    """What each task is about, and its metrics. Imports no torch."""
 
-    return listing.run(arguments, CATALOGUE)
+    group = "tasks"
+    unusable: ClassVar[Description] = {"about": "", "metrics": {}}
+
+    def facts(self, name: str, cls: type[object]) -> Description:
+        """Return the first sentence of the task's docstring, and its metrics."""
+        from distcore.cli.task_flags import first_sentence
+        from distcore.plugin.task.task import declared_metrics
+
+        return {"about": first_sentence(cls), "metrics": dict(declared_metrics(cls))}
+
+    def cells(self, facts: Description) -> dict[str, str]:
+        """Return the metrics in words, and the sentence."""
+        from distcore.cli.task_flags import metrics_in_words
+
+        return {"metrics": metrics_in_words(facts["metrics"]), "about": facts["about"]}
+
+    def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print one row per task; its sentence may break."""
+        from distcore.tables import print_described
+
+        print_described(console, headings, rows)
+
+
+run = TasksTable().run

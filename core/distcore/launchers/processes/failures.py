@@ -19,7 +19,7 @@ from typing import Literal, NoReturn, TextIO, TypeVar
 
 from distcore.errors import DistcoreError, RankError, StoppedError
 from distcore.launchers.processes.log_files import log_to_file
-from distcore.launchers.processes.parent import die_with_agent
+from distcore.launchers.processes.start_method import die_with_agent
 
 T = TypeVar("T")
 

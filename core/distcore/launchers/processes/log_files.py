@@ -1,4 +1,4 @@
-"""A log file per rank, and the file with the starter's process id, in the folder of ``--log-dir``."""
+"""Output of a rank: a log file per rank in the folder of ``--log-dir``, and stderr closed to C++ code."""
 
 from __future__ import annotations
 
@@ -71,3 +71,17 @@ def pid_file() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+@contextmanager
+def stderr_closed() -> Iterator[None]:
+    """Send what is written to stderr to nowhere: torch's profiler warns there of processes that were forked."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -17,7 +17,7 @@ from distcore.files import write_atomically
 from distcore.launchers.processes.binding import bind_cores
 from distcore.launchers.processes.failures import Failure, exit_now, run_recorded
 from distcore.launchers.processes.log_files import log_to_file
-from distcore.launchers.processes.parent import die_with
+from distcore.launchers.processes.start_method import die_with
 
 T = TypeVar("T")
 

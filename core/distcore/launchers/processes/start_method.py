@@ -1,8 +1,11 @@
-"""How ranks come to life on this machine, by fork or by spawn, and what cannot be given to those that are spawned."""
+"""How rank processes start on this machine, by fork or by spawn, and how they end with their parent."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import pickletools
+import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -10,6 +13,11 @@ from typing import Literal
 
 from distcore.distributed.devices import why_not_fork
 from distcore.errors import ConfigError
+
+AGENT_VARIABLE = "DISTCORE_AGENT"
+"""Environment variable with the process id of the agent that started this rank, by ``distcore.launchers.agent``."""
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h: the signal that a process gets when its parent dies."""
 
 
 def start_method() -> Literal["fork", "spawn"]:
@@ -39,3 +47,20 @@ def check_spawnable(entry: Callable[[], object]) -> None:
             f"ranks are spawned, because {why}, and cannot import what a notebook or a prompt defines; move it to a "
             "file and import it"
         )
+
+
+def die_with(parent: int) -> None:
+    """Have Linux kill this process once its parent is dead; end it at once if that is no longer ``parent``.
+
+    ``parent`` is a process id. Other systems offer nothing like it: there nothing happens.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before prctl was called
+            os._exit(1)
+
+
+def die_with_agent() -> None:
+    """Die with the agent that AGENT_VARIABLE names, if it is set; it is removed, as children have another parent."""
+    if agent := os.environ.pop(AGENT_VARIABLE, ""):
+        die_with(int(agent))

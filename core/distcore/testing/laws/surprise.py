@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from distcore.launchers.processes.stderr import stderr_closed
+from distcore.launchers.processes.log_files import stderr_closed
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab

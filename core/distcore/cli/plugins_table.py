@@ -1,0 +1,120 @@
+"""What ``distcore strategies`` and ``distcore tasks`` share: describe installed plugins, as tables or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distcore import registry
+from distcore.errors import DistcoreError
+from distcore.plugin.options import options_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Description = dict[str, Any]
+"""A plugin as JSON values."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show only this one, or file.py:Class")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+class PluginsTable:
+    """One kind of plugin; a command describes its kind by a subclass."""
+
+    group: ClassVar[str]
+    """The group of the entry points: ``strategies`` or ``tasks``."""
+    unusable: ClassVar[Description]
+    """Stands for ``facts`` of a plugin that cannot be used."""
+
+    def facts(self, name: str, cls: type[object]) -> Description:
+        """Return the facts that only this kind of plugin has; raises DistcoreError."""
+        raise NotImplementedError
+
+    def cells(self, facts: Description) -> dict[str, str]:
+        """Return the columns of the overview after name and distribution, by heading."""
+        raise NotImplementedError
+
+    def remarks(self, facts: Description) -> Sequence[str]:
+        """Return lines to print below the overview."""
+        return ()
+
+    def print_overview(self, console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print one row per plugin."""
+        from distcore.tables import print_cells
+
+        print_cells(console, headings, rows)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print every plugin, or the one that is named, and return 0; raises DistcoreError if that cannot be used."""
+        from distcore.tables import stdout_console
+
+        offers = registry.offers(self.group)
+        if (name := arguments.name) is None:
+            plugins = [self._description_or_reason(name, offered) for name, offered in offers.items()]
+        else:
+            plugins = [self._description(name, offers.get(name, []))]
+        if arguments.json:
+            print(json.dumps(plugins, indent=1))
+        else:
+            self._show(stdout_console(), plugins, overview=name is None)
+        return 0
+
+    def _show(self, console: Console, plugins: Sequence[Description], *, overview: bool) -> None:
+        from distcore.tables import print_described, say
+
+        rows = [self._cells(facts) for facts in plugins if facts["importable"]]
+        if rows and overview:
+            self.print_overview(console, list(rows[0]), [list(row.values()) for row in rows])
+        elif rows:
+            heading, *rest = rows[0].items()
+            print_described(console, heading, rest)
+        for facts in plugins:
+            self._show_details(console, facts)
+        say(console, f"Set an option with --set {registry.KINDS[self.group]}_options.NAME=VALUE.")
+
+    def _show_details(self, console: Console, facts: Description) -> None:
+        from distcore.tables import print_described, say
+
+        if not facts["importable"]:
+            say(console, f"{facts['name']}: cannot be used: {facts['reason']}")
+            return
+        for remark in self.remarks(facts):
+            say(console, f"{facts['name']}: {remark}")
+        rows = [
+            (it["name"], it["type"], it["default"] or "required", it["doc"] + _short_form(facts, it))
+            for it in facts["options"]
+        ]
+        if rows:
+            print_described(console, (f"{facts['name']}: option", "type", "default", "meaning"), rows)
+
+    def _description_or_reason(self, name: str, offered: list[EntryPoint]) -> Description:
+        try:
+            return self._description(name, offered)
+        except DistcoreError as error:
+            reason = " ".join(str(error).split())
+            return _common(name, offered) | self.unusable | {"importable": False, "reason": reason, "options": []}
+
+    def _description(self, name: str, offered: list[EntryPoint]) -> Description:
+        cls = registry.load(self.group, name)
+        return _common(name, offered) | self.facts(name, cls) | {"options": [asdict(it) for it in options_of(cls)]}
+
+    def _cells(self, facts: Description) -> dict[str, str]:
+        kind = registry.KINDS[self.group]
+        return {kind: facts["name"], "distribution": facts["distribution"], **self.cells(facts)}
+
+
+def _common(name: str, offered: list[EntryPoint]) -> Description:
+    origin = " and ".join(registry.distribution(entry) for entry in offered) or name.partition(":")[0]
+    return {"name": name, "distribution": origin, "importable": True, "reason": None}
+
+
+def _short_form(facts: Description, option: Description) -> str:
+    return f" Short form: {facts['name']}:VALUE." if option["name"] == facts.get("shorthand") else ""
