@@ -24,13 +24,10 @@ from distcore.engine.mixed_devices import one_line_for_mixed_devices
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
 from distcore.engine.stopping import on_stop_signal
-from distcore.errors import ConfigError, StoppedError, StrategyError
+from distcore.errors import StoppedError, StrategyError
 from distcore.model import averages
-from distcore.model.compiling import compile_model
-from distcore.model.dropout import draw_cheaply
-from distcore.model.lora_base import base_of
-from distcore.model.model_source import model_source
-from distcore.model.optim import freeze, optimizer_factory, scheduler_for
+from distcore.model.model_source import model_source, set_up_module
+from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.plugin.extensions import load_extensions
 from distcore.plugin.report import Report
 from distcore.plugin.strategy.contract import Evaluation, Progress, RankInfo, Run, World
@@ -112,18 +109,7 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
     """
     built = hooks.build_model(config, world, model_source(config, task, data))
     module = built.model
-    if config.gradient_checkpointing:
-        if not hasattr(module, "gradient_checkpointing_enable"):
-            raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
-        module.gradient_checkpointing_enable()  # type: ignore[operator]
-    base = base_of(config, task, module)
-    freeze(config, module)
-    draw_cheaply(config, module)
-    if base and training and world.is_main:
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
-        log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
-    compiled = compile_model(config, module) if training else None
+    base, compiled = set_up_module(config, task, module, training)
     total_steps = total_steps_of(config, len(data.train))
     run = Run(
         config=config,
@@ -145,12 +131,15 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
         return replace(run, model=wrapped.model, strategy_state=wrapped.state)
     if wrapped.optimizer is None:
         raise StrategyError(f"strategy {hooks.name!r}, hook wrap_model(): returned no optimizer for a run that trains")
-    scheduler = None
-    if "schedule" not in hooks.capabilities.owns:
-        scheduler = scheduler_for(config, wrapped.optimizer, total_steps)
-    scale = wrapped.loss_scale or run.scaler
-    run = replace(run, model=wrapped.model, optimizer=wrapped.optimizer, scheduler=scheduler, loss_scale=scale)
-    run = replace(run, strategy_state=wrapped.state)
+    owns_schedule = "schedule" in hooks.capabilities.owns
+    run = replace(
+        run,
+        model=wrapped.model,
+        optimizer=wrapped.optimizer,
+        scheduler=None if owns_schedule else scheduler_for(config, wrapped.optimizer, total_steps),
+        loss_scale=wrapped.loss_scale or run.scaler,
+        strategy_state=wrapped.state,
+    )
     return run if config.ema.decay is None else replace(run, ema=averages.begin(run, hooks))
 
 

@@ -1,4 +1,4 @@
-"""How to build the model of a run: whole, or as a skeleton on the meta device."""
+"""The model of a run: how to build it, whole or as a skeleton on the meta device, and what the config changes in it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ import torch
 from torch import nn
 
 from distcore.config import RunConfig
-from distcore.errors import SkeletonError
+from distcore.errors import ConfigError, SkeletonError
 from distcore.launchers.processes.failures import one_line
+from distcore.model.compiling import compile_model
+from distcore.model.dropout import draw_cheaply
 from distcore.model.lora import adapt
+from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.contract import BuiltModel, ModelSource, Values
+from distcore.plugin.strategy.contract import Base, BuiltModel, Compilations, ModelSource, Values
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
+
+log = logging.getLogger("distcore")
 
 
 def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
@@ -39,6 +44,28 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     return ModelSource(
         build=partial(adapted, base.build), skeleton=partial(adapted, base.skeleton), base=base, adapt=put_in
     )
+
+
+def set_up_module(
+    config: RunConfig, task: Task, module: nn.Module, training: bool
+) -> tuple[Base | None, Compilations | None]:
+    """Change a built model as the config says, before a strategy wraps it: what is recomputed, frozen, compiled.
+
+    Returns the base of its adapter, if it has one, and what is compiled. Raises ConfigError if the model lacks
+    gradient checkpointing.
+    """
+    if config.gradient_checkpointing:
+        if not hasattr(module, "gradient_checkpointing_enable"):
+            raise ConfigError(f"gradient_checkpointing: {type(module).__name__} does not offer it; leave it off")
+        module.gradient_checkpointing_enable()  # type: ignore[operator]
+    base = base_of(config, task, module)
+    freeze(config, module)
+    draw_cheaply(config, module)
+    if base and training:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+        trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+        log.info("lora: %s of %s parameters are trained", f"{trained:,}", f"{every:,}")
+    return base, compile_model(config, module) if training else None
 
 
 def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:
@@ -105,9 +132,6 @@ def _check_nothing_is_lost(skeleton: nn.Module) -> None:
             if isinstance(value, torch.Tensor) and value.is_meta:
                 where = f"{path}.{name}" if path else name
                 raise SkeletonError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
-
-
-log = logging.getLogger("distcore")
 
 
 def build_in_parts(source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None) -> BuiltModel:
