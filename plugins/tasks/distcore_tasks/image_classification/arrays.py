@@ -28,7 +28,7 @@ def open_npz(path: Path) -> Images:
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
-        images, labels = _unpacked(name, path, folder, NAMES)
+        images, labels = _arrays_of(name, path, folder, NAMES)
         _check(name, images)
         if labels.shape != images.shape[:1]:
             raise DataError(f"{name}: labels have the shape {labels.shape}, expected one per image: ({len(images)},)")
@@ -42,7 +42,7 @@ def open_unlabelled(path: Path) -> Arrays:
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
-        [images] = _unpacked(name, path, folder, NAMES[:1])
+        [images] = _arrays_of(name, path, folder, NAMES[:1])
         _check(name, images)
 
     folder = cached_folder("images", f"npz-unlabelled-{FORMAT}-{_content(path)}", unpack)
@@ -91,7 +91,7 @@ def _content(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:40]
 
 
-def _unpacked(name: str, path: Path, folder: Path, names: Sequence[str]) -> list[np.ndarray]:
+def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> list[np.ndarray]:
     """Copy the arrays to ``folder``, block by block, and map them into memory."""
     try:
         with zipfile.ZipFile(path) as archive:

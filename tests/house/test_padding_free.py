@@ -1,0 +1,52 @@
+"""Padding-free computation and packing of rows into sequences are two things, each known to few modules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CORE = {
+    "config/schema.py",  # the key
+    "config/keys.py",  # its earlier name, and what resets it
+    "cli/flags.py",  # the flag
+    "plugin/task/spec.py",  # the methods of a task
+    "plugin/task/bound.py",  # the same, as the core calls them
+    "resolve/row_form.py",  # chosen from the lengths of the rows
+    "engine/row_form.py",  # proved before the first step
+    "plugin/report.py",  # the outcome, in the report
+}
+PACKAGE = "distcore_tasks/padding_free/"
+INHERIT = {f"distcore_tasks/{task}/options.py" for task in ("masked_lm", "seq2seq", "text_classification",
+                                                            "token_classification")}  # fmt: skip
+PACKING = "distcore_tasks/causal_lm/sequence_packing.py"
+
+
+def knowing(folder: Path, words: str) -> set[str]:
+    files = (file for file in folder.rglob("*.py") if "tests" not in file.relative_to(ROOT).parts)
+    return {str(file.relative_to(folder)) for file in files if re.search(words, file.read_text(), re.IGNORECASE)}
+
+
+def of_plugins(words: str) -> set[str]:
+    plugins = (folder for folder in (ROOT / "plugins").iterdir() if folder.is_dir())
+    return {name for folder in plugins for name in knowing(folder, words)}
+
+
+def test_padding_free_computation_is_known_to_eight_modules_of_the_core() -> None:
+    assert knowing(ROOT / "core/distcore", r"padding[ _-]?free") == CORE
+
+
+def test_a_task_names_it_once_where_it_inherits() -> None:
+    others = {name for name in of_plugins(r"padding[ _-]?free") if not name.startswith(PACKAGE)}
+    assert others == INHERIT | {PACKING}
+    for name in INHERIT:
+        text = (ROOT / "plugins/tasks" / name).read_text()
+        assert len(re.findall(r"^(?:from|class) .*PaddingFreeOptions.*$", text, re.M)) == 2
+        assert len(re.findall(r"padding[ _-]?free", text, re.IGNORECASE)) == 3  # module and class, and the class again
+
+
+def test_packing_is_known_to_the_language_model_alone() -> None:
+    words = r"\bpack(?:s|ed|ing)?\b|_pack|Pack(?:ed|ing)"
+    named = {"distcore_tasks/causal_lm/options.py", "distcore_tasks/causal_lm/prepare.py"}
+    assert knowing(ROOT / "plugins/tasks", words) == named | {PACKING}
+    assert knowing(ROOT / "core/distcore", r"\bpacking\b") == {"config/keys.py", "cli/flags.py"}  # earlier names
