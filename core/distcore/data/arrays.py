@@ -57,14 +57,14 @@ def array_blocks(array: np.ndarray) -> Iterator[np.ndarray]:
     return (array[start : start + BLOCK] for start in range(0, len(array), BLOCK))
 
 
-def digest_arrays(*arrays: np.ndarray, dtype: DTypeLike | None = None) -> str:
+def digest_arrays(*arrays: np.ndarray, widen: bool = False) -> str:
     """Return the SHA-256 over all entries, little-endian: the same on every machine.
 
-    They count as ``dtype``; ``None``: as what they are.
+    ``widen``: integers count as int64 and floats as float32, whatever their dtype.
     """
     digest = hashlib.sha256()
     for array in arrays:
-        kind = np.dtype(dtype or array.dtype).newbyteorder("<")
+        kind = np.dtype(("f4" if array.dtype.kind == "f" else "i8") if widen else array.dtype).newbyteorder("<")
         for block in array_blocks(array):
             digest.update(np.ascontiguousarray(block, kind).data)
     return digest.hexdigest()

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore.data import ArrayFile, array_blocks, digest_arrays, map_array
-from distcore_tasks.shared.jagged import IGNORED
+from distcore_tasks.shared.jagged import IGNORED, flat_rows, read_content, write_content
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 2**20
 """Tokens whose targets are counted at a time."""
-CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
 COUNTED, FIRST = 1, 2
 """Flags of a token: it counts as a target; it is the first of a document that sees nothing before it."""
 PROMPT = 32
@@ -133,13 +131,9 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
     """Return prompts, int64 ``(tokens,)`` each, as ``prompt_ids`` and ``prompt_mask``, int64 ``(n, longest)``."""
     import torch
 
-    longest = max(map(len, prompts), default=0)
-    prompt_ids = torch.full((len(prompts), longest), pad)
-    mask = torch.zeros_like(prompt_ids)
-    for row, prompt in enumerate(prompts):
-        prompt_ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return {"prompt_ids": prompt_ids, "prompt_mask": mask}
+    tokens, mask = flat_rows(prompts).padded(np.arange(len(prompts)), pad, left=True)
+    tables = {"prompt_ids": tokens, "prompt_mask": mask}
+    return {name: torch.from_numpy(table.astype(np.int64)) for name, table in tables.items()}
 
 
 class SequenceFiles:
@@ -173,17 +167,16 @@ def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> A
     """Write what the rows are, how many targets each has, and a digest, beside their tokens; map all into memory."""
     np.save(folder / "starts.npy", starts)
     np.save(folder / "lengths.npy", lengths)
-    arrays = _mapped(folder)
+    arrays = _map(folder)
     np.save(folder / "items.npy", arrays.items())
-    (folder / CONTENT).write_text(digest_arrays(*vars(arrays).values()), encoding="ascii")
+    write_content(folder, digest_arrays(*vars(arrays).values()))
     return arrays
 
 
 def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
     """Map the files of ``finish_sequences`` into memory; ``prompts``: how many rows have one."""
-    content = (folder / CONTENT).read_text(encoding="ascii")
     items = map_array(folder / "items.npy")
-    return SequenceDataset(arrays=_mapped(folder), items=items, pad=pad, prompts=prompts, content=content)
+    return SequenceDataset(arrays=_map(folder), items=items, pad=pad, prompts=prompts, content=read_content(folder))
 
 
 def no_sequences(pad: int) -> SequenceDataset:
@@ -201,5 +194,5 @@ def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values:
     return torch.from_numpy(table)
 
 
-def _mapped(folder: Path) -> Arrays:
+def _map(folder: Path) -> Arrays:
     return Arrays(**{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})

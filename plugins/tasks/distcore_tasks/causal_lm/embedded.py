@@ -30,8 +30,8 @@ def stdlib_source() -> Rows:
 
 def stdlib_help() -> Rows:
     """Return the first line of each documented function and class with the first sentence of its docstring."""
-    found = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
-    kept = ((prompt, text) for prompt, text in found.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
+    pairs = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
+    kept = ((prompt, text) for prompt, text in pairs.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
     return check_rows("data set stdlib-help", "prompts", kept)
 
 

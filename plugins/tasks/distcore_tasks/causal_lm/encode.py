@@ -78,7 +78,7 @@ def check_template(name: str, tokenizer: Any) -> None:
         )
 
 
-def written(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
+def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
     """Return messages as the chat template writes them; ``prompt``: with what opens the next answer.
 
     Raises DataError for those that the template refuses.
@@ -100,24 +100,24 @@ def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
             f"{part.rows.name}: messages need a fast tokenizer, which knows where in a text a token stands"
         )
     for place, messages in enumerate(part.values()):
-        text, answers = _written(part, place, messages, tokenizer)
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        begins = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+        text, answers = _as_text(part, place, messages, tokenizer)
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
         counted = np.zeros(len(begins), bool)
         for begin, end in answers:
             counted |= (begins >= begin) & (begins < end)
-        yield np.asarray(found["input_ids"], np.int32), counted
+        yield np.asarray(encoded["input_ids"], np.int32), counted
 
 
-def _written(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
+def _as_text(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
     """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
     try:
-        whole = written(tokenizer, messages, prompt=False)
+        whole = apply_template(tokenizer, messages, prompt=False)
         spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = written(tokenizer, messages[:number], prompt=True) if number else ""
-                until = written(tokenizer, messages[: number + 1], prompt=False)
+                before = apply_template(tokenizer, messages[:number], prompt=True) if number else ""
+                until = apply_template(tokenizer, messages[: number + 1], prompt=False)
                 if not (until.startswith(before) and whole.startswith(until)):
                     raise DataError(f"the chat template writes message {number + 1} anew when others follow")
                 spans.append((len(before), len(until.rstrip())))
@@ -138,8 +138,8 @@ def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -
             cut += len(row) > length + 1
             files.add(row[: length + 1], counted[: length + 1].astype(np.uint8) * np.uint8(COUNTED))
             sizes.append(min(len(row), length + 1))
-    found = np.asarray(sizes, np.int64)
-    return finish_sequences(folder, np.cumsum(found) - found, found - 1), cut
+    lengths = np.asarray(sizes, np.int64)
+    return finish_sequences(folder, np.cumsum(lengths) - lengths, lengths - 1), cut
 
 
 def _end(tokenizer: Any) -> list[int]:

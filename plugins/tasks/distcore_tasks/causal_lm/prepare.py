@@ -70,13 +70,13 @@ def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
     first = parts["train"].rows
     for name, part in parts.items():
         if part.rows.form != first.form:
-            found = f"has {part.rows.form}, but {first.name} has {first.form}"
-            raise DataError(f"{part.rows.name}, for {name}: {found}: use one form for all")
+            forms = f"has {part.rows.form}, but {first.name} has {first.form}"
+            raise DataError(f"{part.rows.name}, for {name}: {forms}: use one form for all")
     return parts
 
 
 def _rows(source: str, options: CausalOptions) -> Rows:
-    return read_source(source, EMBEDDED, lambda found: read_rows(found, options))
+    return read_source(source, EMBEDDED, lambda path: read_rows(path, options))
 
 
 def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:

@@ -52,7 +52,7 @@ def read_rows(source: Source, options: CausalOptions) -> Rows:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
     check_source(source)
     name = source_name(source)
-    form = _detected(source, options.columns) if options.form == "auto" else options.form
+    form = _detect_form(source, options.columns) if options.form == "auto" else options.form
     asked = _asked(COLUMNS[form], options.columns)
     return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
 
@@ -60,7 +60,7 @@ def read_rows(source: Source, options: CausalOptions) -> Rows:
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
     """Return the column of a source that the model goes on from, by the option that names it; raises DataError."""
     check_source(source)
-    form = _detected(source, options.columns, GIVEN) if options.form == "auto" else options.form
+    form = _detect_form(source, options.columns, GIVEN) if options.form == "auto" else options.form
     return _asked(GIVEN[form], options.columns)
 
 
@@ -92,7 +92,7 @@ def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     return {f"columns.{column}": names[column] for column in wanted}
 
 
-def _detected(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
+def _detect_form(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
     """Return the first form whose columns the source's first row has; raises DataError if it has none."""
     for form, wanted in forms.items():
         try:

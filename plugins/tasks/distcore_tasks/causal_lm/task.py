@@ -52,7 +52,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         """Return the cross entropy summed over the targets of ``batch``: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
-        logits, labels, _ = _predicted(model, batch)
+        logits, labels, _ = _predict(model, batch)
         return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class CausalLM(SelectsLogits, CausalOptions):
             return {}
         from torch.nn.functional import cross_entropy
 
-        logits, labels, row = _predicted(model, batch)
+        logits, labels, row = _predict(model, batch)
         losses = cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
         counted = labels != IGNORED
         right = counted & (logits.argmax(-1) == labels)
@@ -155,7 +155,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         return without_rows(TokenizedDatasets, folder, no_sequences)
 
 
-def _predicted(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _predict(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits in fp32, ``(places, vocabulary)``, with the label and the row of each place, ``(places,)``.
 
     The places are those of all rows, or of targets where the batch says where they are.
@@ -171,5 +171,5 @@ def _predicted(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tens
 
 def _answer(tokens: Tensor, end: int | None) -> list[int]:
     """Return the tokens before the one that ends the answer."""
-    found: list[int] = tokens.tolist()
-    return found[: found.index(end)] if end in found else found
+    answer: list[int] = tokens.tolist()
+    return answer[: answer.index(end)] if end in answer else answer

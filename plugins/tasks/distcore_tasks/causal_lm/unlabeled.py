@@ -10,7 +10,7 @@ import numpy as np
 from distcore import ConstantColumn, DataError, FileRows
 from distcore.data import row_error
 from distcore_tasks.causal_lm.dataset import left_padded
-from distcore_tasks.causal_lm.encode import check_template, prompt_tokens, written
+from distcore_tasks.causal_lm.encode import apply_template, check_template, prompt_tokens
 from distcore_tasks.causal_lm.models import positions
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.rows import messages_problem
@@ -51,11 +51,11 @@ def unlabelled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDa
     tokens: list[np.ndarray] = []
     for number, (given,) in enumerate(rows.records, rows.start):
         text, special = _text(name, number, given, tokenizer)
-        [found] = prompt_tokens(tokenizer, [text], special=special)
-        if problem := _length_problem(len(found), options):
+        [prompt] = prompt_tokens(tokenizer, [text], special=special)
+        if problem := _length_problem(len(prompt), options):
             raise row_error(name, number, problem)
         texts.append(text)
-        tokens.append(np.asarray(found, np.int64))
+        tokens.append(np.asarray(prompt, np.int64))
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     items = ConstantColumn(len(texts), 1)
     return UnlabelledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
@@ -75,7 +75,7 @@ def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool
         raise row_error(name, number, "the only message is the assistant's: give the one that it should answer")
     check_template(name, tokenizer)
     try:
-        return written(tokenizer, messages, prompt=True), False
+        return apply_template(tokenizer, messages, prompt=True), False
     except DataError as error:
         raise row_error(name, number, str(error)) from None
 

@@ -1,4 +1,4 @@
-"""What can be set of image classification: its model, its images and how they are changed for training."""
+"""The options of image classification: its model, its images and how they are changed for training."""
 
 from __future__ import annotations
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distcore.data import ArrayFile, row_random
-from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat
+from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
 HIDDEN, REPLACED = 0.8, 0.1
 """Of the tokens to be found, the parts that the mask token and a random token stand for; the others stay."""
 
@@ -148,7 +146,7 @@ def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat
             total = np.concatenate([[0], np.cumsum(np.isin(some.values, ordinary), dtype=np.int64)])
             counts.add(np.diff(total[some.offsets]))
     tokens = open_flat(folder, "tokens")
-    (folder / CONTENT).write_text(flat_digest(tokens), encoding="ascii")
+    write_content(folder, flat_digest(tokens))
     return tokens
 
 
@@ -162,7 +160,7 @@ def open_rows(folder: Path, pad: int, masking: Masking, *, varying: bool) -> Mas
         items=masking.items(np.load(folder / "ordinary.npy", allow_pickle=False)),
         masking=masking,
         pad=pad,
-        content=(folder / CONTENT).read_text(encoding="ascii"),
+        content=read_content(folder),
     )
 
 

@@ -1,4 +1,4 @@
-"""What can be set of a masked language model: its model, its data files, its tokens and how many are masked."""
+"""The options of a masked language model: its model, its data files, its tokens and how many are masked."""
 
 from __future__ import annotations
 

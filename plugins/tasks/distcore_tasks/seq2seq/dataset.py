@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat
+from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, open_flat, read_content, write_content
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
 NAMES = ("source", "target")
 """What a pair consists of."""
 
@@ -101,15 +99,14 @@ class PairFiles:
 def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
     """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
     source, target = (open_flat(folder, name) for name in NAMES)
-    (folder / CONTENT).write_text(flat_digest(source, target), encoding="ascii")
+    write_content(folder, flat_digest(source, target))
     return source, target
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
     """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
-    content = (folder / CONTENT).read_text(encoding="ascii")
-    found = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
-    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), found, pad, content)
+    shown = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
+    return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder))
 
 
 def no_pairs(pad: int) -> PairDataset:

@@ -1,4 +1,4 @@
-"""What can be set of sequence to sequence: its model, its data files and its tokens."""
+"""The options of sequence to sequence: its model, its data files and its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How like the targets what was written is: exact match, and chrF as sacrebleu has it."""
+"""Scores of generated texts against their targets: exact match, and chrF as sacrebleu computes it."""
 
 from __future__ import annotations
 

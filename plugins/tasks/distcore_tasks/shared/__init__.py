@@ -1,1 +1,1 @@
-"""What several tasks use, one module per subject."""
+"""Code that several tasks share, one module per subject."""

@@ -1,4 +1,4 @@
-"""Rows of unlike lengths as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
+"""Rows of unequal length as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from numpy.typing import DTypeLike
 from distcore.data import ArrayFile, digest_arrays, map_array
 
 IGNORED = -100
-"""Label of a place without a target."""
+"""Label of a position without a target."""
+CONTENT = "content.sha256"
+"""File with the digest of a data set's rows."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,31 +30,38 @@ class Flat:
     @property
     def lengths(self) -> np.ndarray:
         """Entries of each row, int64, shape ``(rows,)``."""
-        found: np.ndarray = np.diff(self.offsets)
-        return found
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
 
     def row(self, number: int) -> np.ndarray:
         """Return the entries of one row."""
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
-    def padded(self, rows: np.ndarray, fill: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)`` with ``fill`` behind them, and what is theirs.
+    def padded(self, rows: np.ndarray, fill: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)``, and a mask of the same shape, bool.
 
-        The entries keep their dtype; the second array is a mask, bool, of the same shape.
+        The mask is False where ``fill`` stands: behind the entries of a row, or before them (``left``). Entries keep
+        their dtype.
         """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
-        columns = np.arange(lengths.max(initial=0))
-        mask = columns < lengths[:, None]
+        longest = lengths.max(initial=0)
+        places = np.arange(longest) - ((longest - lengths)[:, None] if left else 0)
+        mask = (places >= 0) & (places < lengths[:, None])
         # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
-        found = self.values.take(starts[:, None] + columns, mode="clip")
-        return np.where(mask, found, self.values.dtype.type(fill)), mask
+        entries = self.values.take(starts[:, None] + places, mode="clip")
+        return np.where(mask, entries, self.values.dtype.type(fill)), mask
+
+
+def flat_of(values: np.ndarray, lengths: np.ndarray) -> Flat:
+    """Return rows whose entries are ``values``, one row after the other; ``lengths``: entries of each, ``(rows,)``."""
+    return Flat(values, np.cumsum([0, *lengths], dtype=np.int64))
 
 
 def flat_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> Flat:
     """Return rows of numbers, as int32."""
-    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return Flat(np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]), offsets)
+    values = np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
+    return flat_of(values, np.fromiter(map(len, rows), np.int64, len(rows)))
 
 
 class FlatFile:
@@ -92,4 +101,14 @@ def open_flat(folder: Path, name: str) -> Flat:
 
 def flat_digest(*flats: Flat) -> str:
     """Return the SHA-256 over all entries and which row they are in, in hexadecimal: the same on every machine."""
-    return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), dtype="<i8")
+    return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), widen=True)
+
+
+def write_content(folder: Path, digest: str) -> None:
+    """Write the digest of a data set's rows beside them."""
+    (folder / CONTENT).write_text(digest, encoding="ascii")
+
+
+def read_content(folder: Path) -> str:
+    """Return the digest that ``write_content`` wrote."""
+    return (folder / CONTENT).read_text(encoding="ascii")

@@ -1,4 +1,4 @@
-"""What a model that predicts tokens is measured by, and the baseline that knows only how frequent each token is."""
+"""The metrics of a model that predicts tokens, and the baseline that knows only how frequent each token is."""
 
 from __future__ import annotations
 

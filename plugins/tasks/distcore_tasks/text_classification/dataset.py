@@ -1,10 +1,9 @@
-"""Tokenized rows as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
+"""Tokenized texts with their labels: flat arrays on disk, memory-mapped, so that ranks of a machine share one copy."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data import ArrayFile, array_blocks, map_array
-from distcore_tasks.shared.jagged import Flat, FlatFile, open_flat
+from distcore.data import ArrayFile, digest_arrays, map_array
+from distcore_tasks.shared.jagged import Flat, FlatFile, flat_rows, open_flat, read_content, write_content
 from distcore_tasks.text_classification.encode import Encoded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
 IDS = "ids.json"
 """File with the ids of a data set's rows, if they have any."""
 TYPES = "types.npy"
@@ -31,14 +28,12 @@ TYPES = "types.npy"
 class TokenDataset:
     """Tokenized rows, each with its label; implements ``distcore.Dataset``."""
 
-    tokens: np.ndarray
-    """All rows one after the other, int32, shape ``(sum of lengths,)``."""
-    starts: np.ndarray
-    """Index in ``tokens`` at which each row starts, int64, shape ``(rows,)``."""
+    tokens: Flat
+    """Tokens of all rows, int32."""
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     labels: np.ndarray
-    """What the model is to say of each row, as the ``Problem`` at hand encodes it, shape ``(rows, …)``."""
+    """Label of each row, as the ``Problem`` at hand encodes it, shape ``(rows, …)``."""
     source_rows: np.ndarray
     """Number of each row in the file that it came from, counted from 0, int64, shape ``(rows,)``."""
     items: np.ndarray
@@ -53,10 +48,10 @@ class TokenDataset:
     """The file that the rows came from, as the user named it, or the name of an embedded data set."""
     ids: Path | None = None
     """The file with their ids, if they have any."""
-    types: np.ndarray | None = None
-    """Which text of a pair each token belongs to, int8, of the shape of ``tokens``; ``None`` if nothing says it."""
+    types: Flat | None = None
+    """Which text of a pair each token belongs to, int8; ``None`` where the model is not told."""
     type_pad: int = 0
-    """What it is of padding."""
+    """The type of padding."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -69,10 +64,10 @@ class TokenDataset:
         """
         import torch
 
-        starts, lengths = self.starts[indices], self.lengths[indices]
-        columns = model_inputs(self.tokens, self.pad, self.types, self.type_pad)
-        padded = pad_rows(columns, starts, lengths, pad_left=self.pad_left)
-        return padded | {"labels": torch.from_numpy(self.labels[indices])}
+        inputs = model_inputs(
+            indices, self.tokens, self.types, pad=self.pad, type_pad=self.type_pad, left=self.pad_left
+        )
+        return inputs | {"labels": torch.from_numpy(self.labels[indices])}
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield for each row where it came from: ``file``, ``row`` (counted from 1) and, if it has one, ``id``."""
@@ -82,31 +77,19 @@ class TokenDataset:
 
 
 def model_inputs(
-    tokens: np.ndarray, pad: int, types: np.ndarray | None, type_pad: int
-) -> dict[str, tuple[np.ndarray, int]]:
-    """Return tokens and types, each with what pads it, under the names that models of transformers give them."""
-    return {"input_ids": (tokens, pad)} | ({} if types is None else {"token_type_ids": (types, type_pad)})
-
-
-def pad_rows(
-    columns: Mapping[str, tuple[np.ndarray, int]], starts: np.ndarray, lengths: np.ndarray, *, pad_left: bool
+    rows: np.ndarray, tokens: Flat, types: Flat | None, *, pad: int, type_pad: int, left: bool
 ) -> dict[str, Tensor]:
-    """Return each of ``columns`` and ``attention_mask`` for some rows, int64 ``(rows, longest)``, on the CPU.
+    """Return the rows ``rows``, int64 ``(n,)``, under the names that models of transformers give their inputs.
 
-    Of a column, ``(all,)``, a row has as many values as ``lengths`` says, from its entry of ``starts`` on, both int64
-    ``(rows,)``. Beside the column stands what pads it.
+    ``input_ids``, ``attention_mask`` and, with ``types``, ``token_type_ids`` are int64 ``(n, longest)`` on the CPU.
     """
     import torch
 
-    longest = lengths.max(initial=0)
-    places = np.arange(longest) - ((longest - lengths)[:, None] if pad_left else 0)
-    mask = (places >= 0) & (places < lengths[:, None])
-    # Beside a shorter row this reads values of its neighbours; the mask then replaces them by padding.
-    padded = {
-        name: torch.from_numpy(np.where(mask, values.take(starts[:, None] + places, mode="clip"), np.int64(pad)))
-        for name, (values, pad) in columns.items()
-    }
-    return padded | {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+    padded, mask = tokens.padded(rows, pad, left=left)
+    tables = {"input_ids": padded, "attention_mask": mask}
+    if types is not None:
+        tables["token_type_ids"], _ = types.padded(rows, type_pad, left=left)
+    return {name: torch.from_numpy(table.astype(np.int64)) for name, table in tables.items()}
 
 
 def write_tokens(
@@ -125,9 +108,9 @@ def write_tokens(
     cut = 0
     with FlatFile(folder, "tokens", np.int32) as tokens, ArrayFile(folder / TYPES, np.int8) as types:
         for some in encoded:
-            tokens.add(Flat(some.tokens, np.cumsum([0, *some.lengths], dtype=np.int64)))
+            tokens.add(some.tokens)
             if some.types is not None:
-                types.add(some.types)
+                types.add(some.types.values)
             cut += some.cut
     typed = [map_array(folder / TYPES)] if types.count else []
     if not typed:
@@ -135,43 +118,40 @@ def write_tokens(
     written = open_flat(folder, "tokens")
     np.save(folder / "labels.npy", labels)
     np.save(folder / "source_rows.npy", source_rows)
-    content = _digest(written.values, written.lengths, labels, *typed)
-    (folder / CONTENT).write_text(content, encoding="ascii")
+    write_content(folder, digest_arrays(written.values, written.lengths, labels, *typed, widen=True))
     if ids is not None:
         (folder / IDS).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     return written.lengths, cut
 
 
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
-    """Map the arrays that ``write_tokens`` wrote into memory; ``pad`` is the padding token, ``pad_left`` its side.
+    """Map the arrays of ``write_tokens`` into memory; ``pad`` is the padding token, ``pad_left`` its side.
 
     ``type_pad`` is its type, ``source`` the file or embedded data set that the rows came from.
     """
     tokens = open_flat(folder, "tokens")
     lengths = tokens.lengths
     return TokenDataset(
-        tokens=tokens.values,
-        starts=tokens.offsets[:-1],
+        tokens=tokens,
         lengths=lengths,
         labels=map_array(folder / "labels.npy"),
         source_rows=map_array(folder / "source_rows.npy"),
         items=np.ones(len(lengths), np.int64),
         pad=pad,
         pad_left=pad_left,
-        content=(folder / CONTENT).read_text(encoding="ascii"),
+        content=read_content(folder),
         source=source,
         ids=folder / IDS if (folder / IDS).exists() else None,
-        types=map_array(folder / TYPES) if (folder / TYPES).exists() else None,
+        types=Flat(map_array(folder / TYPES), tokens.offsets) if (folder / TYPES).exists() else None,
         type_pad=type_pad,
     )
 
 
 def empty_dataset(pad: int) -> TokenDataset:
     """Return a data set without rows; ``pad`` is the padding token."""
-    tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
+    none = np.empty(0, np.int64)
     return TokenDataset(
-        tokens=tokens,
-        starts=none,
+        tokens=flat_rows([]),
         lengths=none,
         labels=none,
         source_rows=none,
@@ -181,12 +161,3 @@ def empty_dataset(pad: int) -> TokenDataset:
         content="",
         source="",
     )
-
-
-def _digest(*columns: np.ndarray) -> str:
-    digest = hashlib.sha256()
-    for column in columns:
-        kind = "<f4" if column.dtype.kind == "f" else "<i8"  # the same bytes on every machine
-        for block in array_blocks(column):
-            digest.update(np.ascontiguousarray(block, dtype=kind).data)
-    return digest.hexdigest()

@@ -102,7 +102,7 @@ def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
     seen: set[str] = set()
     modules = chain.from_iterable(names.split() for names in SUBJECTS.values())
     files = stdlib.source_files(library, modules)
-    for first, second, *_ in (found for file in files for found in _docstrings(file) if len(found) > 1):
+    for first, second, *_ in (texts for file in files for texts in _docstrings(file) if len(texts) > 1):
         if not seen.intersection(map(_letters, (first, second))):
             swapped = zlib.crc32(first.encode()) % 2
             rows.append((second, first, "swapped") if swapped else (first, second, "in order"))

@@ -1,4 +1,4 @@
-"""From texts, or pairs of texts, to the tokens that a model reads, by the tokenizer of the model or one of its own."""
+"""From texts, or pairs of texts, to tokens, by the tokenizer of the model or, for a built-in model, a new one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from distcore import ConfigError
+from distcore_tasks.shared.jagged import Flat, flat_of
 from distcore_tasks.shared.lazy_rows import Reread, Values
 from distcore_tasks.shared.padding import pads_left
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer, read_config, with_pad_token
@@ -21,12 +20,10 @@ from distcore_tasks.text_classification.options import TextOptions
 class Encoded:
     """The tokens of some rows."""
 
-    tokens: np.ndarray
-    """All rows one after the other, int32, shape ``(sum of lengths,)``."""
-    types: np.ndarray | None
-    """Which text of a pair each token belongs to, int8, of the same shape; ``None`` where the model is not told."""
-    lengths: np.ndarray
-    """Tokens of each row, int64, shape ``(rows,)``."""
+    tokens: Flat
+    """Their tokens, int32."""
+    types: Flat | None
+    """Which text of a pair each token belongs to, int8; ``None`` where the model is not told."""
     cut: int = 0
     """Rows that were longer."""
 
@@ -40,7 +37,8 @@ def encode(tokenizer: Any, texts: Sequence[str], seconds: Sequence[str] | None, 
         tokens, types, lengths, cut = tokenize_pairs(tokenizer, texts, seconds, options.max_seq_len)
     if not options.from_scratch:
         check_vocabulary(options.model, options.model_folder(), int(tokens.max(initial=0)))
-    return Encoded(tokens=tokens, types=types if _takes_types(tokenizer, options) else None, lengths=lengths, cut=cut)
+    told = None if types is None or not _takes_types(tokenizer, options) else flat_of(types, lengths)
+    return Encoded(tokens=flat_of(tokens, lengths), types=told, cut=cut)
 
 
 def encode_all(

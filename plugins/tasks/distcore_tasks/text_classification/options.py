@@ -1,4 +1,4 @@
-"""What can be set of text classification: its model, its data files, its labels and its tokens."""
+"""The options of text classification: its model, its data files, its labels and its tokens."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Columns:
 
         Those of rows that are not ``labelled`` are the texts alone: the core reads what names such a row.
         """
-        found = {
+        columns = {
             "columns.text": self.text,
             "columns.text_pair": self.text_pair,
             "columns.label": self.label if labelled else None,
             "columns.id": self.id if labelled else None,
         }
-        return {setting: column for setting, column in found.items() if column}
+        return {setting: column for setting, column in columns.items() if column}
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ def _rows(source: str, options: TextOptions) -> Rows:
         if options.problem_type != "single_label":
             raise DataError(f"{rows.name}: has one class per row; problem_type = {options.problem_type!r} needs a file")
         if (columns.text_pair is None) != (rows.seconds is None):
-            found = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"
-            raise DataError(f"{rows.name}: has {found}; take it with rows of its kind")
+            kind = "one text per row, but columns.text_pair asks for two" if columns.text_pair else "pairs of texts"
+            raise DataError(f"{rows.name}: has {kind}; take it with rows of its kind")
     return rows
 
 
@@ -93,10 +93,10 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     rows, problem = _rows(options.data, options), options.problem
     labels = problem.classes(rows)
     classes = [str(label) for label in labels]
-    found = split_parts(
+    split = split_parts(
         rows, partial(problem.encode, classes=classes), options, seed, lambda source: _rows(source, options)
     )
-    parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in found}
+    parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in split}
     # A vocabulary must not see the evaluation rows.
     tokenizer = tokenizer_of(options, parts["train"].texts, parts["train"].seconds)
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
@@ -122,25 +122,25 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
     }
 
 
-def _named(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
+def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
     """Return the labels by ``class_names`` if there are any; raises ConfigError if these do not fit."""
     names = options.class_names
     if names is None:
         return labels
-    found = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
+    some = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
     source = rows_name(options.data, EMBEDDED)
     if isinstance(labels[0], str):
-        raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {found}")
+        raise ConfigError(f"class_names = {list(names)}: the labels of {source} are words already: {some}")
     if len(names) != len(labels):
         raise ConfigError(
-            f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)} classes: {found}"
+            f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)} classes: {some}"
         )
     return names
 
 
 def _open(entry: Entry, options: TextOptions) -> TextDatasets:
     """Open a cache entry that ``_build`` has filled."""
-    labels, facts = _named(tuple(entry.said["labels"]), options), entry.facts
+    labels, facts = _class_labels(tuple(entry.said["labels"]), options), entry.facts
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
     padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.said["type_pad"]}
     said = {name: source_said(sources[name], EMBEDDED) for name in facts}

@@ -70,11 +70,11 @@ def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem
     if not len(records):
         raise DataError(f"{name}: holds no rows")
     places = {column: place for place, column in enumerate(columns_of(columns))}
-    found: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in places}
+    columns_read: dict[str, list[Any]] = {column: [] for column in ("label", "id") if column in places}
     for record in records:
-        for column, values in found.items():
+        for column, values in columns_read.items():
             values.append(record[places[column]])
-    labels = problem.from_csv(found["label"]) if csv else found["label"]
+    labels = problem.from_csv(columns_read["label"]) if csv else columns_read["label"]
     for number, wrong in enumerate(problem.label_problems(labels), 1):
         if wrong:
             raise row_error(name, number, wrong)
@@ -83,7 +83,7 @@ def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem
         return Reread(lambda: (str(record[places[column]]) for record in records), len(records))
 
     seconds = texts("text_pair") if "text_pair" in places else None
-    return Rows(name, texts("text"), labels, found.get("id"), seconds)
+    return Rows(name, texts("text"), labels, columns_read.get("id"), seconds)
 
 
 def columns_of(columns: Columns, labelled: bool = True) -> list[str]:

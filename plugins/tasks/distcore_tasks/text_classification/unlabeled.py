@@ -10,7 +10,7 @@ import numpy as np
 from distcore import ConstantColumn, FileRows
 from distcore.data import row_error
 from distcore_tasks.shared.padding import pads_left
-from distcore_tasks.text_classification.dataset import model_inputs, pad_rows
+from distcore_tasks.text_classification.dataset import model_inputs
 from distcore_tasks.text_classification.encode import encode
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.prepare import TextDatasets
@@ -43,10 +43,9 @@ class UnlabelledTexts:
         records = [self.rows.records[index] for index in indices]
         seconds = [str(record[1]) for record in records] if self.options.used_columns.text_pair else None
         tokenizer = self.data.loaded_tokenizer
-        found = encode(tokenizer, [str(record[0]) for record in records], seconds, self.options)
-        columns = model_inputs(found.tokens, self.data.pad, found.types, tokenizer.pad_token_type_id)
-        starts = np.cumsum(found.lengths) - found.lengths
-        return pad_rows(columns, starts, found.lengths, pad_left=pads_left(self.options))
+        encoded = encode(tokenizer, [str(record[0]) for record in records], seconds, self.options)
+        fill = {"pad": self.data.pad, "type_pad": tokenizer.pad_token_type_id, "left": pads_left(self.options)}
+        return model_inputs(np.arange(len(records)), encoded.tokens, encoded.types, **fill)
 
 
 def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:

@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distcore.data import ArrayFile
-from distcore_tasks.shared.jagged import IGNORED, Flat, FlatFile, flat_digest, flat_rows, open_flat
+from distcore_tasks.shared.jagged import (
+    IGNORED,
+    Flat,
+    FlatFile,
+    flat_digest,
+    flat_rows,
+    open_flat,
+    read_content,
+    write_content,
+)
 from distcore_tasks.token_classification.encode import Words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
 FLATS = ("tokens", "begins", "labels")
 """What is kept of each row: its tokens, where words begin, and their classes."""
 ROWS = "rows.json"
@@ -107,7 +114,7 @@ class TaggedFiles:
 
 def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
     """Write the digest of a data set's rows beside them, and where they came from: their numbers, from 1, and ids."""
-    (folder / CONTENT).write_text(flat_digest(*(open_flat(folder, name) for name in FLATS)), encoding="ascii")
+    write_content(folder, flat_digest(*(open_flat(folder, name) for name in FLATS)))
     (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
 
 
@@ -115,8 +122,7 @@ def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
     """Map what ``write_tagged`` wrote into memory; ``source`` is what predictions call the file of the rows."""
     tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
     words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
-    content = (folder / CONTENT).read_text(encoding="ascii")
-    return _dataset(words, labels, pad, content, source=source, origin=folder / ROWS)
+    return _dataset(words, labels, pad, read_content(folder), source=source, origin=folder / ROWS)
 
 
 def no_tagged(pad: int) -> TaggedDataset:

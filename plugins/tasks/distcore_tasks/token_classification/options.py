@@ -1,4 +1,4 @@
-"""What can be set of token classification: its model, its data files and its tokens."""
+"""The options of token classification: its model, its data files and its tokens."""
 
 from __future__ import annotations
 

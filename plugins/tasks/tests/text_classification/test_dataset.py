@@ -13,6 +13,7 @@ import pytest
 from distcore.data.cache import cached_folder
 from distcore.errors import DataError
 from distcore_tasks.shared.classification.labels import distinct_labels, encode_labels
+from distcore_tasks.shared.jagged import flat_of
 from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 from distcore_tasks.text_classification import prepare
@@ -35,7 +36,7 @@ def options(tmp_path):
 @pytest.fixture
 def dataset(tmp_path):
     tokens = np.array([2, 5, 3, 2, 6, 7, 8, 3, 2, 3], np.int32)
-    encoded = Encoded(tokens=tokens, types=None, lengths=np.array([3, 5, 2]))
+    encoded = Encoded(tokens=flat_of(tokens, np.array([3, 5, 2])), types=None)
     write_tokens(tmp_path / "rows", [encoded], np.array([1, 0, 2]), np.array([4, 8, 9]))
     return open_tokens(tmp_path / "rows", pad=0)
 
@@ -51,7 +52,7 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
 @pytest.mark.parametrize("left", [True, False])
 def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
     tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
-    encoded = Encoded(tokens=tokens, types=types, lengths=np.array([2, 3]))
+    encoded = Encoded(tokens=flat_of(tokens, np.array([2, 3])), types=flat_of(types, np.array([2, 3])))
     write_tokens(tmp_path / "rows", [encoded], np.array([0, 1]), np.array([0, 1]))
     batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
     assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
@@ -70,7 +71,7 @@ def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
 
 def test_a_batch_of_32_rows_is_collated_in_microseconds(tmp_path):
     lengths = np.random.default_rng(0).integers(5, 40, 1000)
-    encoded = Encoded(tokens=np.ones(lengths.sum(), np.int32), types=None, lengths=lengths)
+    encoded = Encoded(tokens=flat_of(np.ones(lengths.sum(), np.int32), lengths), types=None)
     write_tokens(tmp_path / "many", [encoded], lengths % 3, np.arange(1000))
     dataset, rows = open_tokens(tmp_path / "many", pad=0), np.arange(0, 1000, 31)[:32]
     dataset.batch(rows)
@@ -153,7 +154,7 @@ def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch)
     monkeypatch.setattr(prepare, "read_rows", None)
     monkeypatch.setattr(prepare, "encode_all", None)
     second = prepared(options)
-    assert np.array_equal(first.train.tokens, second.train.tokens)
+    assert np.array_equal(first.train.tokens.values, second.train.tokens.values)
     assert first.facts == second.facts
 
 
@@ -190,7 +191,7 @@ def test_long_rows_are_cut(options):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
 def test_a_damaged_entry_is_rebuilt(options, cache, damage):
-    before = np.array(prepared(options).train.tokens)
+    before = np.array(prepared(options).train.tokens.values)
     (tokens,) = cache.glob("tokens/*/train/tokens.npy")
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
@@ -201,7 +202,7 @@ def test_a_damaged_entry_is_rebuilt(options, cache, damage):
         "manifest": lambda: (tokens.parents[1] / "manifest.json").write_text("{"),
     }
     actions[damage]()
-    assert np.array_equal(prepared(options).train.tokens, before)
+    assert np.array_equal(prepared(options).train.tokens.values, before)
 
 
 def test_a_failed_build_leaves_nothing_behind(cache):

@@ -124,7 +124,9 @@ def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> No
 
     data: Any = replace(TASK, columns=replace(COLUMNS, text_pair=None)).prepare(RunConfig())
     assert set(data.train.batch(np.arange(4))) == {"input_ids", "attention_mask", "labels"}
-    columns = (np.asarray(column, "<i8") for column in (data.train.tokens, data.train.lengths, data.train.labels))
+    columns = (
+        np.asarray(column, "<i8") for column in (data.train.tokens.values, data.train.lengths, data.train.labels)
+    )
     assert data.train.content == hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
 
 
@@ -176,7 +178,7 @@ def test_a_length_without_room_for_a_pair_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^max_seq_len = 4: a pair of texts takes at least 5 tokens$"):
         replace(TASK, max_seq_len=4).prepare(RunConfig())
     data: Any = replace(TASK, max_seq_len=5).prepare(RunConfig())
-    tokens = data.loaded_tokenizer.convert_ids_to_tokens(data.train.tokens[:5])
+    tokens = data.loaded_tokenizer.convert_ids_to_tokens(data.train.tokens.values[:5])
     assert [tokens[place] for place in (0, 2, 4)] == ["[CLS]", "[SEP]", "[SEP]"]
 
 

@@ -177,7 +177,7 @@ def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(task, data, tm
     first = int(data.train.source_rows[0])
     text = json.loads((tmp_path / "data.json").read_text())[first][0]
     length = int(data.train.lengths[0])
-    assert tokenizer(text)["input_ids"] == data.train.tokens[:length].tolist()
+    assert tokenizer(text)["input_ids"] == data.train.tokens.values[:length].tolist()
     assert json.loads((tmp_path / "run" / "labels.json").read_text()) == ["glad", "sad"]
 
 

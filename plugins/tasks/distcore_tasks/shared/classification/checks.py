@@ -1,4 +1,4 @@
-"""What a user should know of labelled rows that can be trained on, but perhaps not as they were meant."""
+"""Warnings about labelled rows that can be trained on, but perhaps not as they were meant."""
 
 from __future__ import annotations
 

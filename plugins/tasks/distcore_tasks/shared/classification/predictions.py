@@ -1,4 +1,4 @@
-"""What tasks that sort rows into classes have in common: their metrics, and the labels that are kept with a model."""
+"""Metrics and predictions of tasks that sort rows into classes, and the labels that are kept with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of each text: one class, several classes, or a number."""
+"""The kinds of labels: one class, several classes, or a number for each text."""
 
 from distcore_tasks.text_classification.problems.contract import Problem
 from distcore_tasks.text_classification.problems.multi_label import MultiLabel

@@ -1,4 +1,4 @@
-"""What the kinds of labels have in common: the protocol that each of them implements."""
+"""The protocol that each kind of labels implements."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class MultiLabel:
         first = next((one for some in labels if isinstance(some, list) for one in some), None)
         for some in labels:
             if not isinstance(some, list):
-                found = describe_value(some)
-                yield f"label is {found}, expected a list of labels, as JSON, JSON Lines and Parquet have them"
+                expected = "expected a list of labels, as JSON, JSON Lines and Parquet have them"
+                yield f"label is {describe_value(some)}, {expected}"
                 continue
             problems = (label_problem(one, first, "an earlier one is") for one in some)
-            yield next(filter(None, problems), _repeated(some))
+            yield next(filter(None, problems), _duplicate(some))
 
     def classes(self, rows: Labelled) -> list[int] | list[str]:
         """Return the distinct labels, sorted."""
@@ -49,10 +49,10 @@ class MultiLabel:
 
     def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
         """Return which classes apply to each row, uint8 ``(rows, classes)``."""
-        found = np.zeros((len(rows), len(classes)), np.uint8)
+        table = np.zeros((len(rows), len(classes)), np.uint8)
         for row, number in class_numbers(rows, classes):
-            found[row, number] = 1
-        return found
+            table[row, number] = 1
+        return table
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:
         """Return the share of rows with the most frequent set of labels, and how many labels a row has."""
@@ -78,8 +78,8 @@ class MultiLabel:
         """
         import torch
 
-        found = {"prediction": (logits > 0).to(torch.uint8)} | best_scored(logits, logits.sigmoid())
-        return found if labels is None else {"loss": _row_losses(logits, labels), "label": labels} | found
+        outputs = {"prediction": (logits > 0).to(torch.uint8)} | best_scored(logits, logits.sigmoid())
+        return outputs if labels is None else {"loss": _row_losses(logits, labels), "label": labels} | outputs
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
@@ -132,7 +132,7 @@ def _largest_share(labels: np.ndarray) -> float:
     return float(counts.max() / len(labels))
 
 
-def _repeated(labels: list[Any]) -> str | None:
+def _duplicate(labels: list[Any]) -> str | None:
     """Return the complaint about a label that a row has twice; ``None`` if there is none."""
     twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
     return None if twice is None else f"label {twice!r} stands twice in the list"

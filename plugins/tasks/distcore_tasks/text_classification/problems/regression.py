@@ -70,8 +70,8 @@ class Regression:
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         """Return ``prediction``, and with labels ``loss`` and ``label``, all fp32 ``(n,)``."""
         prediction = logits[:, 0]
-        found = {"prediction": prediction}
-        return found if labels is None else {"loss": (prediction - labels).square(), "label": labels} | found
+        outputs = {"prediction": prediction}
+        return outputs if labels is None else {"loss": (prediction - labels).square(), "label": labels} | outputs
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
@@ -116,5 +116,5 @@ def _correlations(label: np.ndarray, prediction: np.ndarray) -> dict[str, object
         return {"pearson": None, "spearman": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        found = {"pearson": stats.pearsonr(label, prediction), "spearman": stats.spearmanr(label, prediction)}
-    return {name: float(result.statistic) for name, result in found.items()}
+        correlations = {"pearson": stats.pearsonr(label, prediction), "spearman": stats.spearmanr(label, prediction)}
+    return {name: float(result.statistic) for name, result in correlations.items()}
