@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from distcore import Run, RunConfig, hookimpl, launch, load_config, train
 from distcore.registry import load_file
-from distcore_ddp.ddp import DDPStrategy
+from distcore_ddp.strategy import DDPStrategy
 
 BOUND, WARM_UP, RANKS = 0.95, 5, 2
 DEFAULT, FREE = DDPStrategy.bucket_mb, 0

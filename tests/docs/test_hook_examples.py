@@ -274,7 +274,7 @@ def test_the_examples_together_keep_the_laws_on_two_ranks() -> None:
     cases = tuple(case for name, case in all_cases().items() if name in CASES)
     assert len(cases) == len(CASES)
     subjects = [Subject(config=config, cases=cases, make=together)]
-    ddp: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+    ddp: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
     subjects.append(Subject(config=config, cases=cases, make=partial(on_a_wrapper, strategy=ddp)))
     for findings in measure(subjects):
         assert not [str(finding) for finding in findings if not finding.held]

@@ -17,7 +17,7 @@ from distcore.testing.register import JOB_CASES, all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
 
-DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
 
 
 class Pairs(DDPStrategy):

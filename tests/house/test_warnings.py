@@ -36,4 +36,4 @@ def test_a_warning_of_ours_is_an_error_in_every_test() -> None:
     import warnings
 
     with pytest.raises(DeprecationWarning, match="an old name"):
-        warnings.warn_explicit("an old name", DeprecationWarning, "module.py", 1, module="distcore_ddp.ddp")
+        warnings.warn_explicit("an old name", DeprecationWarning, "module.py", 1, module="distcore_ddp.strategy")

@@ -33,7 +33,7 @@ class Counted(Problem):
         with open({log!r}, "a") as file:
             file.write(f"task {{os.getpid()}}\\n")
 """
-DDP = ("distcore_ddp.ddp", "DDPStrategy")
+DDP = ("distcore_ddp.strategy", "DDPStrategy")
 SINGLE = ("distcore.strategies.single", "SingleStrategy")
 
 

@@ -39,7 +39,7 @@ from distcore.testing.subject import Subject
 
 pytestmark = pytest.mark.ranks
 
-ddp: Any = pytest.importorskip("distcore_ddp.ddp")
+ddp: Any = pytest.importorskip("distcore_ddp.strategy")
 DDPStrategy: Any = ddp.DDPStrategy
 
 
@@ -299,7 +299,7 @@ class EvaluatesWithDropout(DDPStrategy):
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         optimizer, wrapped = make_optimizer(model) if make_optimizer else None, StaysInTraining(model)
-        return PreparedModel(model=wrapped, optimizer=optimizer, state=ddp.Replicated(wrapped))
+        return PreparedModel(model=wrapped, optimizer=optimizer, state=ddp.DDPState(wrapped))
 
 
 @mutant("gradient", "parameter-groups")

@@ -15,7 +15,7 @@ from distcore.testing.register import all_cases
 from distcore.testing.runner import measure, measure_each
 from distcore.testing.subject import Subject
 
-DDPStrategy: Any = pytest.importorskip("distcore_ddp.ddp").DDPStrategy
+DDPStrategy: Any = pytest.importorskip("distcore_ddp.strategy").DDPStrategy
 pytestmark = pytest.mark.ranks
 
 

@@ -15,15 +15,15 @@ from distcore.testing.problem import Problem
 
 def gradient(out: Path, **changes: Any) -> dict[str, Any]:
     """Return the weights after one step of SGD at a rate so large that they are all but the gradient."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "device": "cpu",
         "max_steps": 1,
         "global_batch_size": 8,
         "lr": 100.0,
         "optimizer": {"name": "sgd"},
     }
-    given |= {"schedule": {"name": "constant"}, "clip": {"norm": None}, "extensions": {"progress": False}}
-    train(RunConfig.model_validate(given | {"out": str(out)} | changes), Problem(rows=16))
+    settings |= {"schedule": {"name": "constant"}, "clip": {"norm": None}, "extensions": {"progress": False}}
+    train(RunConfig.model_validate(settings | {"out": str(out)} | changes), Problem(rows=16))
     saved = Checkpoint(out / "checkpoints/step-00000001")
     return {name: saved[name] for name in saved if name.startswith("model/")}
 
@@ -36,10 +36,11 @@ def each(out: Path) -> dict[str, dict[str, Any]]:
 @pytest.mark.ranks
 def test_only_what_is_allowed_rounds_gradients(tmp_path: Path) -> None:
     alone = gradient(tmp_path / "single", strategy="single")
-    found = launch(each, tmp_path, nproc=2)[0]
-    apart = {
-        kind: max(difference(weights[name], alone[name]).relative for name in alone) for kind, weights in found.items()
+    trained = launch(each, tmp_path, nproc=2)[0]
+    errors = {
+        kind: max(difference(weights[name], alone[name]).relative for name in alone)
+        for kind, weights in trained.items()
     }
-    assert apart["default"] < 1e-6
-    assert 1e-4 < apart["bf16"] < 2e-2
-    assert 1e-5 < apart["fp16"] < 2e-3
+    assert errors["default"] < 1e-6
+    assert 1e-4 < errors["bf16"] < 2e-2
+    assert 1e-5 < errors["fp16"] < 2e-3

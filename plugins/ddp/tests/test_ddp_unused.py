@@ -16,8 +16,8 @@ ASKS = "; freeze it, or --set strategy_options.find_unused=true"
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
-    given = {"out": str(out), "max_steps": 1, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "strategy": "ddp"}
-    return RunConfig.model_validate(given | {"extensions": {"progress": False}} | changes)
+    settings = {"out": str(out), "max_steps": 1, "global_batch_size": 8, "lr": 0.01, "device": "cpu", "strategy": "ddp"}
+    return RunConfig.model_validate(settings | {"extensions": {"progress": False}} | changes)
 
 
 @pytest.mark.ranks

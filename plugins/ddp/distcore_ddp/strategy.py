@@ -33,17 +33,17 @@ from distcore_ddp.compression import compression_hook
 
 _NO_CONTEXT = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
-"""What to do about a parameter that gets no gradient."""
+"""Advice for a parameter that gets no gradient."""
 
 
 @dataclass
-class Replicated:
-    """The state of a run."""
+class DDPState:
+    """The strategy's state during a run."""
 
     wrapped: DistributedDataParallel
     """The model in DDP."""
     has_run: bool = False
-    """Whether it has run: torch records a static graph in its very first, synchronising backward."""
+    """True after the first forward pass. torch records a static graph in the first backward, which synchronizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,15 @@ class DDPStrategy:
     bucket_mb: int = 25
     """Gradient bucket size in MiB; larger buckets overlap less and launch fewer collectives."""
     static_graph: bool = False
-    """Promise that the same parameters get gradients in every step, in the same order: DDP then plans ahead."""
+    """Promise that the same parameters get gradients in every step, in the same order, so that DDP can plan ahead."""
     find_unused: bool = False
-    """Allow parameters that get no gradient in some steps; costs a walk over the graph in every step."""
+    """Allow parameters that get no gradient in some steps. DDP then walks over the graph in every step."""
     compression: Literal["none", "fp16", "bf16"] = "none"
     """Send gradients in half precision: half the traffic, but gradients are rounded, so law 2 holds only roughly."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """A step all-reduces gradients and broadcasts buffers with state; ``find_unused`` all-reduces what was used."""
+        """A step all-reduces gradients and broadcasts buffers; ``find_unused`` also all-reduces what was used."""
         return Capabilities(
             spec_version=3,
             other_optimizers="all",
@@ -88,13 +88,13 @@ class DDPStrategy:
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the whole of the model, and its gradients as what each step all-reduces."""
-        held = footprint.whole(skeleton, make_optimizer)
-        on_wire = held.gradients // (1 if self.compression == "none" else 2)
-        return replace(held, sent=footprint.shared(on_wire, ranks, times=2))
+        """Return the memory of the whole model. Each step all-reduces its gradients."""
+        memory = footprint.whole(skeleton, make_optimizer)
+        on_wire = memory.gradients // (1 if self.compression == "none" else 2)
+        return replace(memory, sent=footprint.shared(on_wire, ranks, times=2))
 
     def traced(self) -> object:
-        """Return what stands for DDP: its reducer cannot run without values."""
+        """Return a stand-in that emulates DDP's buckets: DDP's reducer cannot run on fake tensors."""
         return TracedBuckets(self.bucket_mb)
 
     @hookimpl
@@ -104,7 +104,7 @@ class DDPStrategy:
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Wrap the model in DDP; for an evaluation, only move it to the device."""
+        """Wrap the model in DDP. For an evaluation, only move it to the device."""
         model = model.to(run.world.device)
         if make_optimizer is None:  # an evaluation needs no gradients, and under DDP every rank would need rows
             return PreparedModel(model=model, optimizer=None)
@@ -119,23 +119,23 @@ class DDPStrategy:
         wrapped.broadcast_buffers = has_state_in_buffers(model)  # set here, because torch has renamed the argument
         if self.compression != "none":
             wrapped.register_comm_hook(None, compression_hook(self.compression))
-        # A static graph must not see a dummy backward, and with find_unused torch does not regroup its buckets.
+        # A static graph would record the dummy backward, and with find_unused torch does not regroup its buckets.
         if not (self.static_graph or self.find_unused):
             rebuild_gradient_buckets(wrapped, model)
-        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=Replicated(wrapped))
+        return PreparedModel(model=wrapped, optimizer=make_optimizer(model), state=DDPState(wrapped))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Send gradients after the last micro-batch only; a static graph also after the very first of all."""
-        replicated: Replicated = run.strategy_state
-        if last or (self.static_graph and not replicated.has_run):
-            replicated.has_run = True
+        """Send gradients after the last micro-batch only. A static graph also needs it after the run's first one."""
+        state: DDPState = run.strategy_state
+        if last or (self.static_graph and not state.has_run):
+            state.has_run = True
             return _NO_CONTEXT
-        return replicated.wrapped.no_sync()
+        return state.wrapped.no_sync()
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step. Raises StrategyError, one line, for a parameter without a gradient that no option allows."""
+        """Clip and step. Raises StrategyError, one line, for an unused parameter unless an option allows it."""
         if not (self.static_graph or self.find_unused):
             check_gradients_averaged(run.model, run.module, REMEDY)
         return defaults.step(run, clip)

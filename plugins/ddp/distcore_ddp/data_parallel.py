@@ -22,9 +22,9 @@ from distcore import (
 
 
 class DataParallelStrategy:
-    """Run one process, which copies the model to every GPU for each forward pass. On a CPU, train as one process."""
+    """Run one process that copies the model to every GPU in each forward pass. On a CPU, train as one process."""
 
-    tunes: ClassVar = ()  # where it could be of use, one process per device is faster
+    tunes: ClassVar = ()  # one process per device is always faster
 
     capabilities: ClassVar = Capabilities(
         spec_version=3,
@@ -40,11 +40,11 @@ class DataParallelStrategy:
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the whole of the model, as its first device has it."""
+        """Return the memory of the whole model, which the first device holds."""
         return footprint.whole(skeleton, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: a step of one device with all of the batch, of which the first of several has a part."""
+        """Return itself: a trace runs the whole batch on one device. With several, the first gets only its part."""
         return self
 
     @hookimpl
@@ -54,7 +54,7 @@ class DataParallelStrategy:
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Wrap the model in DataParallel over all GPUs; on a CPU, leave it as it is."""
+        """Wrap the model in DataParallel over all GPUs. On a CPU, leave the model unwrapped."""
         model = model.to(run.world.device)
         optimizer = make_optimizer(model) if make_optimizer else None
         wrapped = model if run.world.device.type == "cpu" else nn.DataParallel(model)
