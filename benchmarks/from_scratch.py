@@ -112,7 +112,7 @@ def rank(nproc: int, layout: str, layers: int, hidden: int) -> tuple[int, float]
 def strategy_of(layout: str, nproc: int) -> Any:
     """Return the strategy that a layout is measured with; only that is imported."""
     if layout == "fsdp":
-        from distcore_fsdp.fsdp import FSDPStrategy
+        from distcore_fsdp.strategy import FSDPStrategy
 
         return FSDPStrategy()
     if layout == "deepspeed":

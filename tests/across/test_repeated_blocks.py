@@ -84,9 +84,9 @@ def test_the_definition(make: Callable[[], nn.Module]) -> None:
 
 @models
 def test_units_that_are_sharded(make: Callable[[], nn.Module]) -> None:
-    units = pytest.importorskip("distcore_fsdp.blocks")
+    units = pytest.importorskip("distcore_fsdp.units")
     model = make()
-    assert sorted(repeated(model, list(units.blocks(model, "auto")))) == sorted(BLOCKS[make])
+    assert sorted(repeated(model, list(units.find_units(model, "auto")))) == sorted(BLOCKS[make])
 
 
 @models

@@ -1,4 +1,4 @@
-"""Fully sharded training for distcore; the strategy is ``distcore_fsdp.fsdp.FSDPStrategy``.
+"""Fully sharded training for distcore; the strategy is ``distcore_fsdp.strategy.FSDPStrategy``.
 
 The modules in ``__all__`` are public, for other plugins that shard: they are imported when they are first used.
 """
@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distcore_fsdp import blocks as blocks
-    from distcore_fsdp import planned as planned
+    from distcore_fsdp import memory as memory
+    from distcore_fsdp import units as units
 
 __version__ = "0.1.0"
-__all__ = ["blocks", "planned"]
+__all__ = ["memory", "units"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Load a model shard by shard from safetensors files, so that no rank ever holds the whole model.
 
-The model starts on the meta device, without storage. The result equals an ordinary load bit for bit. Where that cannot
-be promised, ``find_weights`` raises NotSliceable with the reason, and every rank builds the whole model instead.
+The model starts on the meta device, without storage. The result equals an ordinary load bit for bit. If that cannot be
+promised, ``find_weights`` raises NotSliceable with the reason, and every rank builds the whole model instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from distcore import ModelSource, SkeletonError, Values, dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-"""Names of today to those in old files."""
+"""Map each current name to its name in old files."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64}
-"""The dtypes of the safetensors format that weights and buffers have."""
+"""The dtypes that weights and buffers can have, by their names in the safetensors format."""
 
 
 class NotSliceable(SkeletonError):
@@ -34,36 +34,36 @@ class NotSliceable(SkeletonError):
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Where the values of a model's tensors come from, by the tensors' names in the model."""
+    """The sources of a model's tensors, by the tensors' names in the model."""
 
     files: dict[str, tuple[Path, str]]
     """The file, and the tensor's name in it."""
-    initialised: dict[str, Tensor] = field(default_factory=dict)
+    initialized: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no file holds, such as a new head or a buffer that is not saved; whole, on the CPU."""
 
     def read(self, name: str, start: int, count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the elements ``start`` to ``start + count`` of a flattened tensor; both must be multiples of a row.
+        """Return the elements ``start`` to ``start + count`` of a flattened tensor.
 
-        ``shape``: that of the whole tensor, of which a row is an element of the first dimension.
+        ``shape`` is the shape of the whole tensor. ``start`` and ``count`` must be multiples of its row size.
         """
-        if name in self.initialised:
-            return self.initialised[name].reshape(-1)[start : start + count]
+        if name in self.initialized:
+            return self.initialized[name].reshape(-1)[start : start + count]
         path, key = self.files[name]
         row = prod(shape[1:])
-        with safe_open(path, "pt") as file:  # closed at once: mapped pages count as memory of this process
+        with safe_open(path, "pt") as file:  # closed at once, because mapped pages count as this process's memory
             rows: Tensor = file.get_slice(key)[start // row : (start + count) // row] if shape else file.get_tensor(key)
         return rows
 
 
-def has_slices(folder: Path) -> bool:
-    """True if the weights in ``folder`` are in safetensors files."""
+def has_safetensors(folder: Path) -> bool:
+    """Return True if the weights in ``folder`` are in safetensors files."""
     return any((folder / name).is_file() for name in (FILE, INDEX))
 
 
-def sliced(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Weights]:
-    """Return the source's model on the meta device, and where its tensors come from; raises SkeletonError.
+def build_without_storage(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Weights]:
+    """Build the source's model on the meta device; return it with the sources of its tensors. Raises SkeletonError.
 
-    ``folder``: where the base has its files.
+    ``folder`` holds the files of the base model.
     """
     skeleton = (source.base or source).skeleton()
     weights = find_weights(skeleton, folder, seed)
@@ -73,38 +73,38 @@ def sliced(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Wei
 
 
 def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
-    """Return where each tensor of ``skeleton``, a model on the meta device, comes from; raises NotSliceable.
+    """Return the source of each tensor of ``skeleton``, a model on the meta device. Raises NotSliceable.
 
-    A head that is missing from the files, or has another shape there, is initialised as transformers would do it, with
-    the same random numbers from ``seed``. Converts the skeleton to fp32.
+    Initializes a head that is missing from the files, or has another shape there, as transformers does, with the same
+    random numbers from ``seed``. Converts the skeleton to fp32.
     """
     index = _index(folder)
-    found, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
-    missing = [name for name in aliases if name not in found]
-    _check_unread(skeleton, missing, set(index) - {key for _, key in found.values()}, index)
+    files, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
+    missing = [name for name in aliases if name not in files]
+    _check_unread(skeleton, missing, set(index) - {key for _, key in files.values()}, index)
     unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
-    initialised = _initialise(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    initialized = _initialize(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
     skeleton.float()
-    return Weights(files=found, initialised=initialised)
+    return Weights(files=files, initialized=initialized)
 
 
 def with_adapter(weights: Weights, model: nn.Module, names: Mapping[str, str]) -> Weights:
-    """Return where the tensors of ``model`` come from now that an adapter was put into what ``weights`` is of.
+    """Return the sources of ``model``'s tensors after an adapter was injected into the base that ``weights`` describes.
 
-    ``names``: the name of each parameter of the base, to its name before. The adapter's own have their values.
+    ``names`` maps the name of each base parameter to its name before. The adapter's own parameters hold their values.
     """
     own = {name: value.detach().clone() for name, value in model.named_parameters() if name not in names}
-    initialised = {name: weights.initialised[old] for name, old in names.items() if old in weights.initialised}
-    buffers = {name: weights.initialised[name] for name, _ in model.named_buffers() if name in weights.initialised}
+    initialized = {name: weights.initialized[old] for name, old in names.items() if old in weights.initialized}
+    buffers = {name: weights.initialized[name] for name, _ in model.named_buffers() if name in weights.initialized}
     files = {name: weights.files[old] for name, old in names.items() if old in weights.files}
     files |= {name: weights.files[name] for name, _ in model.named_buffers() if name in weights.files}
-    return Weights(files=files, initialised=own | initialised | buffers)
+    return Weights(files=files, initialized=own | initialized | buffers)
 
 
-def materialise(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:
+def materialize(model: nn.Module, weights: Weights, device: torch.device, offload: bool) -> None:
     """Allocate the sharded ``model`` and load its values.
 
-    Buffers are on ``device``; parameters are there too or, with ``offload``, on the CPU.
+    Buffers go to ``device``. So do parameters or, with ``offload``, they go to the CPU.
     """
     _allocate(model, device, offload)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -113,7 +113,7 @@ def materialise(model: nn.Module, weights: Weights, device: torch.device, offloa
 
 
 def replay(model: nn.Module, values: Values, device: torch.device, offload: bool) -> None:
-    """Allocate the sharded ``model`` as ``materialise`` does; buffers have values, parameters get ``values``."""
+    """Allocate the sharded ``model`` as ``materialize`` does, and fill its parameters with ``values``."""
     _allocate(model, device, offload)
     dtensors.replay(model, values)
 
@@ -136,7 +136,7 @@ def _index(folder: Path) -> dict[str, Path]:
 
 
 def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Yield each tensor of the model that the files hold in its shape, with its file and the name there."""
+    """Yield the name, the file and the name in the file of each tensor that the files hold in the model's shape."""
     prefix = _prefix(skeleton)
     state = skeleton.state_dict()
     for name, aliases in _aliases(skeleton).items():
@@ -147,11 +147,11 @@ def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, t
 
 
 def _fits(name: str, tensor: Tensor, path: Path, key: str) -> bool:
-    """True if the file's tensor has the model's shape. Raises NotSliceable for another dtype: a load would round it."""
+    """Return True if the file's tensor has the model's shape. Raises NotSliceable for another dtype."""
     with safe_open(path, "pt") as file:
         stored = file.get_slice(key)
         shape, dtype = tuple(stored.get_shape()), DTYPES.get(stored.get_dtype())
-    if dtype is not tensor.dtype:
+    if dtype is not tensor.dtype:  # an ordinary load would round it
         raise NotSliceable(f"{name} is {tensor.dtype} in the model and {stored.get_dtype()} in the file")
     return shape == tuple(tensor.shape)
 
@@ -174,10 +174,10 @@ def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
 
 
 def _check_unread(skeleton: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]) -> None:
-    """Raise NotSliceable for a key of the files that nothing reads, unless it is of an old head.
+    """Raise NotSliceable for a key of the files that nothing reads, unless it belongs to an old head.
 
-    It may be a weight that the model lacks under another name. Or the model was changed after it was built, say to
-    every second layer, and its names mean other weights than the files' do.
+    The key may be another name of a weight that the model lacks. Or the model was changed after it was built, for
+    example to every second layer, and its names no longer mean the weights of the files.
     """
     prefix, buffers = _prefix(skeleton), _no_longer_saved(skeleton)
     base, unread = _in_base(prefix, skeleton.state_dict()), unread & _in_base(prefix, index)
@@ -185,15 +185,15 @@ def _check_unread(skeleton: nn.Module, missing: list[str], unread: set[str], ind
     if lacking and unread:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
     parts = {_first(prefix, name) for name in base}
-    for key in sorted(unread):  # a part that the base model has not, such as a pooler, belonged to the old head
+    for key in sorted(unread):  # a part that the base model lacks, such as a pooler, belonged to the old head
         if _first(prefix, key) in parts and not buffers.search(key):
             raise NotSliceable(f"{key} of the files is not in the model under that name and shape")
 
 
 def _in_base(prefix: str, names: Iterable[str]) -> set[str]:
-    """Return the names that belong to the base model, not to a head: those under ``prefix``; all if none has it.
+    """Return the names of the base model, without those of a head: the names under ``prefix``, or all if none has it.
 
-    None has it in a base model by itself, and in a wrapper that answers for the model inside, as PEFT's does.
+    None has it in a base model without a head, or in a wrapper such as PEFT's, whose attributes are the inner model's.
     """
     return {name for name in names if name.startswith(prefix)} or set(names)
 
@@ -203,18 +203,18 @@ def _first(prefix: str, name: str) -> str:
 
 
 def _no_longer_saved(skeleton: nn.Module) -> re.Pattern[str]:
-    """Return a pattern of the buffers in old files that transformers leaves unread."""
+    """Return a pattern for the buffers in old files that transformers does not read."""
     of_model: Iterable[str] = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or ()
     return re.compile("|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]))
 
 
-def _initialise(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
-    """Initialise the tensors ``names``, in the order and with the random numbers of transformers' own loading."""
+def _initialize(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
+    """Initialize the tensors ``names``, in the order and with the random numbers of transformers' own loading."""
     model: Any = skeleton
     if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
-        raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialise it by itself")
+        raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialize it by itself")
     for tensor in skeleton.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True  # transformers then leaves it alone
+        tensor._is_hf_initialized = True  # so that transformers does not initialize it
     for name in names:
         for alias in aliases.get(name, [name]):
             _set(skeleton, alias, name)
@@ -224,7 +224,7 @@ def _initialise(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[
 
 
 def _set(skeleton: nn.Module, alias: str, name: str) -> None:
-    """Replace the tensor ``alias`` by an empty one on the CPU; all names of a tied tensor get the same one."""
+    """Replace the tensor ``alias`` by an empty one on the CPU. All names of a tied tensor get the same one."""
     old, new = _get(skeleton, alias), _get(skeleton, name)
     path, _, attribute = alias.rpartition(".")
     if new.is_meta:

@@ -10,7 +10,7 @@ from distcore.testing.problem import Problem
 from distcore.testing.register import all_cases
 from distcore.testing.runner import measure
 from distcore.testing.subject import Subject
-from distcore_fsdp.fsdp import FSDPStrategy
+from distcore_fsdp.strategy import FSDPStrategy
 
 OPTIONS = {
     "hybrid": {"sharding": "hybrid", "shard_size": 2},
@@ -36,8 +36,8 @@ def findings(plain: bool) -> dict[str, dict[str, Finding]]:
     options = PLAIN if plain else OPTIONS
     cases = tuple(case for name, case in all_cases().items() if name in CASES)
     configs = [RunConfig(strategy="fsdp", strategy_options=some, nproc=RANKS) for some in options.values()]
-    found = measure([Subject(config=config, cases=cases) for config in configs])
-    return {label: {f.case: f for f in of_one} for label, of_one in zip(options, found, strict=True)}
+    findings = measure([Subject(config=config, cases=cases) for config in configs])
+    return {label: {f.case: f for f in of_one} for label, of_one in zip(options, findings, strict=True)}
 
 
 @pytest.mark.ranks

@@ -13,7 +13,7 @@ from distcore import Clip, ModelSource, RankInfo, Run, RunConfig, defaults, laun
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
-from distcore_fsdp.fsdp import FSDPStrategy
+from distcore_fsdp.strategy import FSDPStrategy
 
 pytestmark = pytest.mark.ranks
 
@@ -101,13 +101,13 @@ def fp16_apart(folder):
         for job in (mine, alone):  # where neither overflows: a rank's share of the loss is scaled by the ranks
             assert job.run.scaler is not None
             job.run.scaler.load_state_dict(job.run.scaler.state_dict() | {"scale": 1024.0})
-        found, expected = mine.train(10), alone.train(10)
+        trained, expected = mine.train(10), alone.train(10)
     scales = {job.run.scaler.get_scale() for job in (mine, alone) if job.run.scaler is not None}
-    return largest(found.losses, expected.losses), largest(found.norms, expected.norms), len(scales) == 1
+    return largest(trained.losses, expected.losses), largest(trained.norms, expected.norms), len(scales) == 1
 
 
-def largest(found, expected):
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+def largest(values, expected):
+    return max(abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True))
 
 
 def test_fp16_trains_as_one_process_does(tmp_path):
@@ -127,5 +127,5 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all():
 
 @pytest.mark.parametrize(("sharding", "gathers"), [("full", 4 * 3 * 2), ("grad", 3)])
 def test_gradients_travel_once_a_step_and_kept_parameters_too(sharding, gathers):
-    for found in launch(collectives, sharding, 4, nproc=2):
-        assert found == {"_allgather_base_": gathers, "_reduce_scatter_base_": 3}
+    for counts in launch(collectives, sharding, 4, nproc=2):
+        assert counts == {"_allgather_base_": gathers, "_reduce_scatter_base_": 3}

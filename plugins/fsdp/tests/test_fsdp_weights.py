@@ -30,7 +30,7 @@ from distcore import ModelSource, RankInfo, Run, RunConfig, World, defaults, lau
 from distcore.model.lora import adapt
 from distcore.testing.from_scratch import from_scratch
 from distcore.testing.problem import Classifier, Problem
-from distcore_fsdp.fsdp import FSDPStrategy
+from distcore_fsdp.strategy import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights
 
 SEED = 3
@@ -93,19 +93,19 @@ def differences(folder, cases):
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy, config = FSDPStrategy(), RunConfig(seed=SEED, device="cpu")
     world = strategy.setup(config, rank_info)
-    found: dict[Any, Any] = {}
+    differing_names: dict[Any, Any] = {}
     for name, (_, auto, labels) in cases.items():
         origin = source(folder / name, auto, labels)
         for kind, one in {"whole": origin, "adapter": with_lora(origin)}.items():
             model, whole = sharded(strategy, config, world, one)
-            found[name, kind] = whole, differing(model, one.build())
+            differing_names[name, kind] = whole, differing(model, one.build())
     for name, make in FROM_SCRATCH.items():
         origin = from_scratch(make, SEED)
         model, whole = sharded(strategy, config, world, origin)
-        found[name] = whole, differing(model, origin.build())
+        differing_names[name] = whole, differing(model, origin.build())
     defaults.teardown(world)
-    found["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
-    return found
+    differing_names["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
+    return differing_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ FROM_SCRATCH = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def differences_and_loss(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (make, _, _) in CASES.items():
         torch.manual_seed(0)
@@ -194,21 +194,21 @@ def found(tmp_path_factory):
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("name", CASES)
-def test_shards_read_from_files_equal_a_whole_load(name, kind, found):
-    ranks, _ = found
+def test_shards_read_from_files_equal_a_whole_load(name, kind, differences_and_loss):
+    ranks, _ = differences_and_loss
     assert [rank[name, kind] for rank in ranks] == [(False, []), (False, [])]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FROM_SCRATCH)
-def test_shards_of_random_weights_equal_a_whole_build_that_no_rank_made(name, found):
-    ranks, _ = found
+def test_shards_of_random_weights_equal_a_whole_build_that_no_rank_made(name, differences_and_loss):
+    ranks, _ = differences_and_loss
     assert [rank[name] for rank in ranks] == [(False, []), (False, [])]
 
 
 @pytest.mark.ranks
-def test_a_model_that_cannot_be_built_without_storage_is_built_whole(found):
-    ranks, alone = found
+def test_a_model_that_cannot_be_built_without_storage_is_built_whole(differences_and_loss):
+    ranks, alone = differences_and_loss
     assert [rank["no skeleton"] for rank in ranks] == pytest.approx([alone, alone], rel=1e-5)
 
 

@@ -37,7 +37,7 @@ from distcore import (
     repeated_classes,
     return_large_blocks,
 )
-from distcore_fsdp import blocks
+from distcore_fsdp import units as fsdp_units
 from distcore_mesh.clipping import clip_gradients
 from distcore_mesh.cuts import cut_into_stages, of_stage
 from distcore_mesh.group import Group
@@ -146,7 +146,7 @@ class MeshStrategy(MeshOptions):
             spread = split_sequences(model, sequences, self.tp)
         if values is None:
             model = model.to(run.world.device)
-        units = blocks.blocks(model, kinds)
+        units = fsdp_units.find_units(model, kinds)
         if run.world.shards > 1:
             self._shard(
                 run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
@@ -155,7 +155,7 @@ class MeshStrategy(MeshOptions):
             dtensors.allocate(model, run.world.device)
             layout.replay(model, values)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            blocks.recompute(units.values())
+            fsdp_units.checkpoint_activations(units.values())
         if stages is not None:
             run_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None
@@ -202,7 +202,7 @@ class MeshStrategy(MeshOptions):
         return mine.layout.load(run, state)
 
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
-        log.info("mesh: %s", blocks.describe(model, units))
+        log.info("mesh: %s", fsdp_units.describe_units(model, units))
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype_of(run.config, self.param_dtype),
             reduce_dtype=self.dtype_of(run.config, self.reduce_dtype),

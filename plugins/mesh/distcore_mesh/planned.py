@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distcore import Memory, OptimizerFactory, RunConfig, footprint, repeated_classes
-from distcore_fsdp import blocks, planned
+from distcore_fsdp import memory, units
 from distcore_mesh.cuts import cut_into_stages, of_stage
 from distcore_mesh.layers import splits_of
 from distcore_mesh.options import MeshOptions
@@ -26,7 +26,7 @@ def planned_memory(
     """Return what the rank that holds most of ``ranks`` ranks has; how much it sends between layers is not known."""
     pp, replicas, shards, _, tp = options.sizes(ranks)
     whole = _split(options, skeleton, tp)
-    how = planned.Sharded(
+    how = memory.ShardingSettings(
         shards=shards,
         replicas=replicas,
         frees=True,
@@ -42,8 +42,8 @@ def planned_memory(
         return of_stage(make_optimizer(model), dict(model.named_parameters()), part)
 
     parts = _stages(options, config, whole, pp)
-    held = [planned.planned(part, blocks.blocks(part, names), stepped, how) for part in parts]
-    most = max(held, key=lambda memory: memory.states + memory.buffers)
+    held = [memory.sharded_memory(part, units.find_units(part, names), stepped, how) for part in parts]
+    most = max(held, key=lambda rank: rank.states + rank.buffers)
     buffers = most.buffers if shards * replicas > 1 else 0  # else nothing is gathered
     return replace(most, buffers=buffers, sent=None, sent_each=0)
 

@@ -1,4 +1,4 @@
-"""Choose the modules of a model that are sharded as units: each is gathered before its forward and freed after it."""
+"""Choose FSDP units: modules whose parameters are gathered before their forward pass and freed after it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch.utils.checkpoint import checkpoint
 from distcore import StrategyError, repeated_classes
 
 Wrap = int | str | tuple[str, ...]
-"""``auto``, a class name, several, or the least number of parameters of a unit."""
+"""``auto``, a class name, several class names, or the smallest number of parameters of a unit."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""Modules without a forward: as units, their parameters would never be gathered."""
+"""Modules without a forward pass. As units, their parameters would never be gathered."""
 
 
-def blocks(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
+def find_units(model: nn.Module, wrap: Wrap) -> dict[str, nn.Module]:
     """Return the modules inside ``model`` to shard as units, by name, children before parents.
 
-    A module that shares a parameter with another part of the model is left to the root, since a unit must own its
-    parameters. Raises StrategyError for a class that the model does not have.
+    A unit must own its parameters. A module that shares one with another part of the model is therefore left to the
+    root. Raises StrategyError for a class that the model does not have.
     """
     if isinstance(wrap, int):
         chosen = set(_by_size(model, wrap))
     else:
         chosen = set(_by_class(model, repeated_classes(model) if wrap == "auto" else _names(model, wrap)))
-    found = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
+    units = {name: module for name, module in model.named_modules() if module in chosen and module is not model}
     # fully_shard() must see children before their parents.
-    return {name: found[name] for name in reversed(found) if not _shares(model, found[name])}
+    return {name: units[name] for name in reversed(units) if not _shares_parameters(model, units[name])}
 
 
-def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
-    """Return one line for the log: what is sharded as units, and how many parameters are left to the root."""
+def describe_units(model: nn.Module, units: dict[str, nn.Module]) -> str:
+    """Return one line for the log: the classes of the units, and the number of parameters left to the root."""
     kinds = Counter(type(module).__name__ for module in units.values())
     inside = {id(p) for module in units.values() for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
@@ -43,11 +43,12 @@ def describe(model: nn.Module, units: dict[str, nn.Module]) -> str:
     return f"sharded as units: {listed}; with the root: {rest:,} parameters"
 
 
-def recompute(units: Iterable[nn.Module]) -> None:
-    """Checkpoint activations by replacing ``forward``, not by wrapping modules: parameter names do not change.
+def checkpoint_activations(units: Iterable[nn.Module]) -> None:
+    """Recompute the activations of each unit in the backward pass.
 
-    Decoders of transformers keep keys and values for generation unless they are told not to. Computing a block again
-    would add them a second time, so a block does not get the cache where it has a gradient.
+    Replaces ``forward`` instead of wrapping modules, so that parameter names do not change. A decoder of transformers
+    caches keys and values by default. The second forward pass would append them again, so a unit gets no cache in
+    training.
     """
     for unit in units:
         unit.forward = partial(_checkpointed, unit.forward)
@@ -78,7 +79,7 @@ def _by_class(model: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Return every module with at least ``least`` parameters, not counting those of units inside it."""
+    """Return every module with at least ``least`` parameters, without those of the units inside it."""
     chosen: list[nn.Module] = []
 
     def parameters_left(module: nn.Module) -> int:
@@ -93,8 +94,8 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
     return chosen
 
 
-def _shares(model: nn.Module, unit: nn.Module) -> bool:
-    """True if a module outside ``unit`` has one of its parameters too."""
+def _shares_parameters(model: nn.Module, unit: nn.Module) -> bool:
+    """Return True if a module outside ``unit`` has one of its parameters, too."""
     inside = set(unit.modules())
     own = {id(p) for p in unit.parameters()}
     outside = (module for module in model.modules() if module not in inside)

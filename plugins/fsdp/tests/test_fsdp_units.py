@@ -16,7 +16,7 @@ from transformers import (
 from transformers import DistilBertForSequenceClassification as DistilBert
 
 from distcore import StrategyError
-from distcore_fsdp.blocks import blocks, describe, recompute
+from distcore_fsdp.units import checkpoint_activations, describe_units, find_units
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300,
@@ -47,48 +47,48 @@ def kinds(units):
 
 
 def test_a_transformers_model_says_itself_what_must_not_be_split(bert):
-    assert list(blocks(bert, "auto")) == ["bert.encoder.layer.1", "bert.encoder.layer.0", "bert.embeddings"]
+    assert list(find_units(bert, "auto")) == ["bert.encoder.layer.1", "bert.encoder.layer.0", "bert.embeddings"]
 
 
 def test_without_that_the_largest_repeated_block_is_the_unit():
-    assert list(blocks(Deep(), "auto")) == ["blocks.1", "blocks.0"]
+    assert list(find_units(Deep(), "auto")) == ["blocks.1", "blocks.0"]
 
 
 def test_large_embeddings_are_not_taken_for_blocks():
     model = DistilBert(DistilBertConfig(vocab_size=999, dim=16, n_heads=2, n_layers=3, hidden_dim=16))
-    assert kinds(blocks(model, "auto")) == ["TransformerBlock"] * 3
+    assert kinds(find_units(model, "auto")) == ["TransformerBlock"] * 3
 
 
 def test_a_model_in_which_nothing_repeats_has_no_units():
-    assert blocks(nn.Sequential(nn.Linear(2, 2)), "auto") == {}
+    assert find_units(nn.Sequential(nn.Linear(2, 2)), "auto") == {}
 
 
 def test_units_can_be_named_by_class(bert):
-    assert set(kinds(blocks(bert, ("BertLayer", "BertPooler")))) == {"BertLayer", "BertPooler"}
-    assert kinds(blocks(bert, "BertPooler")) == ["BertPooler"]
+    assert set(kinds(find_units(bert, ("BertLayer", "BertPooler")))) == {"BertLayer", "BertPooler"}
+    assert kinds(find_units(bert, "BertPooler")) == ["BertPooler"]
 
 
 def test_an_unknown_class_is_refused_with_those_of_the_model():
     with pytest.raises(StrategyError, match=r"wrap = 'Block': no module of the model has that class \(Deep, Embedding"):
-        blocks(Deep(), "Block")
+        find_units(Deep(), "Block")
 
 
 def test_units_can_be_chosen_by_size_and_containers_never_are():
-    assert list(blocks(Deep(), 144)) == ["heads.1", "heads.0", "blocks.1", "blocks.0", "embedding"]
-    assert list(blocks(Deep(), 3000)) == ["heads.1", "heads.0", "embedding"]
+    assert list(find_units(Deep(), 144)) == ["heads.1", "heads.0", "blocks.1", "blocks.0", "embedding"]
+    assert list(find_units(Deep(), 3000)) == ["heads.1", "heads.0", "embedding"]
 
 
 def test_a_weight_that_is_tied_to_another_module_stays_with_the_root():
     model = BertForMaskedLM(BertConfig(**SMALL))
-    assert kinds(blocks(model, "auto")) == ["BertLayer", "BertLayer"]
+    assert kinds(find_units(model, "auto")) == ["BertLayer", "BertLayer"]
 
 
 def test_the_log_says_what_is_a_unit_and_what_is_left():
     model = Deep()
-    assert describe(model, blocks(model, "auto")) == (
+    assert describe_units(model, find_units(model, "auto")) == (
         "sharded as units: 2 Sequential; with the root: 10,400 parameters"
     )
-    assert describe(model, {}) == "sharded as units: no module by itself; with the root: 10,688 parameters"
+    assert describe_units(model, {}) == "sharded as units: no module by itself; with the root: 10,688 parameters"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -101,12 +101,12 @@ def test_recomputed_blocks_of_a_decoder_that_keeps_a_cache_give_the_same_gradien
     for recomputed in (False, True):
         torch.manual_seed(0)
         model = made[kind]().eval()
-        units = blocks(model, "auto")
+        units = find_units(model, "auto")
         if recomputed:
-            recompute(units.values())
-        found = model(input_ids=tokens, labels=tokens)
-        assert found.past_key_values is not None
-        found.loss.backward()
+            checkpoint_activations(units.values())
+        output = model(input_ids=tokens, labels=tokens)
+        assert output.past_key_values is not None
+        output.loss.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert torch.equal(*gradients)
     with torch.no_grad():

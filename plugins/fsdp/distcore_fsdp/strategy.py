@@ -41,13 +41,13 @@ from distcore import (
     join_process_group,
     return_large_blocks,
 )
-from distcore_fsdp.blocks import Wrap, blocks, describe, recompute
-from distcore_fsdp.planned import Sharded, planned
-from distcore_fsdp.weights import Weights, has_slices, materialise, replay, sliced
+from distcore_fsdp.memory import ShardingSettings, sharded_memory
+from distcore_fsdp.units import Wrap, checkpoint_activations, describe_units, find_units
+from distcore_fsdp.weights import Weights, build_without_storage, has_safetensors, materialize, replay
 
 log = logging.getLogger("distcore")
 FSDP1_NAMES = {"full_shard": "full", "shard_grad_op": "grad", "hybrid_shard": "hybrid", "no_shard": "none"}
-"""Names of FSDP1's sharding strategies to ours."""
+"""Map FSDP1's names of sharding strategies to ours."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NO_CONTEXT = nullcontext()
 
@@ -75,16 +75,16 @@ class FSDPStrategy:
 
     sharding: Sharding = "full"
     """``full``: parameters are freed after a block's forward and gathered again for its backward (ZeRO-3).
-    ``grad``: they are kept until the end of backward (ZeRO-2). ``hybrid``: ``full`` inside groups of ``shard_size``
-    ranks, replicated over the groups. ``none``: replicated. FSDP1's names are accepted too."""
+    ``grad``: parameters are kept until the end of backward (ZeRO-2). ``hybrid``: ``full`` inside groups of
+    ``shard_size`` ranks, replicated over the groups. ``none``: replicated. FSDP1's names are accepted, too."""
     shard_size: Annotated[int, Field(ge=1)] | None = None
     """Ranks of a ``hybrid`` group, a divisor of the number of ranks; default: the ranks of this machine."""
     wrap: Wrap = "auto"
-    """Which modules are gathered as units. ``auto``: the model's repeated blocks. One class name, or several. A number:
-    every module with at least so many parameters."""
+    """Modules that are gathered as units. ``auto``: the model's repeated blocks. One class name, or several. A number:
+    every module with at least that many parameters."""
     param_dtype: Dtype = "fp32"
     """Dtype in which parameters are gathered; the master copy is always fp32. ``precision``: the dtype of
-    ``--precision``. That halves the traffic, and also rounds embeddings and normalisations, which autocast leaves in
+    ``--precision``. That halves the traffic, and also rounds embeddings and normalizations, which autocast leaves in
     fp32."""
     reduce_dtype: Dtype = "fp32"
     """Dtype in which gradients are averaged over ranks. ``precision``: the dtype of ``--precision``, which halves the
@@ -100,12 +100,12 @@ class FSDPStrategy:
 
     capabilities: ClassVar = Capabilities(
         spec_version=3,
-        optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalises
+        optimizers=frozenset({"adamw", "muon"}),  # Muon gathers the matrices that it orthogonalizes
         other_optimizers="elementwise",
         shards_parameters=True,
         ema=True,
-        compiles=frozenset({"regions"}),  # between blocks it gathers weights
-        forward_cost=3.5,  # as measured on a CPU with bert-mini, two ranks: parameters are gathered in every pass
+        compiles=frozenset({"regions"}),  # hooks between the blocks gather weights
+        forward_cost=3.5,  # measured on a CPU with bert-mini, two ranks: every pass gathers the parameters
         limits=(
             "a model from other files than safetensors, or of random weights that cannot be replayed, is built whole",
             "reduce_dtype=precision rounds gradients",
@@ -126,9 +126,9 @@ class FSDPStrategy:
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return shards, and of buffers the root's parameters and the largest unit's, which are whole at once."""
+        """Return the memory of the shards. Buffers hold the gathered parameters of the root and the largest unit."""
         policy, shards = self._policy(config), self._shard_size(ranks)
-        how = Sharded(
+        settings = ShardingSettings(
             shards=shards,
             replicas=ranks // shards,
             frees=not self._reshard_options(),
@@ -136,16 +136,16 @@ class FSDPStrategy:
             gathered_in=policy.param_dtype or torch.float32,
             reduced_in=policy.reduce_dtype or torch.float32,
         )
-        return planned(skeleton, blocks(skeleton, self.wrap), make_optimizer, how)
+        return sharded_memory(skeleton, find_units(skeleton, self.wrap), make_optimizer, settings)
 
     def traced(self) -> object:
-        """Return itself: torch's collectives are all that it sends."""
+        """Return itself: it communicates by torch's collectives alone, which a trace can follow."""
         return self
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         """Join torch's process group."""
-        # With offload gradients are in main memory, and so are the norms that ranks sum: a CPU backend is needed.
+        # With offload, gradients are in main memory, and so are the norms that ranks sum, which takes a CPU backend.
         world = join_process_group(config, rank_info, main_memory=self.cpu_offload)
         if self.cpu_offload or world.device.type == "cpu":
             return_large_blocks()
@@ -153,30 +153,32 @@ class FSDPStrategy:
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if it can be loaded, or drawn, shard by shard, else a whole one."""
+        """Return the model on the meta device if it can be loaded or drawn shard by shard, else a whole one."""
         folder = (source.base or source).folder
-        in_slices = partial(sliced, source, folder, config.seed) if folder and has_slices(folder) else None
-        return build_in_parts(source, "fsdp", source.replayed or in_slices)
+        from_files = None
+        if folder and has_safetensors(folder):
+            from_files = partial(build_without_storage, source, folder, config.seed)
+        return build_in_parts(source, "fsdp", source.replayed or from_files)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Shard the units, then the root; load the shards if the model has no storage yet."""
+        """Shard the units, then the root. Load the shards if the model has no storage yet."""
         weights: Weights | Values | None = run.strategy_state
-        units = blocks(model, self.wrap)
-        log.info("fsdp: %s", describe(model, units))
+        units = find_units(model, self.wrap)
+        log.info("fsdp: %s", describe_units(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)
         options = self._reshard_options() | {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
         in_order = [fully_shard(module, **options) for module in units.values()][::-1]
         root = fully_shard(model, **options)
-        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
         if isinstance(weights, Weights):
-            materialise(model, weights, run.world.device, self.cpu_offload)
+            materialize(model, weights, run.world.device, self.cpu_offload)
         elif weights is not None:
             replay(model, weights, run.world.device, self.cpu_offload)
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
-            recompute(units.values())
-        _prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
+            checkpoint_activations(units.values())
+        _set_prefetch(in_order, self.forward_prefetch, self.backward_prefetch)
         optimizer = make_optimizer(model) if make_optimizer else None
         return PreparedModel(model=model, optimizer=optimizer, state=root)
 
@@ -186,7 +188,7 @@ class FSDPStrategy:
         if run.accumulation > 1:
             root: FSDPModule = run.strategy_state
             root.set_requires_gradient_sync(last)
-            if self._reshard_options():  # parameters are gathered once per step, not once per micro-batch
+            if self._reshard_options():  # gather parameters once per step, not once per micro-batch
                 root.set_reshard_after_backward(last)
         return _NO_CONTEXT
 
@@ -204,11 +206,11 @@ class FSDPStrategy:
         return 1 if self.sharding == "none" else ranks
 
     def _reshard_options(self) -> dict[str, Any]:
-        """Return options of ``fully_shard``. Its default frees each block after forward, but not the root."""
+        """Return options of ``fully_shard``, which by default frees each block after forward, but not the root."""
         return {"reshard_after_forward": False} if self.sharding in ("grad", "none") else {}
 
     def _policy(self, config: RunConfig) -> MixedPrecisionPolicy:
-        """Return the dtypes. Inputs are not cast: the core's autocast alone decides what runs in half precision."""
+        """Return the dtypes. Inputs are not cast, because the core's autocast decides what runs in half precision."""
         dtypes = {"fp32": torch.float32, "precision": DTYPES[config.precision]}
         return MixedPrecisionPolicy(
             param_dtype=dtypes[self.param_dtype], reduce_dtype=dtypes[self.reduce_dtype], cast_forward_inputs=False
@@ -218,8 +220,8 @@ class FSDPStrategy:
         return CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if self.cpu_offload else OffloadPolicy()
 
 
-def _prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:
-    """Tell each unit which other ones to gather while it computes; ``units`` are in the order of forward."""
+def _set_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:
+    """Have each unit gather the next ones while it computes. ``units`` are in forward order."""
     for index, unit in enumerate(units):
         if forward:
             unit.set_modules_to_forward_prefetch(list(units[index + 1 : index + 1 + forward]))
