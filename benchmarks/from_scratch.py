@@ -119,7 +119,7 @@ def strategy_of(layout: str, nproc: int) -> Any:
         from distcore_deepspeed.strategy import DeepSpeedStrategy
 
         return DeepSpeedStrategy(stage=3)
-    from distcore_mesh.mesh import MeshStrategy
+    from distcore_mesh.strategy import MeshStrategy
 
     sizes: dict[str, Any] = {layout: nproc}
     return MeshStrategy(**sizes)

@@ -30,7 +30,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from distcore import Batch, MicroBatch, Run, RunConfig, launch
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.strategy import MeshStrategy
 
 RANKS, MOST = 2, 0.95
 INTERLEAVED: dict[str, Any] = {"pp": RANKS, "pp_schedule": "interleaved"}

@@ -122,16 +122,16 @@ def test_an_adapter_leaves_the_blocks_where_they_are(make: Callable[[], nn.Modul
 
 @pytest.mark.parametrize("make", [bert, llama, gpt2, vit, Plain], ids=lambda make: make.__name__)
 def test_the_stack_that_a_pipeline_cuts(make: Callable[[], nn.Module]) -> None:
-    cuts = pytest.importorskip("distcore_mesh.cuts")
-    path, blocks = cuts._stack(model := make(), "")
+    cuts = pytest.importorskip("distcore_mesh.pipeline_split")
+    path, blocks = cuts._find_stack(model := make(), "")
     assert [f"{path}.{number}" for number in range(len(blocks))] == BLOCKS[make]
     assert blocks == list(repeated_blocks(model).values())
 
 
 def test_several_stacks_are_named_by_the_pipeline_that_cannot_cut_them() -> None:
-    cuts = pytest.importorskip("distcore_mesh.cuts")
+    cuts = pytest.importorskip("distcore_mesh.pipeline_split")
     with pytest.raises(Exception, match=r"has: encoder.block, decoder.block"):
-        cuts._stack(t5(), "strategy_options.pp = 2")
+        cuts._find_stack(t5(), "strategy_options.pp = 2")
 
 
 def test_layers_without_modules_inside_are_units_but_no_blocks_to_count() -> None:

@@ -1,3 +1,3 @@
-"""Tensor parallel layers with sharded replicas for distcore; the strategy is ``distcore_mesh.mesh.MeshStrategy``."""
+"""Tensor, context and pipeline parallelism for distcore; see ``distcore_mesh.strategy.MeshStrategy``."""
 
 __version__ = "0.1.0"

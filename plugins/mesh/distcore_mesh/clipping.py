@@ -1,4 +1,4 @@
-"""Clip the whole gradient, of which each rank holds a part, as one process would."""
+"""Clip the whole gradient as one process would, although each rank holds only a part of it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distcore import Clip
 def clip_gradients(
     gradients: dict[str, Tensor], clip: Clip, counted: Collection[str], device: torch.device
 ) -> Tensor | None:
-    """Clip ``gradients``, what this rank holds of each, in place; return the norm before, if clipped by it.
+    """Clip this rank's parts of the gradients in place. Return the norm before clipping, if the norm is clipped.
 
-    ``counted`` names those that count on this rank: of equal parts that several ranks hold one counts. One number is
-    summed over the ranks.
+    ``counted`` names the gradients that this rank adds to the norm. If several ranks hold the same part, only one of
+    them counts it. One number is summed over the ranks.
     """
     local = list(gradients.values())
     norm = None

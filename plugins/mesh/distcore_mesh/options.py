@@ -1,4 +1,4 @@
-"""The options of the strategy: sizes of the groups of ranks, what each does, and what excludes another."""
+"""The options of the strategy: sizes of the groups of ranks, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import nn
 
 from distcore import ConfigError, RunConfig
-from distcore_mesh.cuts import check_stages
-from distcore_mesh.layers import check_head, styles_for
-from distcore_mesh.plans import plan_for, read_plan
-from distcore_mesh.sequences import check_sequences
-from distcore_mesh.tokens import check_tokens
+from distcore_mesh.context_parallel import check_sequences
+from distcore_mesh.pipeline_split import check_stages
+from distcore_mesh.sequence_parallel import check_tokens
+from distcore_mesh.tensor_parallel import check_head, styles_for
+from distcore_mesh.tp_plans import plan_for, read_plan
 
 Dtype = Literal["fp32", "precision"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -22,49 +22,49 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
-    """How layers, sequences and blocks are split over groups of ranks; some groups shard, others replicate."""
+    """The split of layers, sequences and blocks over groups of ranks, and their sharding and replication."""
 
     tp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer (tensor parallelism). They train on the same rows: one data shard."""
     sequence_parallel: bool = False
-    """Split what ranks of ``tp`` would all compute alike in the blocks, such as norms and dropout, by tokens."""
+    """Split norms, residuals and dropout of the blocks by tokens, instead of computing them on every rank of ``tp``."""
     loss_parallel: bool = False
-    """Leave the logits of a head that is split by vocabulary split for the loss in training, not gathered."""
+    """In training, compute the loss from the split logits of a head that is split by vocabulary, without a gather."""
     replicate: Annotated[int, Field(ge=1)] | None = None
-    """Groups of ranks that hold the same parameters; default: what ``tp`` and ``shard`` leave, or 1."""
+    """Groups of ranks that hold the same parameters; default: the ranks that the other sizes leave, or 1."""
     shard: Annotated[int, Field(ge=1)] | None = None
-    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all that are left."""
+    """Ranks over which parameters, gradients and optimizer state are sharded (FSDP2); default: all remaining ranks."""
     cp: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each sequence in the blocks of a decoder (context parallelism); part of a data shard, too."""
+    """Ranks that share each sequence in the blocks of a decoder (context parallelism). They are one data shard, too."""
     pp: Annotated[int, Field(ge=1)] = 1
-    """Stages of a pipeline: each has its share of the model's blocks, and passes what it computes on to the next."""
+    """Stages of a pipeline. Each computes its share of the model's blocks, and sends its hidden state to the next."""
     pp_schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
-    """Order of a rank's passes: forward and backward in turns; all forward passes first; or in turns through several
-    stages on each rank."""
+    """Order of a rank's passes. ``1f1b``: forward and backward alternate. ``gpipe``: all forward passes first.
+    ``interleaved``: forward and backward alternate, through several stages on each rank."""
     pp_chunks: Annotated[int, Field(ge=2)] | None = None
-    """Stages on each rank if they are ``interleaved``; default: 2."""
+    """Stages on each rank with ``interleaved``; default: 2."""
     param_dtype: Dtype = "fp32"
     """Dtype in which shards are gathered; the master copy is always fp32. ``precision``: the dtype of
-    ``--precision``, which also rounds embeddings and normalisations."""
+    ``--precision``, which also rounds embeddings and normalizations."""
     reduce_dtype: Dtype = "fp32"
     """Dtype in which gradients are averaged over data shards. ``precision``: the dtype of ``--precision``."""
     activation_checkpointing: bool = False
     """Recompute the activations of each block in backward, instead of keeping them."""
     plan: str | None = None
-    """A file that says which layers are split, and how: ``NAME: STYLE`` on each line. Default: the plan for the type of
-    model, or the one that the model has."""
+    """A file with a line ``NAME: STYLE`` for each layer that is split. Default: the plan for the model type, or the
+    model's own."""
 
     @property
     def chunks(self) -> int:
-        """Stages of a pipeline that each rank holds."""
+        """Number of pipeline stages on each rank."""
         return (self.pp_chunks or 2) if self.pp_schedule == "interleaved" else 1
 
     def dtype_of(self, config: RunConfig, option: Dtype) -> torch.dtype:
-        """Return the dtype that ``param_dtype`` or ``reduce_dtype`` stands for."""
+        """Return the torch dtype of ``param_dtype`` or ``reduce_dtype``."""
         return DTYPES[config.precision] if option == "precision" else torch.float32
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise ConfigError for sizes that do not make the ranks, a plan that is none, and what excludes another."""
+        """Raise ConfigError for sizes whose product is not ``nproc``, a bad plan, or options that do not combine."""
         self.sizes(int(config.nproc))
         if self.plan is not None:
             read_plan(self.plan)
@@ -90,7 +90,7 @@ class MeshOptions:
             raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
 
     def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
-        """Raise StrategyError for a model without a plan, or whose heads, sizes or blocks the ranks do not divide."""
+        """Raise StrategyError for a model without a plan, or with heads, sizes or blocks that do not divide."""
         if self.tp > 1:
             styles = styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
             if self.sequence_parallel:
@@ -103,17 +103,17 @@ class MeshOptions:
             check_stages(skeleton, self.pp, self.chunks)
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
-        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``; raises ConfigError if they do not make the ranks."""
+        """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they do not make ``ranks``."""
         inner = {"tp": self.tp, "cp": self.cp, "pp": self.pp}
-        given = {name: size if size > 1 else None for name, size in inner.items()}
-        given |= {"replicate": self.replicate, "shard": self.shard}
+        chosen = {name: size if size > 1 else None for name, size in inner.items()}
+        chosen |= {"replicate": self.replicate, "shard": self.shard}
         unit = self.tp * self.cp * self.pp * (self.replicate or 1) * (self.shard or 1)
         left, over = divmod(ranks, unit)
         if over or (left > 1 and self.replicate is not None and self.shard is not None):
-            said = " * ".join(f"{name} = {size}" for name, size in given.items() if size is not None)
-            closed = self.replicate is not None and self.shard is not None
-            would = f"{unit} ranks would" if closed else f"a multiple of {unit} would"
-            raise ConfigError(f"strategy_options: {said} does not make nproc = {ranks}: {would}")
+            product = " * ".join(f"{name} = {size}" for name, size in chosen.items() if size is not None)
+            is_fixed = self.replicate is not None and self.shard is not None
+            possible = f"{unit} ranks would" if is_fixed else f"a multiple of {unit} would"
+            raise ConfigError(f"strategy_options: {product} does not make nproc = {ranks}: {possible}")
         if self.shard is None:
             return self.pp, self.replicate or 1, left, self.cp, self.tp
         return self.pp, self.replicate or left, self.shard, self.cp, self.tp

@@ -9,31 +9,31 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from distcore import Batch, MicroBatch, Run, StepLoss, StrategyError, hookimpl
-from distcore_mesh.schedules import order
+from distcore_mesh.pipeline_schedules import pass_order
 from distcore_mesh.stages import SentError, Stages
 from distcore_mesh.state import MeshState
 
 
 @hookimpl
 def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-    """Run one step's passes through this rank's stages; return the sum of the losses, 0 but on the last rank."""
+    """Run one step's passes through this rank's stages. Return the sum of the losses: 0 on all ranks but the last."""
     state: MeshState = run.strategy_state
     stages = state.stages
     assert stages is not None  # the strategy has this hook with pp > 1 only
-    # Blocks of another stage draw other dropout masks: all ranks of the data shard were seeded alike.
+    # All ranks of a data shard have one seed, but the blocks of different stages must draw different dropout masks.
     if stages.rank:
         torch.manual_seed(torch.initial_seed() ^ stages.rank)
-    coming = [iter(micros) for _ in range(stages.chunks)]
-    running = [deque[tuple[Tensor | None, Tensor]]() for _ in coming]
+    upcoming = [iter(micros) for _ in range(stages.chunks)]
+    running = [deque[tuple[Tensor | None, Tensor]]() for _ in upcoming]
     left = 2 * len(micros) * stages.chunks
     total = torch.zeros((), device=run.world.device)
     stages.in_training = True
     try:
-        for kind, chunk in order(stages.schedule, len(micros), stages.rank, stages.size, stages.chunks):
+        for kind, chunk in pass_order(stages.schedule, len(micros), stages.rank, stages.size, stages.chunks):
             left -= 1
             stages.chunk = chunk
             if kind == "forward":
-                result = _forward(run, stages, *next(coming[chunk]), loss)
+                result = _forward(run, stages, *next(upcoming[chunk]), loss)
                 running[chunk].append((stages.received, result))
                 total = total + result.detach() if stages.is_last else total
             else:
@@ -41,18 +41,18 @@ def train_step(run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss)
         stages.wait()
     finally:
         stages.in_training = False
-        # Kept, they would never be freed: their graphs have hooks of FSDP2, which hold the model, which holds stages.
+        # Break a cycle that would keep them for ever: their graphs hold FSDP2's hooks, the model and these stages.
         stages.received = stages.sent = None
     return total
 
 
 def _forward(run: Run, stages: Stages, micro: MicroBatch, batch: Batch, loss: StepLoss) -> Tensor:
-    """Return the loss of a micro-batch or, but on the last stage, the hidden state that was sent."""
+    """Return the loss of a micro-batch on the last stage, and the hidden state that was sent on the others."""
     stages.has_run = False
     try:
         result = loss(run.model, micro, batch)
     except SentError:
-        assert stages.sent is not None  # only a stage that sent ends so
+        assert stages.sent is not None  # SentError follows a send
         return stages.sent
     if not stages.is_last:
         raise StrategyError("strategy 'mesh': with pp a task's loss must call model(...); use pp = 1")
@@ -63,8 +63,8 @@ def _backward(run: Run, stages: Stages, last: bool, received: Tensor | None, res
     if isinstance(run.model, FSDPModule):
         run.model.set_requires_gradient_sync(last)
     gradient = None if stages.is_last else stages.receive_gradient(result)
-    if result.requires_grad:  # else all that this stage has is frozen
+    if result.requires_grad:  # else the whole stage is frozen
         torch.autograd.backward(result, gradient)
     if received is not None:
-        assert received.grad is not None  # it is a leaf of the pass
+        assert received.grad is not None  # it is a leaf of the graph
         stages.send_gradient(received.grad)

@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank of a group computes some of a model's blocks, and exchanges hidden states for them.
 
-The forward pass runs the model's own code on every rank, with blocks of other stages absent (see ``cuts``). A rank that
-holds several stages, interleaved with those of other ranks, computes one of them in each pass.
+The forward pass runs the model's own code on every rank, with placeholders for other stages' blocks (see
+``pipeline_split``). A rank with several stages, interleaved with those of other ranks, computes one in each pass.
 """
 
 from __future__ import annotations
@@ -19,61 +19,62 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from distcore import StrategyError
-from distcore_mesh.meshes import link
+from distcore_mesh.process_groups import pipeline_group
 
 StandIn = tuple[dict[str, Any], str, nn.Module]
-"""A module, and where it stands in a model: in which module's children, under which name."""
+"""The children of a module, the name of one of them, and a module to replace it."""
 
 
 class SentError(Exception):
-    """Ends a forward pass in training of a stage that is not the last: what follows is computed elsewhere."""
+    """Ends a forward pass of training on every stage but the last: other ranks compute the rest."""
 
 
 @dataclass(eq=False)
 class Stages:
-    """The stages of a model that this rank holds, its chunks, and what they exchange with those before and behind.
+    """This rank's stages of a model (its chunks), and their exchange with the stages before and after.
 
-    Of C chunks on each of P ranks, chunk c of rank r is stage c P + r: hidden states go around the ranks C times.
+    With C chunks on each of P ranks, chunk c of rank r is stage c P + r: hidden states go around the ranks C times.
     """
 
     rank: int
-    """Number of this rank among those that hold one replica."""
+    """Number of this rank among the ranks of one replica."""
     size: int
-    """Number of these ranks."""
+    """Number of ranks of a replica."""
     activations: tuple[dist.ProcessGroup, ...]
-    """These ranks. By the first group a hidden state goes to the next rank, by the second from the last to the first:
-    both may be between the same two ranks, and must not wait for each other."""
+    """Two groups of these ranks: hidden states go to the next rank by the first one, and from the last rank to the
+    first by the second. With two ranks, messages of both kinds go from one to the other, and must not wait in one
+    queue."""
     gradients: tuple[dist.ProcessGroup, ...]
     """The same for gradients, which go the other way."""
     schedule: str
-    """In which order passes run: ``1f1b``, ``gpipe`` or ``interleaved``."""
+    """Order of the passes: ``1f1b``, ``gpipe`` or ``interleaved``."""
     chunks: int
     """Stages on each rank."""
     blocks: int = field(default=0, init=False)
     """Blocks of a stage."""
     chunk: int = field(default=0, init=False)
-    """The stage that is computed."""
+    """The chunk that is being computed."""
     in_training: bool = field(default=False, init=False)
-    """Whether hidden states are kept for a backward pass."""
+    """True if hidden states are kept for a backward pass."""
     has_run: bool = field(default=False, init=False)
-    """Whether the model was called for the micro-batch that is computed."""
-    past: bool | None = field(default=None, init=False)
-    """Whether the forward pass that runs is past its first exchange; ``None``: none runs."""
+    """True if the model was already called for the present micro-batch."""
+    has_exchanged: bool | None = field(default=None, init=False)
+    """True after the first exchange of the running forward pass; ``None``: no forward pass runs."""
     received: Tensor | None = field(default=None, init=False)
-    """What came from the stage before, in the forward pass that ran last."""
+    """The hidden state of the stage before, from the latest forward pass."""
     sent: Tensor | None = field(default=None, init=False)
-    """What went to the next stage."""
-    _elsewhere: tuple[list[StandIn], ...] = field(init=False)
-    """By chunk: what stands in its passes for modules that this rank has for other chunks."""
-    _leaving: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque, init=False)
-    """What is being sent: a tensor must live until it has arrived."""
+    """The hidden state for the next stage, from the latest forward pass."""
+    _stand_ins: tuple[list[StandIn], ...] = field(init=False)
+    """For each chunk: placeholders for the modules of this rank's other chunks."""
+    _in_flight: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque, init=False)
+    """Messages on their way: a tensor must live until it has arrived."""
 
     def __post_init__(self) -> None:
-        self._elsewhere = tuple([] for _ in range(self.chunks))
+        self._stand_ins = tuple([] for _ in range(self.chunks))
 
     @property
     def number(self) -> int:
-        """Number of the stage that is computed."""
+        """Number of the stage that is being computed."""
         return self.chunk * self.size + self.rank
 
     @property
@@ -82,99 +83,103 @@ class Stages:
         return self.number == self.size * self.chunks - 1
 
     def chunk_of(self, number: int) -> int | None:
-        """Return which of this rank's chunks is the stage of that number; ``None``: another rank has it."""
+        """Return the chunk of this rank that is stage ``number``; ``None``: another rank has it."""
         chunk, rank = divmod(number, self.size)
         return chunk if rank == self.rank else None
 
-    def only_in(self, chunk: int, place: StandIn) -> None:
-        """Have a module stand in its place, instead of one that this rank has, in all chunks' passes but one's."""
+    def replace_outside(self, chunk: int, place: StandIn) -> None:
+        """Replace one of this rank's modules in the passes of all chunks but ``chunk``."""
         for other in range(self.chunks):
             if other != chunk:
-                self._elsewhere[other].append(place)
+                self._stand_ins[other].append(place)
 
     @contextmanager
     def computing(self, chunk: int) -> Iterator[None]:
-        """Have the model compute one chunk: what this rank has for others is absent."""
-        self.chunk, self.past, self.received, self.sent = chunk, False, None, None
-        own = [(modules, name, modules[name]) for modules, name, _ in self._elsewhere[chunk]]
+        """Have the model compute one chunk, with placeholders for this rank's other chunks."""
+        self.chunk, self.has_exchanged, self.received, self.sent = chunk, False, None, None
+        own = [(modules, name, modules[name]) for modules, name, _ in self._stand_ins[chunk]]
         try:
-            for modules, name, stand_in in self._elsewhere[chunk]:
+            for modules, name, stand_in in self._stand_ins[chunk]:
                 modules[name] = stand_in
             yield
         finally:
             for modules, name, module in own:
                 modules[name] = module
-            self.past = None
+            self.has_exchanged = None
 
-    def behind_absent(self, number: int, hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the hidden state behind an absent block, by the block's number, in the dtype that the block gives."""
+    def pass_placeholder(self, number: int, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the output of the placeholder for block ``number``, in the dtype of the block's output.
+
+        Receives the hidden state before the first block of the stage, and sends it after the last.
+        """
         first = self.number * self.blocks
         if number == first - 1:
-            return self._take(hidden, dtype)
-        return self._hand_on(hidden) if number == first + self.blocks else hidden.to(dtype)
+            return self._receive_hidden(hidden, dtype)
+        return self._send_hidden(hidden) if number == first + self.blocks else hidden.to(dtype)
 
     def send_gradient(self, gradient: Tensor) -> None:
-        """Send the gradient of what was received to the rank that sent it."""
+        """Send the gradient of a received hidden state to the rank before."""
         self._send(gradient, self.rank - 1, self.gradients)
 
     def receive_gradient(self, sent: Tensor) -> Tensor:
-        """Return the gradient of what was sent."""
+        """Receive the gradient of a sent hidden state."""
         into = torch.empty(sent.shape, dtype=sent.dtype, device=sent.device)
         return self._receive(into, self.rank + 1, self.gradients)
 
     def wait(self) -> None:
-        """Wait until all that was sent has arrived."""
-        while self._leaving:
-            self._leaving.popleft()[0].wait()
+        """Wait until all messages have arrived."""
+        while self._in_flight:
+            self._in_flight.popleft()[0].wait()
 
-    def _take(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the hidden state of the stage before, which has the shape of ``like``."""
-        self.past = True
+    def _receive_hidden(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Receive the hidden state of the stage before, which has the shape of ``like``."""
+        self.has_exchanged = True
         into = torch.empty(like.shape, dtype=dtype, device=like.device)
         self.received = self._receive(into, self.rank - 1, self.activations).requires_grad_(self.in_training)
         return self.received
 
-    def _hand_on(self, hidden: Tensor) -> Tensor:
-        """Send the hidden state to the next stage; return zeros of its shape, of which nothing is computed."""
-        self.past = True
+    def _send_hidden(self, hidden: Tensor) -> Tensor:
+        """Send the hidden state to the next stage. Return zeros of its shape, without memory."""
+        self.has_exchanged = True
         self.sent = hidden
         self._send(hidden.detach(), self.rank + 1, self.activations)
         return hidden.new_zeros(()).expand(hidden.shape)
 
     def _send(self, tensor: Tensor, to: int, groups: tuple[dist.ProcessGroup, ...]) -> None:
-        if len(self._leaving) > self.size:  # a stage that runs ahead keeps only so much alive
-            self._leaving.popleft()[0].wait()
+        if len(self._in_flight) > self.size:  # bounds the memory of a stage that runs ahead
+            self._in_flight.popleft()[0].wait()
         tensor = tensor.contiguous()
-        to, group = self._link(to, groups)
+        to, group = self._peer(to, groups)
         work = dist.isend(tensor, group=group, group_dst=to)
         assert work is not None  # this rank is in the group
-        self._leaving.append((work, tensor))
+        self._in_flight.append((work, tensor))
 
     def _receive(self, into: Tensor, source: int, groups: tuple[dist.ProcessGroup, ...]) -> Tensor:
-        source, group = self._link(source, groups)
+        source, group = self._peer(source, groups)
         work = dist.irecv(into, group=group, group_src=source)
         assert work is not None
         work.wait()
         return into
 
-    def _link(self, rank: int, groups: tuple[dist.ProcessGroup, ...]) -> tuple[int, dist.ProcessGroup]:
-        """Return the rank before or behind this one, around the end, and the group that connects both."""
+    def _peer(self, rank: int, groups: tuple[dist.ProcessGroup, ...]) -> tuple[int, dist.ProcessGroup]:
+        """Return the rank before or after this one, around the end, and the group that connects both."""
         return (rank, groups[0]) if 0 <= rank < self.size else (rank % self.size, groups[1])
 
 
-def stages_of(mesh: DeviceMesh, schedule: str, chunks: int) -> Stages:
-    """Return this rank's stages in a mesh whose first dimension, ``pp``, has their ranks; every rank calls."""
+def make_stages(mesh: DeviceMesh, schedule: str, chunks: int) -> Stages:
+    """Make this rank's stages in a mesh whose first dimension is ``pp``. Every rank must call."""
     own = mesh["pp"]
     links = 1 if chunks == 1 else 2
-    more = [link(mesh, number) for number in range(2 * links - 1)]
+    more = [pipeline_group(mesh, number) for number in range(2 * links - 1)]
     activations, gradients = (own.get_group(), *more[links:]), tuple(more[:links])
     return Stages(own.get_local_rank(), own.size(), activations, gradients, schedule, chunks)
 
 
-def run_stages(model: nn.Module, stages: Stages) -> None:
-    """Have a call of the model compute this rank's stages; call it on a wrapped model.
+def install_stages(model: nn.Module, stages: Stages) -> None:
+    """Replace the forward of a wrapped model: a call then computes this rank's stages.
 
-    In training it computes one, and ends behind the model unless that is the last; else all, one after another.
+    In training a call computes one stage, and raises SentError after the model unless the stage is the last. In
+    evaluation it computes all stages, one after another.
     """
     forward = model.forward
 
@@ -196,6 +201,6 @@ def run_stages(model: nn.Module, stages: Stages) -> None:
         raise StrategyError("strategy 'mesh': with pp greater than 1 a model cannot generate; use pp = 1")
 
     vars(model)["forward"] = in_stages
-    model.register_forward_hook(end)  # behind those of FSDP2, whose passes must end in order
+    model.register_forward_hook(end)  # after FSDP2's own hooks, which must run in every pass
     if hasattr(model, "generate"):
         vars(model)["generate"] = generate

@@ -1,21 +1,21 @@
-"""What the strategy remembers of a run's model from hook to hook."""
+"""The strategy's state during a run, from hook to hook."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distcore_mesh.sequences import Sequences
-from distcore_mesh.splits import Layout
+from distcore_mesh.context_parallel import SplitSequences
 from distcore_mesh.stages import Stages
+from distcore_mesh.tensor_layout import TensorLayout
 
 
 @dataclass(frozen=True)
 class MeshState:
-    """How a model lies on the mesh, as this rank sees it."""
+    """The placement of a model on the mesh, as this rank sees it."""
 
-    layout: Layout
-    """Which part of each tensor this rank has."""
-    sequences: Sequences | None
-    """What ranks that share sequences, or their tokens, exchange; ``None``: every rank has whole sequences."""
+    layout: TensorLayout
+    """The part of each tensor that this rank holds."""
+    sequences: SplitSequences | None
+    """The split of sequences over ranks, by ``cp`` or ``sequence_parallel``; ``None``: every rank has whole ones."""
     stages: Stages | None
-    """The stages of a pipeline that this rank computes; ``None`` without one."""
+    """The pipeline stages of this rank; ``None`` without a pipeline."""

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from distcore import RankInfo, Run, RunConfig, defaults, launch
 from distcore.testing.from_scratch import from_scratch, small_models
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
 
@@ -50,8 +50,8 @@ def started(layout, make, world):
             wrong.append(name)
     wrong += [name for name, buffer in model.named_buffers() if not torch.equal(buffer, whole.get_buffer(name))]
     assert wrapped.optimizer is not None
-    stepped = {id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]}
-    return was_whole, wrong, stepped == {id(parameter) for parameter in model.parameters()}
+    make_stage_optimizer = {id(parameter) for group in wrapped.optimizer.param_groups for parameter in group["params"]}
+    return was_whole, wrong, make_stage_optimizer == {id(parameter) for parameter in model.parameters()}
 
 
 def starts():

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from distcore import RankInfo, Run, RunConfig, defaults, launch
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
 

@@ -16,7 +16,7 @@ from distcore import MicroBatch, Run, RunConfig, StrategyError, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.strategy import MeshStrategy
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -148,8 +148,8 @@ def compared(lab, name, options, micros):
     own = {calls[block] for block in blocks if next(block.parameters(), None) in {*mine.values()}}
     assert own == {micros + 1 + (strategy.chunks > 1)}  # once to see what it returns, where it is absent in some passes
     lab.share(0)  # what was sent must have arrived before this stage is forgotten
-    stepped = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
-    assert stepped == {id(parameter) for parameter in mine.values()}
+    make_stage_optimizer = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
+    assert make_stage_optimizer == {id(parameter) for parameter in mine.values()}
     return float(loss), float(expected.detach()), unlike, outputs, frozenset(mine), frozenset(gradients)
 
 
@@ -207,7 +207,7 @@ def test_learning_rates_are_those_of_the_whole_model(ranks):
 @pytest.mark.ranks
 def test_a_module_in_the_wrong_stage_is_named_when_it_is_called(ranks):
     for _, _, line, *_ in ranks:
-        assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it behind the blocks"
+        assert line == "strategy 'mesh': with pp norm is in the wrong stage: the model calls it after the blocks"
 
 
 @pytest.mark.ranks

@@ -11,7 +11,7 @@ from distcore import Clip, Run, RunConfig, defaults, launch
 from distcore.testing.problem import Problem
 from distcore.testing.rank import lab_of
 from distcore.testing.subject import Subject
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
 

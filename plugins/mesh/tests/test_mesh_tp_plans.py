@@ -26,11 +26,11 @@ from distcore import ConfigError, RunConfig, StrategyError
 from distcore.cli.main import main
 from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
-from distcore_mesh.group import Group
-from distcore_mesh.layers import split_layers
-from distcore_mesh.mesh import MeshStrategy
-from distcore_mesh.plans import plan_for
-from distcore_mesh.splits import Split
+from distcore_mesh.parallel_group import ParallelGroup
+from distcore_mesh.strategy import MeshStrategy
+from distcore_mesh.tensor_layout import TensorSplit
+from distcore_mesh.tensor_parallel import split_layers
+from distcore_mesh.tp_plans import plan_for
 
 SMALL: dict[str, Any] = {
     "vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 24,
@@ -55,7 +55,7 @@ def file(tmp_path, text):
 
 def split(model, ranks, plan=None, rank=0):
     """Split ``model`` as one rank of ``ranks`` would; nothing is exchanged before it runs."""
-    return split_layers(model, plan_for(model, plan), Group(cast(ProcessGroup, None), rank, ranks))[0]
+    return split_layers(model, plan_for(model, plan), ParallelGroup(cast(ProcessGroup, None), rank, ranks))[0]
 
 
 def refused(nproc=4, **options):
@@ -218,7 +218,7 @@ def test_tied_embeddings_stay_tied():
 @pytest.mark.parametrize("cuts", [(0, 12), (0, 5, 12), (0, 1, 7, 12)])
 def test_the_boxes_of_all_ranks_make_the_whole_tensor_once(dimension, parts, cuts):
     whole, ranks = torch.arange(24 * 24).reshape(24, 24), 2
-    layout, made = Split(dimension, parts, (24, 24)), torch.full((24, 24), -1)
+    layout, made = TensorSplit(dimension, parts, (24, 24)), torch.full((24, 24), -1)
     for rank in range(ranks):
         part = layout.part_of(whole, rank, ranks)
         scaled = [cut * len(part) // 12 for cut in cuts]

@@ -1,21 +1,21 @@
-"""Which layers of a model are split over the ranks of a tensor-parallel group, and how.
+"""Tensor-parallel plans: the layers of a model that are split, and the style of each split.
 
-A plan maps names to styles. In a name ``*`` stands for one part, such as the number of a layer; what the model has
-before the first part of it, such as ``bert.``, is left out. The styles are those of transformers' plans, with two more.
+A plan maps names to styles. ``*`` matches one part of a name, such as the number of a layer. A prefix of the model's
+own, such as ``bert.``, is left out. The styles are those of transformers' plans, and two more.
 
 =================================  ====================================================================================
-style                              what it does
+style                              effect
 =================================  ====================================================================================
 ``colwise``                        a linear layer computes some of its outputs, such as some attention heads
 ``qkv_colwise``                    the same in a layer of three equal parts, query, key and value
-``colwise_gather_output``          the same, and its outputs are gathered
+``colwise_gather_output``          the same as ``colwise``, and its outputs are gathered
 ``rowwise``                        a linear layer takes some of its inputs; the results are summed over ranks
-``rowwise_split_input``            the same, of an input that is whole on every rank
+``rowwise_split_input``            the same, for an input that is whole on every rank
 ``embedding_rowwise``              an embedding holds the vectors of some tokens; the results are summed over ranks
 ``embedding_colwise``              an embedding holds a part of each vector, such as one number for some heads
 ``replicated_with_grad_allreduce`` whole on every rank, but used on a part of the heads: gradients are summed over ranks
-``divided``                        a number, such as how many heads a layer has, of which a rank has its share
-``replicate``                      whole on every rank, as all that the plan does not name
+``divided``                        a number, such as a layer's number of heads, divided by the number of ranks
+``replicate``                      whole on every rank, like all modules that the plan does not name
 =================================  ====================================================================================
 """
 
@@ -36,7 +36,7 @@ STYLES = (
     "embedding_colwise", "replicated_with_grad_allreduce", "divided", "replicate",
 )  # fmt: skip
 OTHER_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
-"""Older names of transformers to today's."""
+"""Map transformers' older names to the current ones."""
 FAMILIES: dict[tuple[str, ...], dict[str, str]] = {
     ("bert", "roberta", "xlm-roberta", "camembert", "electra"): {
         "layer.*.attention.self.query": "colwise",
@@ -83,26 +83,26 @@ FAMILIES: dict[tuple[str, ...], dict[str, str]] = {
         "mlp.fc2": "rowwise",
     },
 }
-"""Plans for model types of transformers that have none of their own."""
+"""Plans for the model types of transformers that have no plan of their own."""
 OPTIONAL = frozenset({"block.*.layer.*.DenseReluDense.wi", "block.*.layer.*.DenseReluDense.wi_0",
                       "block.*.layer.*.DenseReluDense.wi_1"})  # fmt: skip
 """Entries of ``FAMILIES`` that only some models of the family have."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The styles of a model's parts."""
+class TPPlan:
+    """The styles of a model's modules."""
 
     styles: dict[str, str]
-    """The style of each named part that the model has; parts that are replicated are left out."""
+    """The style of each split module, by name in the model; replicated ones are left out."""
     source: str
-    """Whose plan it is, for the log and for errors."""
+    """The origin of the plan, for the log and for errors."""
 
 
-def plan_for(model: nn.Module, file: str | None) -> Plan:
-    """Return the plan of ``model``: the file's, ours for its type, or its own ``tp_plan``.
+def plan_for(model: nn.Module, file: str | None) -> TPPlan:
+    """Return the plan of ``model``: that of ``file``, ours for the model type, or the model's own ``tp_plan``.
 
-    Raises StrategyError, one line, if there is none, if it names what the model has not, or for an unknown style.
+    Raises StrategyError, one line, for a model without a plan, a name that the model lacks, or an unknown style.
     """
     kind = model_type(model)
     entries: Mapping[str, str]
@@ -112,13 +112,13 @@ def plan_for(model: nn.Module, file: str | None) -> Plan:
     elif ours is not None:
         entries, source = ours, f"distcore's plan for {kind!r}"
     else:
-        entries, source = _own(model), f"the plan of {type(model).__name__}"
+        entries, source = _model_plan(model), f"the plan of {type(model).__name__}"
     if not entries:
-        raise StrategyError(_what_to_add(model, kind))
-    found: dict[str, str] = {}
+        raise StrategyError(_advice(model, kind))
+    styles: dict[str, str] = {}
     for pattern, style in entries.items():
         known = OTHER_NAMES.get(style, style)
-        names = _matching(model, pattern, known)
+        names = _matching_names(model, pattern, known)
         if not names and pattern not in OPTIONAL and (file is not None or ours is not None):
             raise StrategyError(f"{source}: the model has no {pattern!r}")
         if names and known not in STYLES:
@@ -126,14 +126,14 @@ def plan_for(model: nn.Module, file: str | None) -> Plan:
                 f"{source}: {pattern!r} has the style {style!r}, which this strategy cannot do; give a plan by "
                 f"strategy_options.plan (styles: {', '.join(STYLES)})"
             )
-        found |= {name: known for name in names if known != "replicate"}
-    if not found:
+        styles |= {name: known for name in names if known != "replicate"}
+    if not styles:
         raise StrategyError(f"{source}: names nothing that the model has")
-    return Plan(found, source)
+    return TPPlan(styles, source)
 
 
 def read_plan(file: str) -> dict[str, str]:
-    """Return the entries of a plan file, YAML or JSON; raises ConfigError, one line, if it is none."""
+    """Return the entries of a plan file, YAML or JSON. Raises ConfigError, one line, if the file is not a plan."""
     where = f"strategy_options.plan = {file!r}"
     try:
         entries = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
@@ -148,19 +148,19 @@ def read_plan(file: str) -> dict[str, str]:
     return entries
 
 
-def _own(model: nn.Module) -> Mapping[str, str]:
+def _model_plan(model: nn.Module) -> Mapping[str, str]:
     plan: Mapping[str, str] | None = getattr(model, "tp_plan", None)
     return plan or {}
 
 
 def model_type(model: nn.Module) -> str | None:
-    """Return the model type of transformers; ``None`` for a module that has none."""
+    """Return the transformers model type of ``model``; ``None`` if it has none."""
     types = (getattr(getattr(module, "config", None), "model_type", None) for module in model.modules())
     return next((str(name) for name in types if name), None)
 
 
-def _matching(model: nn.Module, pattern: str, style: str) -> list[str]:
-    """Return the names in ``model`` that a pattern means: of modules, or of numbers that modules have."""
+def _matching_names(model: nn.Module, pattern: str, style: str) -> list[str]:
+    """Return the names in ``model`` that match a pattern: of modules or, for ``divided``, of their numbers."""
     path, _, attribute = pattern.rpartition(".") if style == "divided" else (pattern, "", "")
     parts = (r"[^.]+" if part == "*" else re.escape(part) for part in path.split("."))
     expression = re.compile(r"(?:.+\.)?" + r"\.".join(parts))
@@ -170,16 +170,16 @@ def _matching(model: nn.Module, pattern: str, style: str) -> list[str]:
     return [f"{name}.{attribute}" for name in names if hasattr(model.get_submodule(name), attribute)]
 
 
-def _what_to_add(model: nn.Module, kind: str | None) -> str:
+def _advice(model: nn.Module, kind: str | None) -> str:
     shapes: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):  # of repeated blocks only the first
+        if isinstance(module, nn.Linear):  # setdefault keeps only the first of repeated blocks
             shapes.setdefault(re.sub(r"(?<=\.)\d+\.", "*.", name), f"{module.in_features} to {module.out_features}")
     listed = ", ".join(f"{name} ({sizes})" for name, sizes in shapes.items())
     known = ", ".join(name for kinds in FAMILIES for name in kinds)
-    what = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
+    name = type(model).__name__ + (f" (model type {kind!r})" if kind else "")
     return (
-        f"strategy 'mesh': {what} has no plan for tp: give one by strategy_options.plan, a file with lines 'NAME: "
+        f"strategy 'mesh': {name} has no plan for tp: give one by strategy_options.plan, a file with lines 'NAME: "
         f"STYLE', colwise for what begins a split part and rowwise for what ends it; it has "
         f"{listed or 'no linear layers'} (with a plan: {known}, and models with a tp_plan of their own)"
     )

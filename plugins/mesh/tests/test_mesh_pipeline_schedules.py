@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distcore_mesh.schedules import order
+from distcore_mesh.pipeline_schedules import pass_order
 
 CHUNKS = {"1f1b": (1,), "gpipe": (1,), "interleaved": (2, 3, 4)}
 RANKS, MICROS = (2, 3, 4, 6), (*range(1, 15), 24, 29)
@@ -48,7 +48,7 @@ class Pipeline:
         the rank waits for the oldest before it sends another.
         """
         now, kept, leaving, done = 0.0, 0, deque[Message](), Counter[tuple[str, int]]()
-        for kind, chunk in order(self.schedule, self.micros, rank, self.ranks, self.chunks):
+        for kind, chunk in pass_order(self.schedule, self.micros, rank, self.ranks, self.chunks):
             step = 1 if kind == "forward" else -1
             stage, micro = chunk * self.ranks + rank, done[kind, chunk]
             assert micro < (self.micros if step == 1 else done["forward", chunk])

@@ -1,4 +1,4 @@
-"""Split tensors in checkpoints: of each the boxes that this rank holds, whatever else shards it."""
+"""The part of each tensor that this rank holds, as boxes of the whole tensor: to save, load and initialize it."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from distcore import Box, Piece, Run, SavedState, State, Values, defaults, dtens
 
 
 @dataclass(frozen=True)
-class Split:
-    """How a tensor is split over the ranks of a tensor-parallel group: evenly, along one dimension."""
+class TensorSplit:
+    """An even split of a tensor along one dimension, over the ranks of a tensor-parallel group."""
 
     dimension: int
     """The dimension that is split."""
     parts: int
-    """Equal parts of it, such as query, key and value, of each of which a rank has its share."""
+    """Equal parts along that dimension, such as query, key and value. Each rank has its share of each part."""
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Shape of the whole tensor."""
 
     def part_of(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """Return what ``rank`` of ``ranks`` holds, as a tensor of its own."""
+        """Return a copy of the part of ``rank``."""
         pieces = [part.chunk(ranks, self.dimension)[rank] for part in whole.chunk(self.parts, self.dimension)]
         return torch.cat(pieces, self.dimension).contiguous()
 
     def shape_of_part(self, ranks: int) -> tuple[int, ...]:
-        """Return the shape of what each of ``ranks`` holds."""
+        """Return the shape of each rank's part."""
         own = list(self.shape)
         own[self.dimension] //= ranks
         return tuple(own)
 
     def boxes(self, rank: int, ranks: int, first: int, rows: int) -> Iterator[tuple[slice, ...]]:
-        """Yield, in the whole, the boxes that make ``rows`` rows of what a rank holds, from its row ``first`` on.
+        """Yield the boxes of the whole tensor that make up ``rows`` rows of a rank's part, from its row ``first`` on.
 
-        A row is an element of the first dimension. In their order the boxes follow each other in those rows along the
-        dimension that is split.
+        A row is an element of the first dimension. Concatenated in this order along the split dimension, the boxes are
+        those rows.
         """
         whole = self.shape[self.dimension] // self.parts
         share = whole // ranks
         for part in range(self.parts):
-            start, stop = part * share, (part + 1) * share  # in what the rank holds
+            start, stop = part * share, (part + 1) * share  # in the rank's part
             moved = part * whole + rank * share - start
             limits = [slice(first, first + rows), *(slice(0, length) for length in self.shape[1:])]
             if self.dimension == 0:
@@ -55,37 +55,39 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a model is split, and which part of it this rank has."""
+class TensorLayout:
+    """The splits of a model's tensors, and this rank's place in them."""
 
-    splits: dict[str, Split]
-    """By the name of the parameter."""
+    splits: dict[str, TensorSplit]
+    """The split of each parameter that is split, by name."""
     rank: int
     """This rank's number in its tensor-parallel group."""
     ranks: int
     """Size of that group."""
     replica: bool = False
-    """Whether another rank of the data shard holds the same part."""
+    """True if another rank of the data shard saves the same part."""
     of_stage: frozenset[str] = frozenset()
     """Parameters that only the ranks of one pipeline stage hold."""
     is_first_of_stage: bool = True
-    """Whether this rank is the first of those."""
+    """True if this rank is the first one of its stage."""
 
-    def of(self, name: str, tensor: Tensor) -> Split | None:
-        """Return how an entry of the state is split: a parameter, or a moment of its shape; ``None`` if it is not."""
+    def of(self, name: str, tensor: Tensor) -> TensorSplit | None:
+        """Return the split of an entry of the state: a parameter, or a moment of its shape. ``None``: not split."""
         split = self.splits.get(_parameter_of(name))
         if split is None or name.startswith("model/"):
             return split
         return split if tuple(tensor.shape) == split.shape_of_part(self.ranks) else None
 
     def save(self, run: Run) -> State:
-        """Return what this rank holds of the model and of the optimizer's state, by neutral name."""
+        """Return this rank's part of the model and of the optimizer's state, by neutral name."""
         state: State = {}
         for name, tensor in (defaults.model_state(run) | defaults.optimizer_state(run)).items():
             if dtensors.is_empty(tensor):
                 continue
             split = self.of(name, tensor)
-            state[name] = self._held(name, tensor.detach()) if split is None else self._boxes(tensor.detach(), split)
+            state[name] = (
+                self._unsplit_entry(name, tensor.detach()) if split is None else self._boxes(tensor.detach(), split)
+            )
         return state
 
     @torch.no_grad()
@@ -99,17 +101,17 @@ class Layout:
 
     @torch.no_grad()
     def replay(self, model: nn.Module, values: Values) -> None:
-        """Give the parameters of ``model`` this rank's part of ``values``; of a split one, the rows that it is in."""
+        """Fill the parameters of ``model`` with this rank's part of ``values``."""
         own = dict(model.named_parameters())
-        runs = {name: self._run(name, parameter) for name, parameter in own.items()}
-        for name, drawn in values(lambda name: runs.get(name, (0, 0))):
+        intervals = {name: self._interval(name, parameter) for name, parameter in own.items()}
+        for name, drawn in values(lambda name: intervals.get(name, (0, 0))):
             if name in own:
                 local, _ = dtensors.local_part(own[name])
-                local.copy_(self._cut(name, own[name], drawn).view_as(local))
+                local.copy_(self._select(name, own[name], drawn).view_as(local))
             del drawn  # before the next one is drawn
 
-    def _run(self, name: str, parameter: Tensor) -> tuple[int, int]:
-        """Return the run of elements, in the flattened whole, that has in it all that this rank holds."""
+    def _interval(self, name: str, parameter: Tensor) -> tuple[int, int]:
+        """Return the start and the length of an interval of the flattened whole that contains this rank's part."""
         if name not in self.splits:
             local, start = dtensors.local_part(parameter)
             return start, local.numel()
@@ -117,12 +119,12 @@ class Layout:
         first, stop = min((box[0].start for box in boxes), default=0), max((box[0].stop for box in boxes), default=0)
         return first * row, (stop - first) * row
 
-    def _cut(self, name: str, parameter: Tensor, run: Tensor) -> Tensor:
-        """Return what this rank holds, out of that run."""
+    def _select(self, name: str, parameter: Tensor, interval: Tensor) -> Tensor:
+        """Return this rank's part of the elements of its interval."""
         split, boxes = self.splits.get(name), self._boxes_of(name, parameter)
         if split is None or not boxes:
-            return run
-        rows, first = run.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
+            return interval
+        rows, first = interval.view(-1, *split.shape[1:]), min(box[0].start for box in boxes)
         parts = [rows[box[0].start - first : box[0].stop - first][:, *box[1:]] for box in boxes]
         return torch.cat(parts, split.dimension)
 
@@ -141,7 +143,7 @@ class Layout:
         self._fill(moment, name, state, split)
         return moment
 
-    def _fill(self, target: Tensor, name: str, state: SavedState, split: Split | None) -> None:
+    def _fill(self, target: Tensor, name: str, state: SavedState, split: TensorSplit | None) -> None:
         if split is not None:
             local, first = _rows(target)
             parts = [
@@ -155,33 +157,33 @@ class Layout:
         else:
             defaults.load_whole(target, name, state)
 
-    def _held(self, name: str, tensor: Tensor) -> Tensor | Piece:
-        """Return a tensor that is not split: the same on every rank of the group."""
-        held = dtensors.held(tensor)
-        if isinstance(held, Piece):
-            return replace(held, replica=held.replica or self.rank > 0 or self.replica)
+    def _unsplit_entry(self, name: str, tensor: Tensor) -> Tensor | Piece:
+        """Return a tensor that is not split as an entry of the state: it is the same on every rank of the group."""
+        local = dtensors.held(tensor)
+        if isinstance(local, Piece):
+            return replace(local, replica=local.replica or self.rank > 0 or self.replica)
         if _parameter_of(name) not in self.of_stage:
-            return held
-        return Piece(held.reshape(-1), 0, tuple(held.shape), replica=not self.is_first_of_stage)
+            return local
+        return Piece(local.reshape(-1), 0, tuple(local.shape), replica=not self.is_first_of_stage)
 
-    def _boxes(self, tensor: Tensor, split: Split) -> list[Box]:
+    def _boxes(self, tensor: Tensor, split: TensorSplit) -> list[Box]:
         local, first = _rows(tensor)
-        found, at, replica = [], 0, self.replica or dtensors.is_replica(tensor)
+        boxes, at, replica = [], 0, self.replica or dtensors.is_replica(tensor)
         for box in split.boxes(self.rank, self.ranks, first, len(local)):
             length = box[split.dimension].stop - box[split.dimension].start
             values = local.narrow(split.dimension, at, length)
-            found.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
+            boxes.append(Box(values, tuple(s.start for s in box), split.shape, replica=replica))
             at += length
-        return found
+        return boxes
 
 
 def _parameter_of(name: str) -> str:
-    """Return the parameter that an entry of the state belongs to, or the buffer."""
+    """Return the name of the parameter, or the buffer, that an entry of the state belongs to."""
     kind, _, rest = name.partition("/")
     return rest.rpartition("/")[0] if kind == "optimizer" else rest
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the rows that this rank holds of a tensor that may be a DTensor, and the number of the first."""
+    """Return this rank's rows of a tensor or DTensor, and the number of the first one."""
     local, start = dtensors.local_part(tensor)
     return local, start // prod(tensor.shape[1:])

@@ -9,8 +9,8 @@ from torch import nn
 
 from distcore import ConfigError, RunConfig, StrategyError
 from distcore.testing.runner import subject_of
-from distcore_mesh.cuts import check_stages
-from distcore_mesh.mesh import MeshStrategy
+from distcore_mesh.pipeline_split import check_stages
+from distcore_mesh.strategy import MeshStrategy
 
 INTERLEAVED = {"pp_schedule": "interleaved"}
 

@@ -1,4 +1,4 @@
-"""What the ranks of a group exchange in the forward and backward passes."""
+"""Differentiable collectives of a group of ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
-"""A tensor, such as a gradient, to another."""
+"""A map from a tensor, such as a gradient, to a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """The ranks that share layers, or sequences, and what they exchange.
+class ParallelGroup:
+    """The ranks that share layers or sequences, and their collectives.
 
-    A gradient passes through ``enter``, ``add``, ``gather``, ``own_part`` and ``exchange``.
+    ``enter``, ``add``, ``gather``, ``own_part``, ``gather_tokens``, ``add_tokens`` and ``exchange`` are differentiable;
+    the methods with names of collectives are not.
     """
 
     process_group: dist.ProcessGroup
@@ -29,37 +30,37 @@ class Group:
     size: int
     """Number of ranks."""
     _entered: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """The tensor that entered the split part which is running, and what it became; nothing between such parts."""
+    """The input of the running split part, and the tensor that ``enter`` made of it; empty between split parts."""
 
     def enter(self, whole: Tensor) -> Tensor:
-        """Return ``whole``, the same on every rank, for use in a part; its gradient is summed over the ranks.
+        """Return ``whole``, the same on every rank, as input of a split part. Its gradient is summed over the ranks.
 
         Layers that take the same tensor one after another, such as query, key and value, share one sum.
         """
-        for last, became in self._entered:
+        for last, entered in self._entered:
             if last is whole:
-                return became
+                return entered
         entered = self.enter_alone(whole)
         if entered is not whole:
             self._entered[:] = [(whole, entered)]
         return entered
 
     def forget(self) -> None:
-        """Forget what entered: the split part that took it has ended, and its result stays split."""
+        """Forget the input of a split part that has ended without a collective: its result stays split."""
         self._entered.clear()
 
     def enter_alone(self, whole: Tensor) -> Tensor:
         """Return ``whole`` as ``enter`` does, with a sum of its own."""
         if not (whole.requires_grad and torch.is_grad_enabled()):
             return whole
-        return _mapped(
+        return _map(
             whole,
             lambda tensor: tensor.view_as(tensor),
-            lambda gradient: self.sum(gradient.clone(memory_format=torch.contiguous_format)),
+            lambda gradient: self.all_reduce(gradient.clone(memory_format=torch.contiguous_format)),
         )
 
     def add(self, part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over the ranks, in its place; the gradient of the sum is that of each part."""
+        """Sum ``part`` over the ranks, in place. The gradient of each part is that of the sum."""
         self._entered.clear()
         total: Tensor = _Add.apply(part, self)  # type: ignore[no-untyped-call]
         return total
@@ -67,56 +68,56 @@ class Group:
     def gather(self, part: Tensor, dimension: int = -1) -> Tensor:
         """Return the parts of all ranks, joined along a dimension."""
         self._entered.clear()
-        return _mapped(part, partial(self.joined, dimension=dimension), partial(self.cut, dimension=dimension))
+        return _map(part, partial(self.all_gather, dimension=dimension), partial(self.chunk, dimension=dimension))
 
     def own_part(self, whole: Tensor, dimension: int = -1) -> Tensor:
         """Return this rank's part of ``whole``, along a dimension."""
-        return _mapped(whole, partial(self.cut, dimension=dimension), partial(self.joined, dimension=dimension))
+        return _map(whole, partial(self.chunk, dimension=dimension), partial(self.all_gather, dimension=dimension))
 
     def gather_tokens(self, part: Tensor) -> Tensor:
-        """Return the tokens of all ranks, joined along dimension 1; a rank gets its part of the summed gradient."""
-        return _mapped(part, partial(self.joined, dimension=1), partial(self.summed, dimension=1))
+        """Return the tokens of all ranks, joined along dimension 1. Each rank gets its part of the summed gradient."""
+        return _map(part, partial(self.all_gather, dimension=1), partial(self.reduce_scatter, dimension=1))
 
     def add_tokens(self, part: Tensor) -> Tensor:
-        """Return this rank's tokens, cut along dimension 1, of the sum of ``part`` over the ranks."""
-        return _mapped(part, partial(self.summed, dimension=1), partial(self.joined, dimension=1))
+        """Sum ``part`` over the ranks, and return this rank's tokens of the sum: its chunk along dimension 1."""
+        return _map(part, partial(self.reduce_scatter, dimension=1), partial(self.all_gather, dimension=1))
 
     def exchange(self, whole: Tensor, cut: int, join: int) -> Tensor:
-        """Cut along one dimension, send each rank its part, and join what comes along another dimension."""
-        return _mapped(whole, partial(self.exchanged, cut=cut, join=join), partial(self.exchanged, cut=join, join=cut))
+        """Split along dimension ``cut``, send each rank its part, and join the received parts along ``join``."""
+        return _map(whole, partial(self.all_to_all, cut=cut, join=join), partial(self.all_to_all, cut=join, join=cut))
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over the ranks, in its place."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, in place."""
         dist.all_reduce(values, group=self.process_group)
         return values
 
-    def joined(self, part: Tensor, dimension: int) -> Tensor:
-        """Return the parts of all ranks, joined along a dimension, without a gradient."""
+    def all_gather(self, part: Tensor, dimension: int) -> Tensor:
+        """Return the parts of all ranks, joined along a dimension."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, part.contiguous(), group=self.process_group)
         return torch.cat(parts, dimension)
 
-    def summed(self, part: Tensor, dimension: int) -> Tensor:
-        """Return this rank's part, along a dimension, of the sum of ``part`` over the ranks, without a gradient."""
+    def reduce_scatter(self, part: Tensor, dimension: int) -> Tensor:
+        """Sum ``part`` over the ranks, and return this rank's chunk of the sum along a dimension."""
         sent = torch.cat(part.chunk(self.size, dimension))
         own = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         dist.reduce_scatter_tensor(own, sent.contiguous(), group=self.process_group)
         return own
 
-    def cut(self, whole: Tensor, dimension: int) -> Tensor:
-        """Return this rank's part along a dimension, without a gradient."""
+    def chunk(self, whole: Tensor, dimension: int) -> Tensor:
+        """Return this rank's chunk along a dimension."""
         return whole.chunk(self.size, dimension)[self.rank].contiguous()
 
-    def exchanged(self, tensor: Tensor, cut: int, join: int) -> Tensor:
-        """Return what ``exchange`` does, without a gradient."""
+    def all_to_all(self, tensor: Tensor, cut: int, join: int) -> Tensor:
+        """Split along dimension ``cut``, send each rank its part, and join the received parts along ``join``."""
         sent = torch.stack(tensor.chunk(self.size, cut)).contiguous()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.process_group)
         return torch.cat(received.unbind(), join)
 
 
-class _Mapped(torch.autograd.Function):
-    """Map a tensor, and its gradient by another map."""
+class _Map(torch.autograd.Function):
+    """Apply one map in the forward pass, and another one to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, there: Map, back: Map) -> Tensor:
@@ -128,16 +129,16 @@ class _Mapped(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
-def _mapped(tensor: Tensor, there: Map, back: Map) -> Tensor:
-    mapped: Tensor = _Mapped.apply(tensor, there, back)  # type: ignore[no-untyped-call]
+def _map(tensor: Tensor, there: Map, back: Map) -> Tensor:
+    mapped: Tensor = _Map.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return mapped
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, part: Tensor, group: ParallelGroup) -> Tensor:
         ctx.mark_dirty(part)
-        return group.sum(part)
+        return group.all_reduce(part)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -42,10 +42,10 @@ from transformers import (
 )
 
 from distcore import Clip, ConfigError, RankInfo, Run, RunConfig, StrategyError, defaults, launch
-from distcore_mesh.group import Group
-from distcore_mesh.logits import SplitLogits
-from distcore_mesh.mesh import MeshStrategy
-from distcore_mesh.sequences import split_sequences
+from distcore_mesh.context_parallel import split_sequences
+from distcore_mesh.loss_parallel import SplitLogits
+from distcore_mesh.parallel_group import ParallelGroup
+from distcore_mesh.strategy import MeshStrategy
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -213,7 +213,7 @@ def test_so_is_one_by_tokens_on_a_mesh_of_two_dimensions(other):
 
 
 def split(model, ranks):
-    return split_sequences(model, Group(cast(ProcessGroup, None), 0, ranks), 1)
+    return split_sequences(model, ParallelGroup(cast(ProcessGroup, None), 0, ranks), 1)
 
 
 def test_other_models_are_refused_with_those_that_go():

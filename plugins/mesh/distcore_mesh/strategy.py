@@ -39,18 +39,18 @@ from distcore import (
 )
 from distcore_fsdp import units as fsdp_units
 from distcore_mesh.clipping import clip_gradients
-from distcore_mesh.cuts import cut_into_stages, of_stage
-from distcore_mesh.group import Group
-from distcore_mesh.layers import split_layers
-from distcore_mesh.meshes import mesh_of
+from distcore_mesh.context_parallel import SplitSequences, split_sequences
+from distcore_mesh.memory import mesh_memory
 from distcore_mesh.options import MeshOptions
+from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.pipeline import train_step
-from distcore_mesh.planned import planned_memory
-from distcore_mesh.plans import plan_for
-from distcore_mesh.sequences import Sequences, split_sequences
-from distcore_mesh.splits import Layout, Split
-from distcore_mesh.stages import Stages, run_stages, stages_of
+from distcore_mesh.pipeline_split import keep_stage_parameters, split_into_stages
+from distcore_mesh.process_groups import make_mesh
+from distcore_mesh.stages import Stages, install_stages, make_stages
 from distcore_mesh.state import MeshState
+from distcore_mesh.tensor_layout import TensorLayout, TensorSplit
+from distcore_mesh.tensor_parallel import split_layers
+from distcore_mesh.tp_plans import plan_for
 
 log = logging.getLogger("distcore")
 _NO_CONTEXT = nullcontext()
@@ -63,12 +63,12 @@ class MeshStrategy(MeshOptions):
     tunes: ClassVar[tuple[dict[str, Any], ...]] = ({"tp": 2},)
 
     def __post_init__(self) -> None:
-        if self.pp > 1:  # else the strategy has no such hook, so that the loop's own passes run
+        if self.pp > 1:  # without this hook the loop runs its own passes
             object.__setattr__(self, "train_step", train_step)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the strategy declares; the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
+        """The declaration for these options: the ranks of a data shard depend on ``tp``, ``cp`` and ``pp``."""
         return Capabilities(
             spec_version=3,
             precisions=frozenset({"fp32", "bf16"}),
@@ -77,7 +77,7 @@ class MeshStrategy(MeshOptions):
             shards_parameters=True,
             ema=True,
             why_not_compiled="exchanges activations inside layers",
-            forward_cost=3.5,  # taken over from FSDP2 alone
+            forward_cost=3.5,  # as measured for fsdp
             limits=(
                 "a pretrained model, or one whose random weights cannot be replayed, is built whole on every rank",
                 "layers split by tp need a plan; adapters of LoRA are trained with tp = 1 only",
@@ -91,11 +91,11 @@ class MeshStrategy(MeshOptions):
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the parts of layers, the shards and the stage of the rank that holds most."""
-        return planned_memory(self, config, skeleton, ranks, make_optimizer)
+        """Return the memory of the rank that holds most."""
+        return mesh_memory(self, config, skeleton, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return itself: torch's collectives are all that it sends. Raises StrategyError for what is not traced."""
+        """Return itself: a trace can follow torch's collectives. Raises StrategyError for options without a trace."""
         if self.loss_parallel:
             raise StrategyError("strategy_options.loss_parallel: split logits are not traced; plan without it")
         if self.pp > 1:
@@ -104,9 +104,10 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group; ranks that share layers, sequences or blocks are a data shard.
+        """Join torch's process group. The ranks that share layers, sequences or blocks are a data shard.
 
-        Ranks of a stage follow each other, and in a stage those that share layers or sequences. The last stage speaks.
+        The ranks of a stage are consecutive and, within a stage, those that share layers or sequences. The first such
+        rank of the last stage, which computes the loss, speaks for the data shard.
         """
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
@@ -118,35 +119,37 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its random weights can be drawn one by one, else a whole one."""
+        """Return the model on the meta device if its random weights can be drawn one by one, else a whole model."""
         return build_in_parts(source, "mesh", source.replayed)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Split the layers that the plan names, then shard what each rank holds."""
+        """Split the layers that the plan names, then the sequences and the blocks, and shard each rank's part."""
         values: Values | None = run.strategy_state
-        mesh = mesh_of(run.world.device.type, self.sizes(run.world.size))
+        mesh = make_mesh(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
-        splits: dict[str, Split] = {}
-        spread: Sequences | None = None
+        splits: dict[str, TensorSplit] = {}
+        sequence_split: SplitSequences | None = None
         stages: Stages | None = None
         if self.tp > 1:
-            splits, spread = split_layers(
+            splits, sequence_split = split_layers(
                 model, plan_for(model, self.plan), layers, self.sequence_parallel, self.loss_parallel
             )
-        layout = Layout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
-        kinds = tuple(repeated_classes(model))  # of the whole model: a stage may have one block
+        layout = TensorLayout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
+        block_classes = tuple(repeated_classes(model))  # of the whole model, because a stage may have only one block
         if self.pp > 1:
-            stages = stages_of(mesh, self.pp_schedule, self.chunks)
-            make_optimizer = make_optimizer and partial(of_stage, make_optimizer(model), dict(model.named_parameters()))
-            mine = cut_into_stages(model, stages, self.dtype_of(run.config, self.param_dtype), run.world.device)
+            stages = make_stages(mesh, self.pp_schedule, self.chunks)
+            make_optimizer = make_optimizer and partial(
+                keep_stage_parameters, make_optimizer(model), dict(model.named_parameters())
+            )
+            mine = split_into_stages(model, stages, self.dtype_of(run.config, self.param_dtype), run.world.device)
             first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
         if self.cp > 1:
-            spread = split_sequences(model, sequences, self.tp)
+            sequence_split = split_sequences(model, sequences, self.tp)
         if values is None:
             model = model.to(run.world.device)
-        units = fsdp_units.find_units(model, kinds)
+        units = fsdp_units.find_units(model, block_classes)
         if run.world.shards > 1:
             self._shard(
                 run, model, units, mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
@@ -157,9 +160,9 @@ class MeshStrategy(MeshOptions):
         if self.activation_checkpointing and not run.config.gradient_checkpointing:
             fsdp_units.checkpoint_activations(units.values())
         if stages is not None:
-            run_stages(model, stages)
+            install_stages(model, stages)
         optimizer = make_optimizer(model) if make_optimizer else None
-        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, spread, stages))
+        return PreparedModel(model=model, optimizer=optimizer, state=MeshState(layout, sequence_split, stages))
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -170,36 +173,36 @@ class MeshStrategy(MeshOptions):
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip the whole gradient, parts and replicas joined; step the optimizer."""
+        """Clip by the norm of the whole gradient, over all parts of all ranks, and step the optimizer."""
         assert run.optimizer is not None  # the loop only steps runs that train
         state: MeshState = run.strategy_state
         layout = state.layout
         gradients = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None}
-        held = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
+        local = {name: dtensors.local_part(gradient)[0] for name, gradient in gradients.items()}
         if state.sequences is not None:
-            state.sequences.sum_gradients(held)
+            state.sequences.sum_gradients(local)
         counted = {
             name
             for name, gradient in gradients.items()
             if not (layout.replica or dtensors.is_replica(gradient)) and (layout.rank == 0 or name in layout.splits)
         }
-        norm = clip_gradients(held, clip, counted, run.world.device)
+        norm = clip_gradients(local, clip, counted, run.world.device)
         defaults.step(run, Clip(norm=None, value=None))
         return StepResult(grad_norm=norm)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
-        """Return the parts of tensors that this rank holds; nothing is gathered."""
+        """Return this rank's parts of the tensors. Nothing is gathered."""
         dtensors.reshard(run.module)
-        mine: MeshState = run.strategy_state
-        return mine.layout.save(run)
+        mesh_state: MeshState = run.strategy_state
+        return mesh_state.layout.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState) -> bool:
-        """Read the parts of tensors that this rank holds."""
+        """Read this rank's parts of the tensors."""
         dtensors.reshard(run.module)
-        mine: MeshState = run.strategy_state
-        return mine.layout.load(run, state)
+        mesh_state: MeshState = run.strategy_state
+        return mesh_state.layout.load(run, state)
 
     def _shard(self, run: Run, model: nn.Module, units: dict[str, nn.Module], mesh: DeviceMesh) -> None:
         log.info("mesh: %s", fsdp_units.describe_units(model, units))
@@ -210,9 +213,9 @@ class MeshStrategy(MeshOptions):
         )
         for module in (*units.values(), model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        if hasattr(model, "generate"):  # of transformers; it calls parts of the model, whose weights must be there
+        if hasattr(model, "generate"):  # transformers' generate() calls parts of the model, which must be gathered
             register_fsdp_forward_method(model, "generate")
 
 
-def _group(mesh: DeviceMesh) -> Group:
-    return Group(mesh.get_group(), mesh.get_local_rank(), mesh.size())
+def _group(mesh: DeviceMesh) -> ParallelGroup:
+    return ParallelGroup(mesh.get_group(), mesh.get_local_rank(), mesh.size())

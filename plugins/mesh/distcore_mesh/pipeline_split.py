@@ -1,9 +1,9 @@
-"""Cutting a model into stages: what a rank does not hold of it stays in its place, absent.
+"""Split a model into pipeline stages. Placeholders replace the modules of other stages.
 
-Where a block of another stage was stands a module without parameters: the one before a stage's own blocks receives the
-hidden state, the one behind them sends it on. What comes before the blocks, such as embeddings, belongs to the first
-stage; what comes behind them, such as the head, to the last. In other stages these modules compute with zeros that take
-no memory, so that all shapes are right.
+A placeholder without parameters replaces each block of another stage. The one before a stage's own blocks receives the
+hidden state, the one after them sends it on. Modules before the blocks, such as embeddings, belong to the first stage.
+Modules after them, such as the head, belong to the last. In other stages these modules compute with zero-storage
+weights, so that all shapes are right.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distcore import StrategyError, repeated_blocks
-from distcore_mesh.absent import Absent, hollow, hollow_twin
+from distcore_mesh.placeholders import StagePlaceholder, make_zero_storage, zero_storage_copy
 from distcore_mesh.stages import Stages
 
 
-def of_stage(optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module) -> Optimizer:
-    """Have an optimizer step what ``model`` has left of the ``whole`` model's parameters, by their names.
+def keep_stage_parameters(optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.Module) -> Optimizer:
+    """Remove from an optimizer of the ``whole`` model all parameters that ``model``, a stage of it, no longer has.
 
-    Its groups stay: they say which learning rate a parameter has by the names and the number of blocks of the whole.
+    The optimizer is made for the whole model, because learning rates depend on all its names and blocks.
     """
     names = {parameter: name for name, parameter in whole.items()}
     left = dict(model.named_parameters())
@@ -34,12 +34,12 @@ def of_stage(optimizer: Optimizer, whole: Mapping[str, nn.Parameter], model: nn.
 
 
 def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
-    """Raise StrategyError, one line, unless ``pp`` ranks can share the blocks of ``model``, also of a skeleton.
+    """Raise StrategyError, one line, unless ``pp`` ranks with ``chunks`` stages each can share the model's blocks.
 
-    Of each of them ``chunks`` stages.
+    ``model`` may be on the meta device.
     """
     where = f"strategy_options.pp = {pp}"
-    path, blocks = _stack(model, where)
+    path, blocks = _find_stack(model, where)
     if len(blocks) % (pp * chunks):
         possible = ", ".join(str(number) for number in range(1, len(blocks) + 1) if len(blocks) % number == 0)
         product = "" if chunks == 1 else f"pp * pp_chunks = {pp * chunks} "
@@ -59,75 +59,77 @@ def check_stages(model: nn.Module, pp: int, chunks: int = 1) -> None:
         raise StrategyError(f"{where}: {buffers[0]} is a running statistic of a block, which other stages cannot see")
 
 
-def cut_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device) -> frozenset[str]:
-    """Leave in ``model`` what this rank holds, in place; return the names of its parameters.
+def split_into_stages(model: nn.Module, stages: Stages, dtype: torch.dtype, device: torch.device) -> frozenset[str]:
+    """Replace the modules of other stages in ``model``, in place. Return the names of this rank's parameters.
 
-    ``dtype`` is what parameters are computed in, on ``device``. Raises StrategyError as ``check_stages`` does.
+    Placeholders compute in ``dtype``, on ``device``. Raises StrategyError as ``check_stages`` does.
     """
     check_stages(model, stages.size, stages.chunks)
-    path, blocks = _stack(model, "")
+    path, blocks = _find_stack(model, "")
     stages.blocks = len(blocks) // (stages.size * stages.chunks)
     chunks = [stages.chunk_of(index // stages.blocks) for index in range(len(blocks))]
     kept = {_inside(path, index) for index, chunk in enumerate(chunks) if chunk is not None}
-    kept |= {*_cut_around(model, path, stages, dtype, device)}
+    kept |= {*_split_around(model, path, stages, dtype, device)}
     mine = frozenset(name for name, _ in model.named_parameters() if name.startswith(tuple(f"{k}." for k in kept)))
     container = cast(nn.ModuleList, model.get_submodule(path))
     for index, (block, chunk) in enumerate(zip(blocks, chunks, strict=True)):
-        absent = Absent(block, partial(stages.behind_absent, index))
+        placeholder = StagePlaceholder(block, partial(stages.pass_placeholder, index))
         if chunk is None:
             for module in block.modules():
-                hollow(module, dtype, device)
+                make_zero_storage(module, dtype, device)
             block.to(device)
-            container[index] = absent
+            container[index] = placeholder
         else:
-            stages.only_in(chunk, (container._modules, str(index), absent))
+            stages.replace_outside(chunk, (container._modules, str(index), placeholder))
     return mine
 
 
-def _cut_around(model: nn.Module, path: str, stages: Stages, dtype: torch.dtype, device: torch.device) -> Iterator[str]:
-    """Leave what is outside of the blocks in the first stage and the last; yield the names of what this rank has."""
-    before, behind = _around(model, path)
+def _split_around(
+    model: nn.Module, path: str, stages: Stages, dtype: torch.dtype, device: torch.device
+) -> Iterator[str]:
+    """Keep modules before the blocks in the first stage, and those after them in the last. Yield this rank's names."""
+    before, after = _modules_around(model, path)
     last = stages.size * stages.chunks - 1
-    for names, stage, misplaced in ((before, 0, "behind"), (behind, last, "before")):
+    for names, stage, misplaced in ((before, 0, "after"), (after, last, "before")):
         chunk = stages.chunk_of(stage)
         for name in names:
             module = model.get_submodule(name)
             module.register_forward_pre_hook(partial(_check_order, stages, name, misplaced))
             if chunk is None:
-                hollow(module, dtype, device)
+                make_zero_storage(module, dtype, device)
                 continue
             owner, _, attribute = name.rpartition(".")
             place = model.get_submodule(owner)._modules
-            stages.only_in(chunk, (place, attribute, hollow_twin(module, dtype, device)))
+            stages.replace_outside(chunk, (place, attribute, zero_storage_copy(module, dtype, device)))
             yield name
 
 
 def _check_order(stages: Stages, name: str, misplaced: str, _module: nn.Module, _inputs: object) -> None:
-    if stages.past is (misplaced == "behind"):  # not where activations are computed again in a backward pass
+    if stages.has_exchanged is (misplaced == "after"):  # None while a backward pass recomputes activations
         raise StrategyError(
             f"strategy 'mesh': with pp {name} is in the wrong stage: the model calls it {misplaced} the blocks"
         )
 
 
-def _stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
-    """Return the name of the one list that has the model's blocks, and these."""
+def _find_stack(model: nn.Module, where: str) -> tuple[str, list[nn.Module]]:
+    """Return the name of the one list that holds the model's blocks, and the blocks."""
     blocks = set(repeated_blocks(model).values())
-    found = {
+    stacks = {
         name: list(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
         and len(module) > 1
         and all(block in blocks for block in module)
     }
-    if len(found) != 1:
-        listed = ", ".join(found) or "none"
-        what = type(model).__name__
-        raise StrategyError(f"{where}: needs a model with one list of repeated blocks; {what} has: {listed}")
-    return next(iter(found.items()))
+    if len(stacks) != 1:
+        listed = ", ".join(stacks) or "none"
+        name = type(model).__name__
+        raise StrategyError(f"{where}: needs a model with one list of repeated blocks; {name} has: {listed}")
+    return next(iter(stacks.items()))
 
 
 def _inside(path: str, name: object) -> str:
-    """Return the name of something inside a module; the model's own path is empty."""
+    """Return the full name of ``name`` inside the module ``path``, which is empty for the model itself."""
     return f"{path}.{name}" if path else f"{name}"
 
 
@@ -136,22 +138,22 @@ def _is_inside(name: str, path: str) -> bool:
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """Yield the names of the modules around a module, the model's own (empty) first."""
+    """Yield the names of the modules that contain a module, the model's own (empty) name first."""
     parts = path.split(".")
     return (".".join(parts[:length]) for length in range(len(parts)))
 
 
-def _around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
-    """Return the names of modules with parameters of their own before the blocks, and behind them.
+def _modules_around(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
+    """Return the names of the modules with own parameters before the blocks, and of those after them.
 
-    In the order in which the model registers them; what it calls in another order is noticed as it runs.
+    The order is that of registration. ``_check_order`` reports a model that calls them in another order.
     """
     before: list[str] = []
-    behind: list[str] = []
-    found = before
+    after: list[str] = []
+    names = before
     for name, module in model.named_modules():
         if name == path:
-            found = behind
+            names = after
         elif not _is_inside(name, path) and any(True for _ in module.parameters(recurse=False)):
-            found.append(name)
-    return before, behind
+            names.append(name)
+    return before, after

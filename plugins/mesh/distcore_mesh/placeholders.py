@@ -1,4 +1,4 @@
-"""What stands in a model for the parts that other stages of a pipeline hold."""
+"""Replace the parts of a model that other pipeline stages hold by placeholders without memory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 from distcore import StrategyError
 
 
-class Absent(nn.Module):
-    """Stands where a block of another stage was, and takes the hidden state through in the form that the block gave it.
+class StagePlaceholder(nn.Module):
+    """Replaces a block of another stage, and passes the hidden state on in the form of the block's output.
 
-    Its first call runs the block itself, on zeros, to see that form.
+    The first call runs the block itself, on zeros, to learn the form of its output.
     """
 
     def __init__(self, block: nn.Module, exchange: Callable[[Tensor, torch.dtype], Tensor]) -> None:
-        """Stand for ``block``; ``exchange`` maps hidden state, and dtype of the block's output, to what goes on."""
+        """Replace ``block``. ``exchange`` maps its input and the dtype of its output to the next hidden state."""
         super().__init__()
         plain = {name: value for name, value in vars(block).items() if isinstance(value, str | int | float)}
         vars(self).update({name: value for name, value in plain.items() if name not in vars(self)})
-        self._block = [block]  # in a list, and so no submodule: it has no parameters of the model here
+        self._block = [block]  # in a list, so that it is no submodule and adds no parameters to the model
         self._exchange = exchange
         self._form: tuple[torch.dtype, int | None] | None = None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return what the block would return, with the hidden state that goes on."""
+        """Return the block's form of output, with the hidden state that ``exchange`` gives."""
         hidden = inputs[0] if inputs else next(iter(named.values()))
         if self._form is None:
             block = self._block.pop()
@@ -37,15 +37,15 @@ class Absent(nn.Module):
             with torch.no_grad():
                 block.eval()  # draws no random numbers, which would shift later ones
                 self._form = _form_of(block(*inputs, **named), hidden)
-            for module, mode in modes.items():  # it may be a block of this rank, absent in the pass of another chunk
+            for module, mode in modes.items():  # the block may be this rank's own, replaced in another chunk's pass
                 module.training = mode
         dtype, others = self._form
-        passed = self._exchange(hidden, dtype)
-        return passed if others is None else (passed, *(None for _ in range(others)))
+        output = self._exchange(hidden, dtype)
+        return output if others is None else (output, *(None for _ in range(others)))
 
 
 def _form_of(output: Any, hidden: Tensor) -> tuple[torch.dtype, int | None]:
-    """Return the dtype of a block's hidden state, and how many values follow it; ``None``: it is not in a tuple."""
+    """Return the dtype of a block's hidden state, and the number of values after it; ``None`` if it is no tuple."""
     first = output[0] if isinstance(output, tuple) else output
     others = output[1:] if isinstance(output, tuple) else ()
     if not isinstance(first, Tensor) or first.shape != hidden.shape or any(other is not None for other in others):
@@ -55,28 +55,28 @@ def _form_of(output: Any, hidden: Tensor) -> tuple[torch.dtype, int | None]:
     return first.dtype, len(others) if isinstance(output, tuple) else None
 
 
-def hollow(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace a module's own parameters by zeros that take no memory and are none of the model's parameters."""
+def make_zero_storage(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace a module's own parameters by zeros without memory, which are no parameters of the model."""
     for name, parameter in list(module._parameters.items()):
         if parameter is not None:
             del module._parameters[name]
             vars(module)[name] = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
     if isinstance(module, nn.Linear):
-        vars(module)["forward"] = partial(_one_row, module)
+        vars(module)["forward"] = partial(_zero_output, module)
 
 
-def hollow_twin(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return a hollow module beside ``module``: it has its children, its buffers, and the hooks that it has so far."""
-    twin = copy.copy(module)
+def zero_storage_copy(module: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return a copy of ``module`` with zero-storage parameters, and its children, buffers and present hooks."""
+    duplicate = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict) and name not in ("_modules", "_buffers"):
-            vars(twin)[name] = value.copy()
-    hollow(twin, dtype, device)
-    return twin
+            vars(duplicate)[name] = value.copy()
+    make_zero_storage(duplicate, dtype, device)
+    return duplicate
 
 
-def _one_row(linear: nn.Linear, inputs: Tensor) -> Tensor:
-    """The zeros that a layer without weights gives, in their shape and dtype, for the cost of one row."""
+def _zero_output(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    """Return the output of a layer with zero weights, in its shape and dtype, for the cost of one row."""
     row = nn.functional.linear(inputs.detach().reshape(-1, inputs.shape[-1])[:1], linear.weight, linear.bias)
     return (
         row[0].expand(*inputs.shape[:-1], row.shape[-1]) if len(row) else row.reshape(*inputs.shape[:-1], row.shape[-1])

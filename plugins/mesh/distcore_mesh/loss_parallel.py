@@ -1,7 +1,7 @@
-"""Loss parallelism: the logits of a split vocabulary stay split, and ranks join only the numbers of the cross entropy.
+"""Loss parallelism: the logits of a split vocabulary stay split, and ranks exchange only a few numbers a row.
 
-A model returns ``SplitLogits``, and tasks compute with them as with any tensor. The cross entropy of class numbers, and
-what comes before it in tasks, is computed on parts; anything else gathers the logits first.
+A model returns ``SplitLogits``, and tasks compute with them as with any tensor. A cross entropy with class numbers, and
+the reshapes that tasks do before it, are computed on the parts. Any other operation gathers the logits first.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from distcore_mesh.group import Group
+from distcore_mesh.parallel_group import ParallelGroup
 
 METADATA = frozenset({Tensor.dim, Tensor.is_floating_point, Tensor.register_hook}) | {
     getattr(Tensor, name).__get__ for name in ("dtype", "device", "requires_grad", "is_leaf", "grad_fn", "ndim")
 }
-"""What is the same of a part and of the whole."""
+"""Attributes and methods that are the same for a part and for the whole."""
 SHAPE: Any = getattr(Tensor, "shape").__get__  # noqa: B009 -- its type is that of a shape, not of the attribute
 REDUCTIONS = ("sum", "mean", "none")
 
 
 class SplitLogits(Tensor):
-    """This rank's part of logits, split along the last dimension; all but a cross entropy gathers the whole."""
+    """This rank's part of logits that are split along the last dimension; all operations but the loss gather them."""
 
-    group: Group
+    group: ParallelGroup
 
     @staticmethod
-    def of(part: Tensor, group: Group) -> SplitLogits:
-        """Return ``part``, shape ``(…, vocabulary / ranks)``, with its gradient, as the logits of a group of ranks."""
+    def of(part: Tensor, group: ParallelGroup) -> SplitLogits:
+        """Return ``part``, shape ``(…, vocabulary / ranks)``, as split logits of a group; gradients flow through."""
         logits = part.as_subclass(SplitLogits)
         logits.group = group
         return logits
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Compute on parts where that is known to be right, else on the whole."""
+        """Compute known operations on the part, and all others on the gathered logits."""
         named: dict[str, Any] = kwargs or {}
         logits = args[0] if args else None
         with torch._C.DisableTorchFunctionSubclass():
@@ -56,19 +56,19 @@ class SplitLogits(Tensor):
                     return SplitLogits.of(part.float(), group)
                 if (func, *args[1:]) in ((Tensor.flatten, 0, 1), (Tensor.view, -1, whole[-1])) and part.dim() == 3:
                     return SplitLogits.of(part.flatten(0, 1), group)
-                if func is F.cross_entropy and (found := _cross_entropy(part, group, *args[1:], **named)) is not None:
-                    return found
-            whole_args, whole_named = tree_map(_gathered, (args, named))
+                if func is F.cross_entropy and (loss := _cross_entropy(part, group, *args[1:], **named)) is not None:
+                    return loss
+            whole_args, whole_named = tree_map(_gather, (args, named))
             return func(*whole_args, **whole_named)
 
 
-def _gathered(value: Any) -> Any:
+def _gather(value: Any) -> Any:
     return value.group.gather(value.as_subclass(Tensor)) if isinstance(value, SplitLogits) else value
 
 
 def _cross_entropy(
     part: Tensor,
-    group: Group,
+    group: ParallelGroup,
     target: Tensor,
     weight: Tensor | None = None,
     size_average: Any = None,
@@ -77,7 +77,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return what torch's ``cross_entropy`` does with the whole; ``None`` for a form of it that is not known here."""
+    """Return torch's ``cross_entropy`` of the whole logits; ``None`` for arguments that are not supported."""
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
     if not plain or part.dim() != 2 or target.dim() != 1 or target.is_floating_point() or reduction not in REDUCTIONS:
         return None
@@ -90,10 +90,10 @@ def _cross_entropy(
 
 
 class _Losses(torch.autograd.Function):
-    """The negative log of the softmax at each target, shape ``(n,)``: two exchanges of some numbers a row."""
+    """The negative log of the softmax at each target, shape ``(n,)``, in two small all-reduces."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, target: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, part: Tensor, target: Tensor, group: ParallelGroup) -> Tensor:
         size = part.shape[-1]
         own = target - group.rank * size
         is_own = (own >= 0) & (own < size)
@@ -103,7 +103,7 @@ class _Losses(torch.autograd.Function):
         shifted = part - largest.unsqueeze(-1)
         hit = shifted.gather(-1, own).squeeze(-1).masked_fill(~is_own, 0.0)
         powers = shifted.exp_()
-        totals = group.sum(torch.stack((powers.sum(-1), hit)))
+        totals = group.all_reduce(torch.stack((powers.sum(-1), hit)))
         ctx.save_for_backward(powers.div_(totals[0].unsqueeze(-1)), own, is_own)
         return totals[0].log() - totals[1]
 
@@ -115,13 +115,13 @@ class _Losses(torch.autograd.Function):
         return part, None, None
 
 
-def keep_split(group: Group) -> Callable[..., Tensor]:
-    """Return a hook behind a layer's forward that leaves its output split in training, and gathers it in evaluation."""
+def keep_split(group: ParallelGroup) -> Callable[..., Tensor]:
+    """Return a forward hook that leaves a layer's output split in training, and gathers it in evaluation."""
 
-    def behind(_module: object, _inputs: object, part: Tensor) -> Tensor:
+    def wrap_output(_module: object, _inputs: object, part: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and part.requires_grad):
             return group.gather(part)
         group.forget()
         return SplitLogits.of(part, group)
 
-    return behind
+    return wrap_output

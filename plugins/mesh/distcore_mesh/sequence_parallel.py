@@ -1,8 +1,8 @@
 """Sequence parallelism: between the split parts of a block each rank of a tensor-parallel group has its own tokens.
 
-Norms, residuals and dropout, which every rank would compute alike, are computed for a part of every sequence. Before a
-split part ranks gather the tokens; behind it the sum over ranks leaves each with its own (Korthikanti et al., 2022,
-arXiv:2205.05198). It sends as much as the sums that it replaces.
+Without it every rank computes the same norms, residuals and dropout. With it each rank computes them for a part of
+every sequence. Before a split part, ranks gather the tokens; after it, a reduce-scatter leaves each rank its own
+(Korthikanti et al., 2022, arXiv:2205.05198). The traffic is that of the all-reduces that this replaces.
 """
 
 from __future__ import annotations
@@ -13,26 +13,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from distcore import StrategyError, repeated_blocks
-from distcore_mesh.group import Group
-from distcore_mesh.plans import model_type
-from distcore_mesh.sequences import Sequences, leave_behind
-from distcore_mesh.splits import Split
+from distcore_mesh.context_parallel import SplitSequences, gather_after
+from distcore_mesh.parallel_group import ParallelGroup
+from distcore_mesh.tensor_layout import TensorSplit
+from distcore_mesh.tp_plans import model_type
 
 MODEL_TYPES = (
     "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "gpt2", "bert", "roberta", "electra", "distilbert", "vit",
 )  # fmt: skip
-"""Model types that are known to work so; all of these are tested."""
+"""Model types whose blocks are known to work on a part of a sequence. All of them are tested."""
 INSIDE = frozenset({"colwise", "qkv_colwise", "rowwise", "replicated_with_grad_allreduce", "divided"})
-"""Styles whose modules may be in a block."""
+"""Styles that modules inside a block may have."""
 
 
 def check_tokens(model: nn.Module, styles: Mapping[str, str]) -> None:
-    """Raise StrategyError, one line, unless blocks of ``model``, also a skeleton, can compute parts of sequences."""
+    """Raise StrategyError, one line, unless the blocks of ``model`` can compute parts of sequences.
+
+    ``model`` may be on the meta device.
+    """
     kind = model_type(model)
     if kind not in MODEL_TYPES:
-        what = f"{type(model).__name__}{f' (model type {kind!r})' if kind else ''}"
+        name = f"{type(model).__name__}{f' (model type {kind!r})' if kind else ''}"
         raise StrategyError(
-            f"strategy_options.sequence_parallel: {what} is not known to compute parts of sequences (these are: "
+            f"strategy_options.sequence_parallel: {name} is not known to compute parts of sequences (these are: "
             f"{', '.join(MODEL_TYPES)})"
         )
     inside = _names(model)
@@ -40,8 +43,10 @@ def check_tokens(model: nn.Module, styles: Mapping[str, str]) -> None:
         raise StrategyError(f"strategy_options.sequence_parallel: not with the style {styles[other]!r} of {other}")
 
 
-def split_tokens(model: nn.Module, styles: Mapping[str, str], splits: Mapping[str, Split], group: Group) -> Sequences:
-    """Have the blocks of ``model`` keep the tokens of this rank; layers inside them are split by ``styles`` afterwards.
+def split_tokens(
+    model: nn.Module, styles: Mapping[str, str], splits: Mapping[str, TensorSplit], group: ParallelGroup
+) -> SplitSequences:
+    """Have the blocks of ``model`` keep this rank's tokens only. Call it before ``styles`` split the layers inside.
 
     Raises StrategyError as ``check_tokens`` does.
     """
@@ -54,23 +59,23 @@ def split_tokens(model: nn.Module, styles: Mapping[str, str], splits: Mapping[st
         and name not in splits
         and styles.get(name.rpartition(".")[0]) != "replicated_with_grad_allreduce"
     }
-    sequences = Sequences(group, frozenset(alike))
+    sequences = SplitSequences(group, frozenset(alike))
     begins = {name.rpartition(".")[0] for name in inside if styles.get(name) in ("colwise", "qkv_colwise")}
     for name in begins:
-        model.get_submodule(name).register_forward_pre_hook(_changing(sequences.gather), with_kwargs=True)
-    blocks[0].register_forward_pre_hook(_changing(sequences.enter), with_kwargs=True)
-    leave_behind(blocks[-1], sequences)
+        model.get_submodule(name).register_forward_pre_hook(_hidden_state_hook(sequences.gather), with_kwargs=True)
+    blocks[0].register_forward_pre_hook(_hidden_state_hook(sequences.enter), with_kwargs=True)
+    gather_after(blocks[-1], sequences)
     return sequences
 
 
 def _names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the modules in the blocks."""
+    """Return the names of the modules inside the blocks."""
     inside = {id(module) for block in repeated_blocks(model).values() for module in block.modules()}
     return frozenset(name for name, module in model.named_modules() if id(module) in inside)
 
 
-def _changing(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    """Return a hook before a forward that changes the hidden state."""
+def _hidden_state_hook(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """Return a forward pre-hook that changes the hidden state."""
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if inputs:
