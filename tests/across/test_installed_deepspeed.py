@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distcore.testing import problem
-from distcore_deepspeed.sections import SECTIONS
+from distcore_deepspeed.config_keys import SECTIONS
 from distcore_migrate import deepspeed_config
 
 JOB = f"train --strategy ddp --nproc 1 --task {problem.__file__}:Problem --lr 0.01 --max-steps 1 --set device=cpu"

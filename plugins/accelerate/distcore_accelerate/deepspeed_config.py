@@ -9,7 +9,7 @@ from typing import Any
 from distcore import ConfigError, nearest
 from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.settings import Settings, Tree
-from distcore_deepspeed import Setting, UserConfig, read
+from distcore_deepspeed import Setting, UserConfig, read_config
 
 ZERO = "zero_optimization"
 KEY_IN_JSON = {
@@ -63,13 +63,13 @@ def _json(options: AccelerateOptions, section: Tree, source: str) -> UserConfig:
     file = section.get("deepspeed_config_file")
     named = options.deepspeed_config if options.deepspeed_config is not None else file
     if named is None:
-        return read(_nested(_values(section)), source)
+        return read_config(_nested(_values(section)), source)
     if beside:
         raise ConfigError(
             f"{source}: deepspeed_config.{beside[0]} beside a DeepSpeed JSON file: Accelerate would ignore it; put it "
             "into the JSON"
         )
-    return read(named, "deepspeed_config_file" if named is file else "strategy_options.deepspeed_config")
+    return read_config(named, "deepspeed_config_file" if named is file else "strategy_options.deepspeed_config")
 
 
 def _values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

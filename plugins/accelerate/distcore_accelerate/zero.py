@@ -35,12 +35,12 @@ from distcore_deepspeed import (
     UserConfig,
     check_evaluation,
     check_training,
+    checkpoint,
     engine,
     library,
-    partitions,
-    planned,
     resolve,
-    traced,
+    traced_engine,
+    zero_memory,
 )
 
 UNUSED = "the buffer that holds an unused parameter is stepped as a whole: weight decay moves it"
@@ -86,11 +86,11 @@ class ZeRO(Backend):
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return what DeepSpeed holds and sends at the user's stage."""
-        return planned(self.user, config, skeleton, ranks, make_optimizer)
+        return zero_memory(self.user, config, skeleton, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return DeepSpeed's engine as it runs without values; raises ConfigError for state on NVMe."""
-        return traced(self.user, self.capabilities())
+        return traced_engine(self.user, self.capabilities())
 
     def plugins(self, config: RunConfig, world: World) -> dict[str, Any]:
         """Start DeepSpeed's communication; return its plugin with nothing but the stage."""
@@ -127,11 +127,11 @@ class ZeRO(Backend):
 
     def save(self, run: Run) -> State:
         """Return master weights and optimizer state of this rank's partitions."""
-        return partitions.save(run)
+        return checkpoint.save(run)
 
     def load(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Load model, master weights and optimizer state of this rank's partitions; always true."""
-        return partitions.load(run, state, progress)
+        return checkpoint.load(run, state, progress)
 
     def teardown(self) -> None:
         """Forget DeepSpeed's process groups."""

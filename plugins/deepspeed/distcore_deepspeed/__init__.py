@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distcore_deepspeed import checkpoint as checkpoint
     from distcore_deepspeed import engine as engine
     from distcore_deepspeed import library as library
-    from distcore_deepspeed import partitions as partitions
     from distcore_deepspeed.checks import check_evaluation as check_evaluation
     from distcore_deepspeed.checks import check_training as check_training
-    from distcore_deepspeed.derived import resolve as resolve
     from distcore_deepspeed.json_config import Setting as Setting
     from distcore_deepspeed.json_config import UserConfig as UserConfig
-    from distcore_deepspeed.json_config import read as read
-    from distcore_deepspeed.memory import planned as planned
-    from distcore_deepspeed.tracing import traced as traced
+    from distcore_deepspeed.json_config import read_config as read_config
+    from distcore_deepspeed.memory import zero_memory as zero_memory
+    from distcore_deepspeed.resolve_config import resolve as resolve
+    from distcore_deepspeed.tracing import traced_engine as traced_engine
 
 __version__ = "0.1.0"
 
@@ -31,11 +31,11 @@ _HOME = {
     "check_training": "checks",
     "engine": "engine",
     "library": "library",
-    "partitions": "partitions",
-    "planned": "memory",
-    "read": "json_config",
-    "resolve": "derived",
-    "traced": "tracing",
+    "checkpoint": "checkpoint",
+    "zero_memory": "memory",
+    "read_config": "json_config",
+    "resolve": "resolve_config",
+    "traced_engine": "tracing",
 }
 __all__ = sorted(_HOME)
 

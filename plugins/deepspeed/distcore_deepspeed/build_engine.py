@@ -1,4 +1,4 @@
-"""Building DeepSpeed's engine around the model of a run, for training or for evaluation."""
+"""Build DeepSpeed's engine around the model of a run, for training or for evaluation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults
-from distcore_deepspeed import drawn, engine, library, ops
-from distcore_deepspeed.derived import resolve
+from distcore_deepspeed import deferred_partitions, engine, library, ops
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
+from distcore_deepspeed.resolve_config import resolve
 
 log = logging.getLogger("distcore")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,33 +25,33 @@ def build(
     make_optimizer: OptimizerFactory | None,
     activation_checkpointing: bool = False,
 ) -> PreparedModel:
-    """Return the engine, and the optimizer that it steps on this rank's partitions; no optimizer for evaluation."""
+    """Build the engine, and the optimizer that it steps on this rank's partitions; no optimizer for evaluation."""
     tree = resolve(user, run, model, training=make_optimizer is not None)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
     values: Values | None = run.strategy_state
     if make_optimizer is None:
         if values is not None:
-            drawn.partition(model, values, tree)
-        return PreparedModel(model=_for_evaluation(user, run, model, tree), optimizer=None)
-    own = _optimizer_arguments(user, run, make_optimizer(model))  # while the parameters have their shapes
-    exact = None if values is None else drawn.partition(model, values, tree)
+            deferred_partitions.partition(model, values, tree)
+        return PreparedModel(model=_wrap_for_evaluation(user, run, model, tree), optimizer=None)
+    own = _optimizer_arguments(user, run, make_optimizer(model))  # before partitioning empties the parameters
+    exact = None if values is None else deferred_partitions.partition(model, values, tree)
     return engine.prepare(run, model, tree, lambda: library.initialize(model=model, config=tree, **own), exact)
 
 
 def _optimizer_arguments(user: UserConfig, run: Run, optimizer: torch.optim.Optimizer) -> Tree:
-    """The arguments of ``initialize`` that give it distcore's optimizer, or DeepSpeed's with the same groups."""
+    """Return the arguments of ``initialize`` for distcore's optimizer, or for DeepSpeed's with the same groups."""
     if optimizer_type(run.config, user) is not None:
         groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in optimizer.param_groups]
         return {"model_parameters": groups}
     if user.offload("offload_optimizer") != "none" and run.world.is_main:
-        kind = type(optimizer).__name__
-        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is %s", kind)
+        name = type(optimizer).__name__
+        log.info("zero_force_ds_cpu_optimizer is false: the optimizer that is offloaded is %s", name)
     return {"optimizer": optimizer}
 
 
-def _for_evaluation(user: UserConfig, run: Run, model: nn.Module, tree: Tree) -> nn.Module:
-    """Shard the parameters at stage 3; at the other stages there is nothing to shard without an optimizer."""
+def _wrap_for_evaluation(user: UserConfig, run: Run, model: nn.Module, tree: Tree) -> nn.Module:
+    """Shard the parameters at stage 3. The other stages shard nothing without an optimizer."""
     ops.build_for(tree)
     if user.stage == 3:
         with engine.quiet():

@@ -1,8 +1,8 @@
-"""DeepSpeed's partitions in checkpoints: fp32 master weights and optimizer state of this rank, by neutral name.
+"""DeepSpeed's partitions in checkpoints: this rank's fp32 master weights and optimizer state, by neutral name.
 
-Where they lie depends on the stage: at 0 the parameters themselves; at 1 and 2 flat buffers, one per parameter group,
-cut in as many partitions as there are ranks; at 3 partitions of each parameter. DeepSpeed's ``safe_get_full_*`` are
-not used: they gather what they return, miss the state of the second parameter group, and know no step count.
+Master weights are the parameters themselves at stage 0. At stages 1 and 2 they are flat buffers, one per parameter
+group, cut into one partition per rank. At stage 3 each parameter has partitions. DeepSpeed's ``safe_get_full_*`` are
+not used: they gather whole tensors, miss the state of the second parameter group, and know no step count.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch import Tensor, nn
 from distcore import Piece, Progress, Run, SavedState, State, defaults, flat_buffers
 
 Locate = Callable[[nn.Parameter], tuple[int, int, int]]
-"""Of this rank's fragment of a parameter: offset in the master buffer, start in the flattened parameter, elements."""
+"""Map a parameter to this rank's fragment: offset in the master buffer, start in the flat parameter, elements."""
 
 
 def save(run: Run) -> State:
-    """Return master weights and optimizer state of this rank's partitions, and the rest of the model as it is."""
-    return dict(_untrained(run)) | flat_buffers.save(parts(run), run.optimizer)
+    """Return master weights and optimizer state of this rank's partitions, and the tensors that are not trained."""
+    return dict(_frozen_entries(run)) | flat_buffers.save(parts(run), run.optimizer)
 
 
 @torch.no_grad()
 def load(run: Run, saved: SavedState, progress: Progress) -> bool:
-    """Load the model, its master weights, the optimizer's state and the place in DeepSpeed's schedule; always true."""
+    """Load the model, its master weights, the optimizer's state and DeepSpeed's schedule; always true."""
     for name, tensor in defaults.model_state(run).items():
         _write(tensor, name, saved)
     its_own = type(run.optimizer).__module__.startswith("deepspeed.")
     flat_buffers.load(parts(run), run.optimizer, saved, int if its_own else None)
     scheduler = getattr(run.model, "lr_scheduler", None)
     if scheduler is not None and (steps := _steps_taken(saved, progress)):
-        scheduler.step(steps - 1)  # it counts from -1
+        scheduler.step(steps - 1)  # DeepSpeed counts from -1
     return True
 
 
@@ -51,13 +51,13 @@ def parts(run: Run) -> Iterator[flat_buffers.Part]:
 
 
 def _steps_taken(saved: SavedState, progress: Progress) -> int:
-    """Optimizer steps that a checkpoint's optimizer has taken; those of the run if it does not count them."""
+    """Return the steps of the saved optimizer; those of the run if the optimizer does not count them."""
     counts = (float(saved[name]) for name in saved if name.endswith(f"/{flat_buffers.STEP}"))
     return int(max(counts, default=progress.step))
 
 
 def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], list[list[nn.Parameter]], Locate]]:
-    """Yield the fp32 tensors that are stepped, the parameters in each, and where in it a parameter lies."""
+    """Yield the fp32 master tensors, the parameters in each, and a function that locates a parameter in its tensor."""
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         yield optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, lambda p: _partition_of(optimizer, p)
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
@@ -70,22 +70,22 @@ def _master_weights(run: Run, optimizer: Any) -> Iterator[tuple[list[Tensor], li
 
 
 def _partition_of(optimizer: Any, parameter: Any) -> tuple[int, int, int]:
-    """Stage 3 cuts each parameter in equal partitions; the last ones may be padded, or nothing but padding."""
+    """Locate a parameter at stage 3: its partitions are equal, and the last ones may be partly or wholly padding."""
     _, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = min(size * parameter.ds_process_group.rank(), parameter.ds_numel)
     return offset, start, min(size, parameter.ds_numel - start)
 
 
 def _fragment_of(parameter: Any) -> tuple[int, int, int]:
-    """Stages 1 and 2 cut the flat buffer of a group, wherever the cut falls in a parameter."""
+    """Locate a parameter at stages 1 and 2: partitions of a group's flat buffer may begin inside a parameter."""
     mapping = parameter._hp_mapping
-    if mapping is None:  # all of it is in other ranks' partitions
+    if mapping is None:  # the parameter is in other ranks' partitions
         return 0, 0, 0
     return mapping.hp_fragment_address.start, mapping.lp_fragment_address.start, mapping.hp_fragment_address.numel
 
 
-def _untrained(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
-    """Yield buffers, and parameters that are not trained."""
+def _frozen_entries(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
+    """Yield buffers and frozen parameters as entries of the state."""
     trained = {f"model/{part.name}" for part in parts(run)}
     tensor: Any
     for name, tensor in defaults.model_state(run).items():
@@ -99,7 +99,7 @@ def _untrained(run: Run) -> Iterator[tuple[str, Tensor | Piece]]:
 
 
 def _local_partition(parameter: Any) -> tuple[Tensor, int] | None:
-    """This rank's partition of a parameter at stage 3, without padding, and its start; ``None`` if it has none."""
+    """Return this rank's partition of a parameter at stage 3, without padding, and its start; ``None``: no elements."""
     partition = parameter.ds_tensor.detach().reshape(-1)
     start = partition.numel() * parameter.ds_process_group.rank()
     count = min(partition.numel(), parameter.ds_numel - start)
@@ -107,12 +107,12 @@ def _local_partition(parameter: Any) -> tuple[Tensor, int] | None:
 
 
 def _write(tensor: Any, name: str, saved: SavedState) -> None:
-    """Write the saved values of a parameter or buffer into what the forward pass reads."""
+    """Write the saved values of a parameter or buffer into the tensor that the forward pass reads."""
     if not hasattr(tensor, "ds_tensor"):
         tensor.copy_(saved[name])
         return
     if (local := _local_partition(tensor)) is not None:
         values, start = local
         values.copy_(saved.piece(name, start, len(values)))
-    if tensor.numel() == tensor.ds_numel:  # small ones stay gathered between steps
+    if tensor.numel() == tensor.ds_numel:  # a small parameter stays gathered between steps
         tensor.data.copy_(saved[name])

@@ -1,4 +1,4 @@
-"""What is refused before any rank starts: what DeepSpeed would refuse late, ignore, or get wrong."""
+"""Refuse settings before any rank starts that DeepSpeed would refuse late, ignore, or get wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from distcore import ConfigError, RunConfig
 from distcore_deepspeed import library, ops
-from distcore_deepspeed.derived import BY_HIDDEN_SIZE, derived_settings
+from distcore_deepspeed.config_keys import unknown_keys, wrong_values
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig, fill
 from distcore_deepspeed.optimizers import (
     LATER,
@@ -16,11 +16,11 @@ from distcore_deepspeed.optimizers import (
     optimizer_type,
     scheduler_settings,
 )
-from distcore_deepspeed.sections import unknown_keys, wrong_values
+from distcore_deepspeed.resolve_config import BY_HIDDEN_SIZE, derived_settings
 
 
 def check_training(user: UserConfig, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for whatever can be known to go wrong before ranks start to train."""
+    """Raise ConfigError, one line, for settings of a training run that DeepSpeed cannot do."""
     if config.precision != "fp32" and user.stage == 0:
         raise ConfigError(
             f"{ZERO}.stage = 0 with precision = {config.precision!r}: DeepSpeed's optimizer is one step ahead there "
@@ -34,15 +34,18 @@ def check_training(user: UserConfig, config: RunConfig) -> None:
 
 
 def check_evaluation(user: UserConfig, config: RunConfig) -> None:
-    """The same where ranks only evaluate: there is no optimizer, and batches may have any size."""
+    """Raise ConfigError, one line, for settings of an evaluation that DeepSpeed cannot do.
+
+    An evaluation has no optimizer, and batches of any size.
+    """
     _check_json(user.for_evaluation(), config)
 
 
 def _check_adam(user: UserConfig, kind: str | None) -> None:
-    """Refuse DeepSpeed's own Adam where it is asked for by name and cannot be compiled."""
-    asked = user.get("optimizer.params.torch_adam") is False
+    """Refuse DeepSpeed's own Adam if the user demands it and it cannot be compiled."""
+    is_demanded = user.get("optimizer.params.torch_adam") is False
     builder = ops.adam(user.offload("offload_optimizer"))
-    if asked and kind in ("Adam", "AdamW") and not ops.can_load(builder):
+    if is_demanded and kind in ("Adam", "AdamW") and not ops.can_load(builder):
         raise ConfigError(
             f"optimizer.params.torch_adam = false: DeepSpeed's {builder.name} cannot be compiled here (no C++ compiler "
             "or ninja); install them, or leave torch_adam out"
@@ -53,9 +56,9 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
     if config.precision == "fp16" and config.device == "cpu" and not library.fp16_on_cpu():
         raise ConfigError("precision = 'fp16': DeepSpeed has no fp16 on a CPU; use --precision bf16 or fp32")
     if "sparse_attention" in user.tree:
-        gone = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
+        reason = f"DeepSpeed dropped it in 0.19.7; here is {version('deepspeed')}"
         raise ConfigError(
-            f"{user.source}: sparse_attention: {gone}; take it out, and the model's own attention is used"
+            f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention is used"
         )
     ranks = config.nproc if isinstance(config.nproc, int) else 1
     settings = [*derived_settings(user, config, ranks), *scheduler_settings(config, user, None)]
@@ -64,17 +67,17 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
     _check_offload(tree[ZERO])
     if wrong := list(wrong_values(tree)):
         raise ConfigError(f"{user.source}: {'; '.join(wrong)}")
-    library.import_ahead()
+    library.import_before_fork()
 
 
 def _with_optimizer_type(user: UserConfig, config: RunConfig) -> Tree:
-    """The JSON, with the type of an optimizer that distcore's config names."""
+    """Return the JSON with the type of the optimizer, which distcore's config may name."""
     section = user.tree.get("optimizer")
     return user.tree | ({"optimizer": section | {"type": optimizer_type(config, user)}} if section else {})
 
 
 def _check_offload(section: Tree) -> None:
-    """Refuse offload that DeepSpeed would accept and not do, or that lacks something."""
+    """Refuse offload that DeepSpeed would silently ignore, or that lacks a folder or a library."""
     stage = section["stage"]
     for name in ("offload_optimizer", "offload_param"):
         offload = section.get(name) or {}
@@ -86,5 +89,5 @@ def _check_offload(section: Tree) -> None:
             raise ConfigError(
                 f"{ZERO}.{name}.device = {device!r}: DeepSpeed ignores it at stage {stage}; use stage={lowest}"
             )
-        if device == "nvme" and (lacking := ops.lacking_for_nvme()):
+        if device == "nvme" and (lacking := ops.missing_for_nvme()):
             raise ConfigError(f"{ZERO}.{name}.device = 'nvme': DeepSpeed's async_io needs {lacking}; install it")

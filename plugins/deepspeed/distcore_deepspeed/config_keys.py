@@ -1,4 +1,4 @@
-"""The keys of DeepSpeed's config, section by section: most sections ignore an unknown key without a word."""
+"""The known keys of DeepSpeed's config, section by section. DeepSpeed itself ignores most unknown keys silently."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ MODELS: dict[str, type[BaseModel]] = {
     "fp16": DeepSpeedFP16Config,
     "bf16": DeepSpeedBF16Config,
 }
-"""Sections that DeepSpeed has a pydantic model of."""
-NAMED = frozenset({"type", "params", "legacy_fusion"})
+"""Sections for which DeepSpeed has a pydantic model."""
+TYPE_AND_PARAMS = frozenset({"type", "params", "legacy_fusion"})
 """Keys of the sections ``optimizer`` and ``scheduler``."""
-OF_ENGINE = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
+ENGINE_ONLY = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
 """Parameters of Adam that DeepSpeed's engine reads and does not pass on."""
 
 
 def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
-    """Name each key that DeepSpeed does not know, with the nearest that it knows."""
-    known: dict[str, Collection[str]] = {"": SECTIONS, "optimizer": NAMED, "scheduler": NAMED}
+    """Return a message for each key that DeepSpeed does not know, with the nearest known key."""
+    known: dict[str, Collection[str]] = {"": SECTIONS, "optimizer": TYPE_AND_PARAMS, "scheduler": TYPE_AND_PARAMS}
     known |= {path: _fields(model) for path, model in MODELS.items()}
-    known |= {"optimizer.params": _optimizer_takes(tree, device, offload), "scheduler.params": _scheduler_takes(tree)}
+    known |= {
+        "optimizer.params": _optimizer_arguments(tree, device, offload),
+        "scheduler.params": _scheduler_arguments(tree),
+    }
     return [
         f"unknown key {f'{path}.{key}'.lstrip('.')!r}{nearest(key, names)}"
         for path, names in known.items()
@@ -61,14 +64,14 @@ def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
 
 
 def wrong_values(tree: Tree) -> Iterator[str]:
-    """Name each value that DeepSpeed would refuse, in the sections that it has a pydantic model of."""
+    """Yield a message for each value that DeepSpeed would refuse, in the sections with a pydantic model."""
     for path, model in MODELS.items():
         if "." in path:
             continue
         known = _fields(model)
-        given = {key: value for key, value in _section(tree, path).items() if value != AUTO and key in known}
+        values = {key: value for key, value in _section(tree, path).items() if value != AUTO and key in known}
         try:
-            model(**given)
+            model(**values)
         except ValidationError as error:
             for one in error.errors():
                 if one["type"] != "extra_forbidden":  # unknown_keys names it
@@ -85,13 +88,13 @@ def _section(tree: Tree, path: str) -> Tree:
     return section if isinstance(section, dict) else {}
 
 
-def _scheduler_takes(tree: Tree) -> set[str]:
+def _scheduler_arguments(tree: Tree) -> set[str]:
     scheduler = getattr(lr_schedules, str(_section(tree, "scheduler").get("type")), None)
     return _arguments(scheduler) - {"optimizer", "last_batch_iteration"} if inspect.isclass(scheduler) else set()
 
 
-def _optimizer_takes(tree: Tree, device: str, offload: str) -> set[str]:
-    """Parameters of the class that DeepSpeed builds; empty if it has none of that name."""
+def _optimizer_arguments(tree: Tree, device: str, offload: str) -> set[str]:
+    """Return the parameters of the optimizer class that DeepSpeed builds; empty if it has none of that name."""
     section = _section(tree, "optimizer")
     kind, params = section.get("type"), _section(section, "params")
     if kind == "Lamb":
@@ -100,7 +103,7 @@ def _optimizer_takes(tree: Tree, device: str, offload: str) -> set[str]:
         return _arguments(FusedLamb) - {"params"}
     if kind not in ("Adam", "AdamW"):
         return set()
-    return _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"} | OF_ENGINE
+    return _arguments(_adam(params.get("torch_adam"), device, offload)) - {"params", "model_params"} | ENGINE_ONLY
 
 
 def _adam(of_torch: Any, device: str, offload: str) -> Any:
@@ -111,5 +114,5 @@ def _adam(of_torch: Any, device: str, offload: str) -> Any:
     return FusedAdam if offload == "none" else DeepSpeedCPUAdam
 
 
-def _arguments(taken: Any) -> set[str]:
-    return set(inspect.signature(taken).parameters)
+def _arguments(cls: Any) -> set[str]:
+    return set(inspect.signature(cls).parameters)

@@ -1,4 +1,4 @@
-"""Stage 3 for a model with random weights that no rank builds whole: each parameter is partitioned as it is drawn."""
+"""Stage 3 for a model with random weights: each parameter is partitioned as it is drawn, so no rank builds it whole."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from distcore_deepspeed.json_config import ZERO, Tree, UserConfig
 from distcore_deepspeed.library import Init
 
 SMALLEST = 2**18
-"""Bytes from which a tensor goes back to the system while partitions are made.
+"""Bytes from which a freed tensor returns to the system while partitions are made.
 
-Between them the values that they are made of are freed again, and glibc 2.36 gives such a gap to no tensor of the same
-size: ranks took up to half more memory than their partitions.
+The whole values are freed between the partitions. glibc 2.36 does not reuse such a gap for a tensor of the same size,
+so ranks took up to half more memory than their partitions.
 """
 
 
 def can_partition(user: UserConfig) -> bool:
-    """True if stage 3 can begin with partitions: in memory, and cut over all ranks."""
+    """Return True if the model can be partitioned as it is drawn: at stage 3, in memory, and over all ranks."""
     return user.stage == 3 and user.keeps_masters and user.get(f"{ZERO}.mics_shard_size") is None
 
 
 def partition(model: nn.Module, values: Values, tree: Tree) -> dict[str, Tensor]:
-    """Partition the parameters of ``model``, which are on the meta device, with ``values``, as ``tree`` says.
+    """Partition the parameters of ``model``, which is on the meta device, and fill them with ``values``.
 
-    Returns of each the fp32 values of this rank's partition if the model's own are in 16 bits; else nothing.
+    ``tree`` is DeepSpeed's config. If the model's precision is 16 bits, returns the fp32 values of this rank's
+    partitions, by name; else an empty dict.
     """
     return_large_blocks(SMALLEST)
     with engine.quiet():
-        begun = _Begun(model, values, tree)
+        init = _DeferredInit(model, values, tree)
     return_large_blocks()
-    for module in model.modules():  # DeepSpeed moves no model that is partitioned
+    for module in model.modules():  # DeepSpeed does not move the buffers of a partitioned model
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(begun.local_device))
-    return begun.exact
+            setattr(module, name, buffer.to(init.local_device))
+    return init.exact
 
 
-class _Begun(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
-    """DeepSpeed's partitioning, of parameters that have no values yet, and without a broadcast of them."""
+class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
+    """DeepSpeed's partitioning for parameters without values, and without its broadcast."""
 
     def __init__(self, model: nn.Module, values: Values, tree: Tree) -> None:
         self._values = values
@@ -50,11 +51,11 @@ class _Begun(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
         super().__init__(module=model, config_dict_or_path=tree)
 
     def _convert_to_zero_parameters(self, param_list: Iterable[nn.Parameter]) -> None:
-        """Convert all parameters of the model, in the order in which they are drawn, the same on every rank."""
+        """Convert all parameters in the order in which they are drawn, which is the same on every rank."""
         own: dict[str, Any] = dict(self.module.named_parameters())
-        for name, drawn in self._values(lambda name: self._part(own[name].numel())):
-            parameter, (start, count) = own[name], self._part(own[name].numel())
-            # Of what lies outside of the partition no page is touched, and on a CPU it takes no memory.
+        for name, drawn in self._values(lambda name: self._interval(own[name].numel())):
+            parameter, (start, count) = own[name], self._interval(own[name].numel())
+            # Only the pages of the partition are written, so on a CPU the rest takes no memory.
             whole = torch.empty(parameter.shape, dtype=self.dtype, device=self.local_device)
             whole.view(-1)[start : start + count] = drawn
             filled = nn.Parameter(whole, requires_grad=parameter.requires_grad)
@@ -65,8 +66,8 @@ class _Begun(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 
-    def _part(self, elements: int) -> tuple[int, int]:
-        """Return start and length of this rank's partition, without padding; all where ranks keep a second one."""
+    def _interval(self, elements: int) -> tuple[int, int]:
+        """Return start and length of this rank's partition, without padding; the whole with secondary partitions."""
         if self.zero_param_process_group is not None:
             return 0, elements
         size = -(-elements // self.dp_world_size)

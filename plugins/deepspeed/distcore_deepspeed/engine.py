@@ -1,4 +1,4 @@
-"""DeepSpeed's engine in a run of distcore: made ready for training, and what the hooks of a step do with it."""
+"""DeepSpeed's engine in a run of distcore: prepare it for training, and run the hooks of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from distcore import Clip, DistcoreError, PreparedModel, Run, StepResult, defaults, flat_buffers, hookimpl
-from distcore_deepspeed import library, ops, partitions
+from distcore_deepspeed import checkpoint, library, ops
 from distcore_deepspeed.json_config import Tree
 from distcore_deepspeed.loss_scale import dynamic_scale
 
@@ -28,24 +28,24 @@ class LossScaleError(DistcoreError):
 def prepare(
     run: Run, model: nn.Module, tree: Tree, initialize: Callable[[], Any], exact: Mapping[str, Tensor] | None = None
 ) -> PreparedModel:
-    """Return the engine that ``initialize`` builds around ``model``, and the optimizer that it steps on its partitions.
+    """Build the engine around ``model`` by ``initialize``; return it with the optimizer that it steps.
 
-    ``tree``: the resolved config that ``initialize`` gives DeepSpeed; the extensions that it needs are compiled first.
-    Master weights start from the model's own fp32 weights in any precision. ``exact`` has those of this rank's
-    partitions, by name, where the model is already partitioned in 16 bits.
+    ``tree`` is the resolved config that ``initialize`` gives DeepSpeed; the extensions for it are compiled first.
+    Master weights start from the model's own fp32 weights in any precision. For a model that is already partitioned in
+    16 bits, ``exact`` has the fp32 values of this rank's partitions, by name.
     """
     ops.build_for(tree)
     if exact is None:
         exact = {name: p.data for name, p in model.named_parameters()} if run.config.precision != "fp32" else {}
     with quiet():
         engine = initialize()
-    library.follow_order(engine)
-    library.limit_waiting(run.config.timeout)
+    library.refresh_release_order(engine)
+    library.set_timeouts(run.config.timeout)
     scale = dynamic_scale(engine.optimizer)
     prepared = PreparedModel(model=engine, optimizer=engine.basic_optimizer, loss_scale=scale, state=engine)
     if exact:
         # DeepSpeed took its master weights from a model that was already rounded to 16 bits.
-        flat_buffers.copy_weights(partitions.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
+        flat_buffers.copy_weights(checkpoint.parts(replace(run, model=engine, optimizer=prepared.optimizer)), exact)
         defaults.results_in_fp32(engine)
     if run.config.clip.value is not None and engine.zero_optimization_stage() > 0:
         defaults.clip_values_before_step(engine.basic_optimizer, run.config.clip.value)
@@ -54,34 +54,34 @@ def prepare(
 
 def accumulate(run: Run, last: bool) -> AbstractContextManager[object]:
     """Tell the engine whether the next backward pass is the step's last, after which gradients are reduced."""
-    # Not DeepSpeed's own count of micro-batches: the last step of an epoch may have fewer of them.
+    # DeepSpeed's own count of micro-batches would be wrong for the last step of an epoch, which may have fewer.
     run.strategy_state.set_gradient_accumulation_boundary(last)
     return _NOTHING
 
 
 def backward(run: Run, loss: Tensor) -> Tensor:
     """Accumulate gradients for ``loss``; return it detached."""
-    # The loss is scaled already: DeepSpeed must not divide it by the number of micro-batches. Its mean over
+    # The loss is already scaled, so DeepSpeed must not divide it by the number of micro-batches. DeepSpeed's mean over
     # ranks is the one that Capabilities.gradients declares.
     run.strategy_state.backward(loss, scale_wrt_gas=False)
     return loss.detach()
 
 
 def step(run: Run, clip: Clip) -> StepResult:
-    """Clip and take the optimizer's step; raises LossScaleError if fp16 overflows at the smallest loss scale."""
+    """Clip and take the optimizer's step. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
     engine = run.strategy_state
-    if engine.zero_optimization_stage() == 0:  # where DeepSpeed clips but does not report the norm
+    if engine.zero_optimization_stage() == 0:  # at stage 0 DeepSpeed clips, but does not report the norm
         assert run.optimizer is not None  # the loop only steps runs that train
         norm = defaults.clip_gradients(run.optimizer, clip)
         engine.step()
         return StepResult(grad_norm=norm)
-    with explained():
+    with explain_overflow():
         engine.step()
     return StepResult(grad_norm=None if clip.norm is None else engine.get_global_grad_norm())
 
 
 class StepHooks:
-    """The hooks of a step, for a strategy whose model is DeepSpeed's engine."""
+    """The hooks of a step for a strategy that trains with DeepSpeed's engine."""
 
     @hookimpl
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
@@ -95,13 +95,13 @@ class StepHooks:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Clip and step with the engine; raises LossScaleError if fp16 overflows at the smallest loss scale."""
+        """Clip and step with the engine. Raises LossScaleError if fp16 overflows at the smallest loss scale."""
         return step(run, clip)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn DeepSpeed's error about a loss scale at its minimum into one line that says what to do."""
+def explain_overflow() -> Iterator[None]:
+    """Turn DeepSpeed's error about the smallest loss scale into one line with a remedy."""
     try:
         yield
     except Exception as error:
@@ -115,7 +115,7 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what DeepSpeed prints about itself while it builds an engine; errors are raised all the same."""
+    """Suppress DeepSpeed's output and warnings while it builds an engine. Errors are raised as usual."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

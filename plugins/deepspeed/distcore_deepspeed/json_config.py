@@ -1,4 +1,4 @@
-"""DeepSpeed's own JSON config: read from a file or given inline, every "auto" filled in, compared with distcore's."""
+"""DeepSpeed's own JSON config: read it, fill in every "auto", and compare it with distcore's config."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ AUTO = "auto"
 ZERO = "zero_optimization"
 
 TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type", "team", "group", "project"})
-"""Keys whose value is text, even where it looks like a number."""
+"""Keys whose value is text, even if it looks like a number."""
 SECTIONS_READ = frozenset({ZERO, "fp16", "bf16", "optimizer", "scheduler"})
 """Sections whose keys distcore reads: each must be an object."""
 TRAINING_ONLY = frozenset(
     {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
     | {"optimizer", "scheduler"}
 )
-"""Top-level keys that mean nothing to a run that only evaluates."""
+"""Top-level keys without a meaning for evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one key of DeepSpeed's config has to be for a run.
+    """The value that a run needs for one key of DeepSpeed's config.
 
-    ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but only where the JSON
-    has the key. ``default``: set it unless the JSON has a value. ``auto``: only replace "auto".
+    ``must``: set it; a different value in the JSON is a contradiction. ``match``: the same, but only if the JSON has
+    the key. ``default``: set it unless the JSON has a value. ``auto``: only replace "auto".
     """
 
     path: str
@@ -41,71 +41,71 @@ class Setting:
     value: Any
     """The value for the key."""
     source: str
-    """Where the value comes from, such as a key of distcore's config; for messages."""
+    """The origin of the value, such as a key of distcore's config; for messages."""
     kind: Literal["must", "match", "default", "auto"] = "must"
-    """How ``value`` and the JSON go together; see above."""
+    """The rule that combines ``value`` with the JSON; see above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserConfig:
-    """What a user asks of DeepSpeed: its own JSON, and options that stand for keys of it."""
+    """A user's settings of DeepSpeed: its own JSON, and options that set keys of it."""
 
     tree: Tree
-    """The JSON, with ``"auto"`` where the user wrote it."""
+    """The JSON, in which the user may have written ``"auto"``."""
     source: str
-    """Where the JSON comes from, for messages: a path, or the name of an option."""
+    """The origin of the JSON, for messages: a path, or the name of an option."""
     options: tuple[Setting, ...] = ()
-    """Keys that were set beside the JSON."""
+    """Keys that options set. They override the JSON."""
 
     def get(self, path: str) -> Any:
-        """Return the value of a key, from an option before the JSON; ``None`` where it is absent."""
+        """Return the value of a key, from an option or else from the JSON; ``None`` if neither has it."""
         return next((option.value for option in self.options if option.path == path), get(self.tree, path))
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage; 2 where nothing else is said."""
+        """The ZeRO stage; 2 by default."""
         stage = self.get(f"{ZERO}.stage")
         return 2 if stage in (None, AUTO) else int(stage)
 
     @property
     def forward_cost(self) -> float:
-        """What one more micro-batch costs at this stage, for ``Capabilities.forward_cost``."""
-        # Stage 2 reduces gradients in each one: as measured on a CPU with bert-mini, two ranks. Stage 3 also gathers
-        # parameters, and has the value that FSDP was measured with.
+        """The overhead of one extra micro-batch at this stage, for ``Capabilities.forward_cost``."""
+        # Stage 2 reduces gradients in every micro-batch: measured on a CPU with bert-mini, two ranks. Stage 3 also
+        # gathers parameters: the value is the one measured for FSDP.
         return {2: 2.5, 3: 3.5}.get(self.stage, 1.0)
 
     @property
     def scheduler(self) -> str | None:
-        """The type of DeepSpeed's learning-rate scheduler; ``None``: the schedule is distcore's."""
+        """The type of DeepSpeed's learning-rate scheduler; ``None``: distcore's schedule is used."""
         return get(self.tree, "scheduler.type") or None
 
     def offload(self, section: str) -> str:
-        """Where ``offload_optimizer`` or ``offload_param`` puts things: ``none``, ``cpu`` or ``nvme``."""
+        """Return the device of ``offload_optimizer`` or ``offload_param``: ``none``, ``cpu`` or ``nvme``."""
         return str(self.get(f"{ZERO}.{section}.device") or "none")
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether master weights are in memory between steps: on NVMe they are not."""
+        """True if master weights stay in memory between steps, not on NVMe."""
         return "nvme" not in (self.offload("offload_optimizer"), self.offload("offload_param"))
 
     @property
     def compiles(self) -> frozenset[str]:
-        """What of a model torch can compile: at stage 3 nothing."""
+        """The modes of ``compile`` that work: none at stage 3."""
         return frozenset() if self.stage == 3 else frozenset({"on", "regions"})
 
     def for_evaluation(self) -> UserConfig:
-        """Return the same without the keys that only matter to training."""
+        """Return the settings without the keys that only training reads."""
         return replace(self, tree={key: value for key, value in self.tree.items() if key not in TRAINING_ONLY})
 
 
-def read(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
-    """Return the JSON at a path, or the tree given inline; strings such as "true" and "8" become what they mean.
+def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
+    """Read DeepSpeed's JSON from a path, or take an inline tree. Strings such as "true" and "8" become values.
 
-    ``option`` is the name of the option that ``config`` was given as, for messages. Raises ConfigError, one line: the
-    file cannot be read, is no JSON, or a section is no object.
+    ``option`` is the name of the option that holds ``config``, for messages. Raises ConfigError, one line, if the file
+    cannot be read, is no JSON, or a section is no object.
     """
     source = config if isinstance(config, str) else option
-    tree: Tree = _typed(_read_file(config, option) if isinstance(config, str) else config or {})
+    tree: Tree = _convert(_read_file(config, option) if isinstance(config, str) else config or {})
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
     for key in sorted(SECTIONS_READ & tree.keys()):
@@ -118,18 +118,18 @@ def read(config: str | Mapping[str, Any] | None, option: str) -> UserConfig:
 
 
 def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (), unknown: Iterable[str] = ()) -> Tree:
-    """Return a copy of the JSON in which every setting holds and no "auto" is left, except at the paths of ``later``.
+    """Return a copy of the JSON with all settings applied and every "auto" replaced, except at the paths in ``later``.
 
     Raises ConfigError, one line, that lists everything ``unknown`` and all contradictions, each with both values and
     their sources.
     """
     filled, wrong = copy.deepcopy(user.tree), []
     for setting in settings:
-        found = get(filled, setting.path)
-        if found == AUTO or (found is None and setting.kind in ("must", "default")):
+        present = get(filled, setting.path)
+        if present == AUTO or (present is None and setting.kind in ("must", "default")):
             put(filled, setting.path, setting.value)
-        elif found is not None and setting.kind in ("must", "match") and not _same(found, setting.value):
-            wrong.append(f"{setting.path} = {found!r} ({user.source}) but {setting.source} = {setting.value!r}")
+        elif present is not None and setting.kind in ("must", "match") and not _is_same(present, setting.value):
+            wrong.append(f"{setting.path} = {present!r} ({user.source}) but {setting.source} = {setting.value!r}")
     complaints = [f"{'; '.join(unknown)} (DeepSpeed would ignore it)"] if (unknown := list(unknown)) else []
     complaints += [f'contradictions, make them equal or write "auto": {"; ".join(wrong)}'] if wrong else []
     if complaints:
@@ -140,7 +140,7 @@ def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (
 
 
 def get(tree: Tree, path: str) -> Any:
-    """Return the value at a dotted path; ``None`` where it is absent."""
+    """Return the value at a dotted path; ``None`` if it is absent."""
     value: Any = tree
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -148,7 +148,7 @@ def get(tree: Tree, path: str) -> Any:
 
 
 def put(tree: Tree, path: str, value: Any) -> None:
-    """Set the value at a dotted path of ``tree``, in place; sections that are missing are made."""
+    """Set the value at a dotted path of ``tree``, in place. Missing sections are added."""
     *parents, leaf = path.split(".")
     for part in parents:
         tree = tree.setdefault(part, {})
@@ -177,11 +177,11 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
     return tree
 
 
-def _typed(value: Any, key: str = "") -> Any:
+def _convert(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
-        return {name: _typed(inner, name) for name, inner in value.items()}
+        return {name: _convert(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_typed(inner) for inner in value]
+        return [_convert(inner) for inner in value]
     if not isinstance(value, str) or key in TEXT:
         return value
     if value.lower() in ("true", "false"):
@@ -191,13 +191,13 @@ def _typed(value: Any, key: str = "") -> Any:
     return float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE) else value
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, list | tuple) and isinstance(found, list | tuple):
-        return len(found) == len(wanted) and all(map(_same, found, wanted))
-    numbers = [value for value in (found, wanted) if isinstance(value, int | float) and not isinstance(value, bool)]
+def _is_same(present: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list | tuple) and isinstance(present, list | tuple):
+        return len(present) == len(wanted) and all(map(_is_same, present, wanted))
+    numbers = [value for value in (present, wanted) if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) == 2:
-        return bool(abs(found - wanted) <= 1e-12 * max(abs(found), abs(wanted)))
-    return bool(found == wanted)
+        return bool(abs(present - wanted) <= 1e-12 * max(abs(present), abs(wanted)))
+    return bool(present == wanted)
 
 
 def _autos(tree: Tree, prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The deepspeed library itself: on the accelerator that is there, quiet, and compiling nothing unasked.
+"""The deepspeed library itself: on the right accelerator, quiet, and without unwanted compilation.
 
-The other modules take from here what they use of it, so that nothing imports DeepSpeed before the environment
-variables are set which DeepSpeed reads when it is imported.
+DeepSpeed reads environment variables when it is imported. The other modules import it through this one, which sets them
+first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.nn import functional
 
-# Without the first DeepSpeed probes CUDA in a way that forbids forking ranks, without the second it warns of a
-# machine that has no GPU.
+# Without the first variable, DeepSpeed probes CUDA in a way that forbids forking ranks. Without the second, it warns on
+# a machine without a GPU.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -42,24 +42,24 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadParamConfi
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 DECISIONS = "_PartitionedParameterCoordinator__params_to_release"
-"""DeepSpeed's method that says what to let go after a module; its decorator hides that it keeps its answers."""
+"""DeepSpeed's method that decides which weights to release after a module. Its decorator caches the answers."""
 RENAMED = r"`torch\.distributed\.\w+` is deprecated"
-"""torch's warning that a collective which DeepSpeed calls has a new name: nothing that a user can act on."""
+"""torch's warning about old names of collectives in DeepSpeed's code, which a user cannot act on."""
 
 
 def start(device: torch.device, debug: bool) -> tuple[int, int]:
-    """Select the accelerator of ``device`` and put DeepSpeed's communication on top of torch's process group.
+    """Select the accelerator of ``device``, and start DeepSpeed's communication on top of torch's process group.
 
-    Returns rank and number of ranks as DeepSpeed sees them. DeepSpeed logs errors only, or everything with ``debug``.
+    Returns rank and number of ranks from DeepSpeed. DeepSpeed logs errors only, or everything with ``debug``.
     """
     _set_log_level(logging.DEBUG if debug else logging.ERROR)
-    import_ahead()
+    import_before_fork()
     warnings.filterwarnings("ignore", RENAMED, FutureWarning)
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
         set_accelerator(CPU_Accelerator())
-    # DeepSpeed would compile this optional collective for ranks on one machine at the start of a first run, which
-    # takes 20 s and more, and would crash without a compiler. The table is replaced, not changed: reading DeepSpeed's
-    # own makes it probe all its extensions with the compiler, on every rank.
+    # At the start of a first run DeepSpeed would compile this optional collective for ranks on one machine, which takes
+    # 20 s and more, and crash without a compiler. The table is replaced, not edited: reading DeepSpeed's own table
+    # makes it probe all its extensions with the compiler, on every rank.
     deepspeed.ops.__compatible_ops__ = {SHARED_MEMORY_OP: False}
     deepspeed.init_distributed(dist_init_required=None, verbose=False)
     return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
@@ -72,49 +72,49 @@ def stop() -> None:
     deepspeed.comm.comm.cdb = None
 
 
-class _Valueless(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed leaves it untyped
-    """A CPU that has every precision: what is traced on it has no values."""
+class _TracingAccelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed leaves it untyped
+    """A CPU that claims every precision, for traces on fake tensors."""
 
     def is_fp16_supported(self) -> bool:
         return True
 
 
-def start_valueless() -> Any:
-    """Start on a CPU that has every precision; return what ``stop_valueless`` needs: how the process was before."""
+def start_tracing() -> Any:
+    """Start DeepSpeed for a trace on fake tensors. Return the state before it, for ``stop_tracing``."""
     before = get_accelerator(), functional.linear
-    set_accelerator(_Valueless())
+    set_accelerator(_TracingAccelerator())
     start(torch.device("cpu"), debug=False)
     return before
 
 
-def stop_valueless(before: Any) -> None:
-    """Forget process groups, and have the process as ``before``: stage 3 has replaced torch's ``linear`` for good."""
+def stop_tracing(before: Any) -> None:
+    """Forget process groups and restore the state ``before``: stage 3 replaces torch's ``linear`` for good."""
     stop()
     accelerator, functional.linear = before
     set_accelerator(accelerator)
 
 
-def limit_waiting(seconds: int) -> None:
-    """Have every process group wait no longer than ``seconds``: those that DeepSpeed makes wait for half an hour."""
+def set_timeouts(seconds: int) -> None:
+    """Set the timeout of every process group. DeepSpeed makes its groups with a timeout of half an hour."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def fp16_on_cpu() -> bool:
-    """True if DeepSpeed takes fp16 on this machine's CPU."""
+    """Return True if DeepSpeed supports fp16 on this machine's CPU."""
     return bool(CPU_Accelerator().is_fp16_supported())
 
 
 def initialize(**arguments: Any) -> Any:
-    """Return the engine of ``deepspeed.initialize``."""
+    """Build an engine by ``deepspeed.initialize``."""
     return deepspeed.initialize(**arguments)[0]
 
 
-def follow_order(engine: Any) -> None:
-    """Have stage 3 decide anew which weights to let go whenever the order changes in which modules run.
+def refresh_release_order(engine: Any) -> None:
+    """Have stage 3 decide again which weights to release whenever the order of the modules changes.
 
-    DeepSpeed keeps these decisions for good. Those of an evaluation before the first step know of no backward pass: the
-    weights of every layer would be let go after its forward pass, and be gathered one by one again.
+    DeepSpeed caches these decisions for good. Decisions from an evaluation before the first step know of no backward
+    pass: every layer's weights would be released after its forward pass, and be gathered again one by one.
     """
     offload = getattr(engine.optimizer, "parameter_offload", None)
     if offload is None:
@@ -130,11 +130,11 @@ def follow_order(engine: Any) -> None:
     coordinator._invalidate_trace = invalidate_and_forget
 
 
-def import_ahead() -> None:
-    """Import what building an engine imports: called before ranks are forked, it is done once for all of them.
+def import_before_fork() -> None:
+    """Import the modules that building an engine imports, once before ranks are forked.
 
-    The engine imports an optimizer, Muon, only to compare types with it. Muon's decorator imports all of torch's
-    compiler, unless the compiler is switched off at that moment.
+    The engine imports an optimizer, Muon, only to compare types. Muon's decorator imports all of torch's compiler,
+    unless the compiler is switched off at that moment.
     """
     before = os.environ.get(NO_COMPILER)
     os.environ[NO_COMPILER] = "1"

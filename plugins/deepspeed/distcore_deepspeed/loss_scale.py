@@ -13,13 +13,13 @@ HYSTERESIS = "hysteresis"
 
 @dataclass(frozen=True, slots=True)
 class DynamicScale:
-    """The state of DeepSpeed's scaler by the keys of ``torch.amp.GradScaler``, and two of its own."""
+    """The state of DeepSpeed's scaler under the keys of ``torch.amp.GradScaler``, and two more keys."""
 
     scaler: DynamicLossScaler
-    """The scaler of the engine's optimizer, which is read and set in place."""
+    """The scaler of the engine's optimizer. It is read and set in place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """DeepSpeed's scale first doubles a step later than torch's, so its own count is saved beside torch's."""
+        """Return the state. DeepSpeed's scale doubles one step later than torch's, so both counts are saved."""
         scaler = self.scaler
         good = scaler.cur_iter - 1 - scaler.last_overflow_iter
         return {
@@ -33,7 +33,7 @@ class DynamicScale:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the scale and its counts; window, factor, hysteresis and minimum stay those of this run's config."""
+        """Restore the scale and its counts. Window, factor, hysteresis and minimum stay those of this run's config."""
         scaler = self.scaler
         scaler.cur_scale = max(state["scale"], scaler.min_scale)
         scaler.cur_iter = state.get(GOOD_STEPS, state["_growth_tracker"] + 1)
@@ -42,6 +42,6 @@ class DynamicScale:
 
 
 def dynamic_scale(optimizer: object) -> DynamicScale | None:
-    """Return the loss scale of the engine's optimizer; ``None`` if it is fixed or there is none."""
+    """Return the dynamic loss scale of the engine's optimizer; ``None`` if it has none."""
     scaler = getattr(optimizer, "loss_scaler", None)
     return DynamicScale(scaler) if isinstance(scaler, DynamicLossScaler) else None

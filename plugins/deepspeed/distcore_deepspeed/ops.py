@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled extensions: compiled once, by one process while the others wait, or done without."""
+"""DeepSpeed's compiled extensions: one process compiles each of them once, while the others wait."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ log = logging.getLogger("distcore")
 
 
 def adam(offload: str) -> Any:
-    """The builder of DeepSpeed's Adam for an optimizer in host memory, or on the device."""
+    """Return the builder of DeepSpeed's Adam, for an optimizer in host memory or on the device."""
     return op_builder.CPUAdamBuilder() if offload != "none" else op_builder.FusedAdamBuilder()
 
 
 def lamb() -> Any:
-    """The builder of DeepSpeed's Lamb."""
+    """Return the builder of DeepSpeed's Lamb."""
     return op_builder.FusedLambBuilder()
 
 
 def nvme() -> tuple[Any, Any]:
-    """The builders of what reads and writes on NVMe, in the order in which they must be loaded."""
+    """Return the builders of the NVMe extensions, in the order in which they must be loaded."""
     return op_builder.PinMemoryBuilder(), op_builder.AsyncIOBuilder()
 
 
-def torch_adam(device: str, offload: str, tell: bool) -> bool:
-    """True if torch's Adam is to take the place of DeepSpeed's, whose kernel brings nothing or cannot be compiled.
+def uses_torch_adam(device: str, offload: str, logs: bool) -> bool:
+    """Return True if torch's Adam should replace DeepSpeed's, whose kernel cannot be compiled or is no faster.
 
-    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused one. ``tell``: log
-    a kernel that cannot be compiled.
+    On a CPU without offload the kernel takes minutes to compile and is no faster than torch's fused one. With
+    ``logs``, a kernel that cannot be compiled is logged.
     """
     if device == "cpu" and offload == "none":
         return True
     builder = adam(offload)
     if can_load(builder):
         return False
-    if tell:
+    if logs:
         log.warning(
             "DeepSpeed's %s cannot be compiled here (no C++ compiler or ninja): torch's AdamW is used", builder.name
         )
@@ -49,12 +49,12 @@ def torch_adam(device: str, offload: str, tell: bool) -> bool:
 
 
 def can_load(builder: Any) -> bool:
-    """True if an extension is installed compiled, or can be compiled here."""
+    """Return True if an extension is installed compiled, or can be compiled here."""
     return _is_built(builder) or (_has_tools() and bool(builder.is_compatible(verbose=False)))
 
 
-def lacking_for_nvme() -> str:
-    """Name what offload to NVMe needs and is missing here; empty if nothing is."""
+def missing_for_nvme() -> str:
+    """Return the software that offload to NVMe lacks on this machine; empty if nothing is missing."""
     _, builder = nvme()
     if _is_built(builder):
         return ""
@@ -76,7 +76,7 @@ def build_for(tree: Tree) -> None:
 
 
 def build(builder: Any) -> None:
-    """Compile and load one extension; other processes wait for the one that compiles."""
+    """Compile and load one extension. Other processes wait for the one that compiles."""
     if _is_built(builder):
         return
     from torch.utils.cpp_extension import _get_build_directory
@@ -97,7 +97,7 @@ def build(builder: Any) -> None:
 
 
 def _forget_killed_build(folder: str) -> None:
-    """Remove torch's lock file of a compilation that was killed, on which torch would wait for ever. Ours is held."""
+    """Remove torch's lock file of a killed compilation, for which torch would wait for ever. Our own lock is held."""
     Path(folder, "lock").unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizers and schedulers, by name, and which of them can work here."""
+"""DeepSpeed's optimizers and schedulers: their names, their settings, and checks that they can work here."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ OPTIMIZERS = {
     "deepspeed-lamb": "Lamb",
     "deepspeed-onebitadam": "OneBitAdam",
 }
-"""``optimizer.name`` to the type in DeepSpeed's config; all others are built by distcore."""
+"""Map ``optimizer.name`` to the type in DeepSpeed's config. distcore builds all other optimizers."""
 ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-"""Types that DeepSpeed had, and that configs still ask for."""
+"""Types that DeepSpeed dropped and old configs still name."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
-"""Keys that need the number of steps of the run, which is known once the data are read."""
+"""Keys that need the number of steps of the run, which is known after the data is read."""
 
 
 def optimizer_type(config: RunConfig, user: UserConfig) -> str | None:
-    """The type of DeepSpeed's optimizer that the run uses; ``None``: distcore's own."""
+    """Return the type of DeepSpeed's optimizer that the run uses; ``None``: distcore's own."""
     return user.get("optimizer.type") or OPTIMIZERS.get(config.optimizer.name)
 
 
 def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
-    """What DeepSpeed's optimizer takes from distcore's config; nothing where distcore's own is used."""
+    """Return the settings of DeepSpeed's optimizer from distcore's config; none for distcore's own optimizer."""
     if optimizer_type(config, user) is None:
         return []
     settings = [Setting("optimizer.params.lr", config.lr, "lr")]
@@ -43,7 +43,10 @@ def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
 
 
 def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | None) -> list[Setting]:
-    """What DeepSpeed's scheduler takes from distcore's config; ``total_steps`` is ``None`` before the data is read."""
+    """Return the settings of DeepSpeed's scheduler from distcore's config.
+
+    ``total_steps`` is ``None`` before the data is read.
+    """
     if user.scheduler is None:
         return []
     takes = inspect.signature(getattr(lr_schedules, user.scheduler)).parameters
@@ -68,7 +71,7 @@ def _parameter(name: str, value: Any, source: str, kind: Any) -> Setting:
 
 
 def check_optimizer(config: RunConfig, user: UserConfig) -> None:
-    """Raise ConfigError, one line that says what is missing, unless DeepSpeed's optimizer can work here."""
+    """Raise ConfigError, one line with the reason, unless DeepSpeed's optimizer can work here."""
     known, kind, device = list(OPTIMIZERS.values()), optimizer_type(config, user), config.device
     if kind is None:
         return
@@ -78,8 +81,8 @@ def check_optimizer(config: RunConfig, user: UserConfig) -> None:
             "section optimizer out of it, or the name"
         )
     if kind in ONE_BIT:
-        gone = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
-        raise ConfigError(f"optimizer {kind}: {gone}; use deepspeed-adamw or adamw")
+        reason = f"DeepSpeed dropped its 1-bit optimizers in 0.19.7; here is {version('deepspeed')}"
+        raise ConfigError(f"optimizer {kind}: {reason}; use deepspeed-adamw or adamw")
     if kind not in known:
         hint = nearest(kind, known)
         raise ConfigError(f"optimizer.type = {kind!r} in DeepSpeed's config: not supported{hint} ({', '.join(known)})")
@@ -100,18 +103,18 @@ def check_scheduler(user: UserConfig) -> None:
 
 
 def check_rates(user: UserConfig, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for rates of their own that DeepSpeed's scheduler would replace."""
-    given = "optimizer.layer_decay" if config.optimizer.layer_decay is not None else None
+    """Raise ConfigError, one line, for learning rates of single groups, which DeepSpeed's scheduler would replace."""
+    key = "optimizer.layer_decay" if config.optimizer.layer_decay is not None else None
     for index, group in enumerate(config.optimizer.groups):
-        given = f"optimizer.groups.{index}" if group.lr or group.lr_scale else given
-    if user.scheduler is not None and given:
+        key = f"optimizer.groups.{index}" if group.lr or group.lr_scale else key
+    if user.scheduler is not None and key:
         raise ConfigError(
-            f"{given}: DeepSpeed's scheduler {user.scheduler} gives all parameters one rate; use schedule.name instead"
+            f"{key}: DeepSpeed's scheduler {user.scheduler} gives all parameters one rate; use schedule.name instead"
         )
 
 
 def check_schedule(user: UserConfig, config: RunConfig) -> None:
-    """Raise ConfigError, one line, for DeepSpeed's optimizer with a schedule of distcore's that is not constant."""
+    """Raise ConfigError, one line, for DeepSpeed's optimizer with a schedule of distcore that is not constant."""
     optimizer = optimizer_type(config, user)
     if user.scheduler is None and optimizer is not None and config.schedule.name != "constant":
         raise ConfigError(

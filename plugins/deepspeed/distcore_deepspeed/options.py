@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from distcore_deepspeed.json_config import ZERO, Setting, UserConfig, read
+from distcore_deepspeed.json_config import ZERO, Setting, UserConfig, read_config
 
 Device = Literal["none", "cpu", "nvme"]
 SECTION_OF = {
@@ -28,31 +28,31 @@ SECTION_OF = {
     "communication_data_type": "",
     "cpu_checkpointing": "activation_checkpointing",
 }
-"""Options that are keys of DeepSpeed's config by the same name, with the section that has the key."""
+"""Map each option that is a key of DeepSpeed's config to the section of that key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedOptions:
-    """What a user may choose; each option that stands for a key of DeepSpeed's JSON must agree with it."""
+    """The options of the strategy. An option that is also a key of DeepSpeed's JSON must agree with the JSON."""
 
     path_options: ClassVar = ("config", "nvme_path")
 
     stage: Literal[0, 1, 2, 3] | None = None
-    """What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. Default 2, or config's."""
+    """Sharding: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters. Default: the config's, or 2."""
     offload_optimizer: Device | None = None
-    """Where the optimizer's state and its step live: none, cpu, or nvme (stage 3)."""
+    """Device of the optimizer's state and of its step: none, cpu, or nvme (stage 3)."""
     offload_param: Device | None = None
-    """Where parameters wait between uses: none, cpu or nvme; stage 3."""
+    """Device of parameters between uses: none, cpu or nvme; stage 3."""
     nvme_path: str | None = None
-    """Folder on a fast local disk for what is offloaded to nvme."""
+    """Folder on a fast local disk for offload to nvme."""
     overlap_comm: bool | None = None
-    """Reduce gradients while the backward pass goes on; DeepSpeed's default: at stage 3."""
+    """Reduce gradients during the backward pass; DeepSpeed's default: at stage 3."""
     reduce_bucket_size: int | Literal["auto"] | None = None
     """Elements of one gradient reduction; auto: hidden size squared."""
     allgather_bucket_size: int | None = None
     """Elements of one all-gather of updated weights, stages 1 and 2."""
     round_robin_gradients: bool | None = None
-    """Ranks share the copying of gradients to the host; stages 1 and 2 with offload."""
+    """Share the copying of gradients to the host among ranks; stages 1 and 2 with offload."""
     sub_group_size: int | None = None
     """Elements that one optimizer call updates at stage 3."""
     stage3_prefetch_bucket_size: int | Literal["auto"] | None = None
@@ -62,13 +62,13 @@ class DeepSpeedOptions:
     stage3_max_live_parameters: int | None = None
     """Most elements that are whole on a rank at the same time."""
     stage3_max_reuse_distance: int | None = None
-    """Elements within which a parameter that is used again is not released."""
+    """A parameter that is used again within this many elements is not released."""
     communication_data_type: Literal["fp32", "fp16", "bf16"] | None = None
-    """What gradients are sent as; lower than the precision of the run is no longer exactly the gradient of law 2."""
+    """Dtype in which gradients are sent. A lower precision than the run's rounds the gradient of law 2."""
     activation_checkpointing: bool = False
     """Recompute activations with DeepSpeed's function instead of torch's."""
     cpu_checkpointing: bool | None = None
-    """Keep the activations that are checkpointed in host memory."""
+    """Keep checkpointed activations in host memory."""
     initial_scale_power: int | None = None
     """fp16: the first loss scale is 2 to this power."""
     loss_scale_window: int | None = None
@@ -80,16 +80,16 @@ class DeepSpeedOptions:
     scheduler: Literal["WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest"] | None = None
     """DeepSpeed's scheduler, instead of schedule.name."""
     scheduler_params: dict[str, Any] = field(default_factory=dict)
-    """Its parameters; what is missing comes from lr, schedule and the number of steps."""
+    """The scheduler's parameters; missing ones come from lr, schedule and the number of steps."""
     optimizer_params: dict[str, Any] = field(default_factory=dict)
-    """Parameters of DeepSpeed's optimizer beside lr, betas, eps and weight_decay; torch_adam: torch's AdamW."""
+    """More parameters of DeepSpeed's optimizer than lr, betas, eps and weight_decay; torch_adam: torch's AdamW."""
     config: str | dict[str, Any] | None = None
     """DeepSpeed's own JSON: a path, or the tree itself."""
 
     @cached_property
     def user_config(self) -> UserConfig:
-        """The options in DeepSpeed's terms; raises ConfigError, one line, for a JSON that cannot be read."""
-        user = read(self.config, "strategy_options.config")
+        """The options as DeepSpeed's config. Raises ConfigError, one line, for a JSON that cannot be read."""
+        user = read_config(self.config, "strategy_options.config")
         tree = user.tree
         for section, kind, parameters in (
             ("scheduler", self.scheduler, self.scheduler_params),

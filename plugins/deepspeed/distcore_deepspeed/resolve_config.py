@@ -1,4 +1,4 @@
-"""What follows for DeepSpeed's config from a run: its batches, precision, rates, clipping, the size of its model."""
+"""Derive DeepSpeed's config from a run: its batches, precision, rates, clipping and the size of its model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from distcore_deepspeed.library import DeepSpeedZeroConfig
 from distcore_deepspeed.optimizers import optimizer_settings, optimizer_type, scheduler_settings
 
 BUCKETS = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
-"""Keys that "auto" makes so many squares of the hidden size."""
+"""Keys whose "auto" is a multiple of the squared hidden size, and the factor."""
 PERSISTENCE = f"{ZERO}.stage3_param_persistence_threshold"
 BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in BUCKETS), PERSISTENCE)
 """Keys whose "auto" needs the model."""
 
 
 def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True) -> Tree:
-    """Return DeepSpeed's config with nothing left to choose; raises ConfigError, one line, for contradictions.
+    """Return DeepSpeed's config with every "auto" filled in. Raises ConfigError, one line, for contradictions.
 
-    ``model``: whole, for its hidden size. Without ``training``, what only matters to training is left out.
+    ``model`` is the whole model, for its hidden size. Without ``training``, keys that only training reads are left out.
     """
     config, user = run.config, user if training else user.for_evaluation()
     tree = fill(
@@ -39,12 +39,12 @@ def resolve(user: UserConfig, run: Run, model: nn.Module, training: bool = True)
     if tree.get("scheduler", {}).get("params", {}).get("warmup_num_steps", 1) < 1:
         raise ConfigError("schedule.warmup_steps = 0: DeepSpeed's warm-up schedulers need at least 1; set it")
     if user.stage == 0:
-        tree["gradient_clipping"] = 0.0  # there the strategy clips, to report the norm
+        tree["gradient_clipping"] = 0.0  # at stage 0 the strategy clips, so that it can report the norm
     return tree
 
 
-def resolved_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.Module) -> Tree:
-    """Return DeepSpeed's section ``zero_optimization`` with nothing left to choose, before a run has its steps."""
+def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.Module) -> Tree:
+    """Return DeepSpeed's section ``zero_optimization`` with every "auto" filled in, before the steps are known."""
     settings = [*derived_settings(user, config, ranks), *_bucket_settings(model)]
     # The optimizer's and the scheduler's sections may have an "auto" that only a run can fill in.
     section: Tree = fill(user.for_evaluation(), settings)[ZERO]
@@ -52,9 +52,9 @@ def resolved_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.
 
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
-    """What follows from distcore's config and the user's options alone, before there is a model."""
+    """Return the settings that follow from distcore's config and the user's options, without a model."""
     if config.micro_batch_size == "auto":
-        # Cut by tokens, steps have unlike numbers of micro-batches: DeepSpeed is told of a single one.
+        # With micro-batches by tokens, their number differs from step to step: DeepSpeed sees a single one.
         micro, rows = max(1, config.global_batch_size // ranks), "micro_batch_size (auto: global_batch_size / ranks)"
     else:
         micro, rows = config.micro_batch_size, "micro_batch_size"
@@ -63,7 +63,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
         Setting("train_micro_batch_size_per_gpu", micro, rows),
         Setting("gradient_accumulation_steps", max(1, config.global_batch_size // (micro * ranks)), source),
-        Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always: DeepSpeed clips at 1.0 if nothing is said
+        Setting("gradient_clipping", norm or 0.0, "clip.norm"),  # always, because DeepSpeed's default clips at 1.0
         *(Setting(f"{name}.enabled", config.precision == name, "precision") for name in ("bf16", "fp16")),
         Setting("torch_autocast.enabled", False, "precision (DeepSpeed's own bf16 or fp16)", "match"),
         Setting("gradient_allreduce_op", "mean", "the strategy's mean over ranks", "match"),
@@ -82,7 +82,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
 
 def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
     settings = []
-    if user.stage == 3:  # DeepSpeed's own default leaves the whole of a small model on every rank
+    if user.stage == 3:  # DeepSpeed's own default replicates all of a small model
         settings.append(Setting(PERSISTENCE, AUTO, "the hidden size", "default"))
     if config.precision == "bf16":
         settings.append(Setting("data_types.grad_accum_dtype", "fp32", "precision", "default"))
@@ -90,12 +90,12 @@ def _memory_settings(user: UserConfig, config: RunConfig) -> list[Setting]:
 
 
 def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
-    """What has DeepSpeed step the optimizer that distcore builds, whatever it is and wherever its state lies."""
+    """Return the settings with which DeepSpeed accepts any optimizer of distcore, offloaded or not."""
     if optimizer_type(config, user) is not None:
         return []
     source = "optimizer.name (built by distcore)"
-    tested = config.optimizer.name in ("adam", "adamw")
-    settings = [] if tested else [Setting("zero_allow_untested_optimizer", True, source)]
+    is_tested = config.optimizer.name in ("adam", "adamw")
+    settings = [] if is_tested else [Setting("zero_allow_untested_optimizer", True, source)]
     if user.offload("offload_optimizer") != "none":
         settings.append(Setting("zero_force_ds_cpu_optimizer", False, source))
     return settings
@@ -103,7 +103,7 @@ def _own_optimizer(config: RunConfig, user: UserConfig) -> list[Setting]:
 
 def _bucket_settings(model: nn.Module) -> list[Setting]:
     hidden = _hidden_size(model)
-    if hidden is None:  # then DeepSpeed's own default is the best that can be said
+    if hidden is None:  # without a hidden size, keep DeepSpeed's own defaults
         fields = DeepSpeedZeroConfig.model_fields.values()
         defaults = {field.alias: field.default for field in fields} | {"reduce_bucket_size": int(5e8)}
         return [Setting(path, int(defaults[path.partition(".")[2]]), "", "auto") for path in BY_HIDDEN_SIZE]
@@ -115,12 +115,12 @@ def _bucket_settings(model: nn.Module) -> list[Setting]:
 def _hidden_size(model: nn.Module) -> int | None:
     config: Any = getattr(model, "config", None)
     sizes = getattr(config, "hidden_sizes", None)
-    found = getattr(config, "hidden_size", None) or (max(sizes) if sizes else None)
-    return int(found) if found else None
+    size = getattr(config, "hidden_size", None) or (max(sizes) if sizes else None)
+    return int(size) if size else None
 
 
-def _adam_settings(user: UserConfig, config: RunConfig, tell: bool) -> list[Setting]:
+def _adam_settings(user: UserConfig, config: RunConfig, logs: bool) -> list[Setting]:
     if optimizer_type(config, user) not in ("Adam", "AdamW"):
         return []
-    use = ops.torch_adam(config.device, user.offload("offload_optimizer"), tell)
-    return [Setting("optimizer.params.torch_adam", use, "", "default")]
+    uses_torch = ops.uses_torch_adam(config.device, user.offload("offload_optimizer"), logs)
+    return [Setting("optimizer.params.torch_adam", uses_torch, "", "default")]

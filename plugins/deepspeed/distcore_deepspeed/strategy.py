@@ -31,15 +31,15 @@ from distcore import (
     leave_process_group,
     return_large_blocks,
 )
-from distcore_deepspeed import library, partitions
-from distcore_deepspeed.build import build
+from distcore_deepspeed import checkpoint, library
+from distcore_deepspeed.build_engine import build
 from distcore_deepspeed.checks import check_evaluation, check_training
-from distcore_deepspeed.drawn import can_partition
+from distcore_deepspeed.deferred_partitions import can_partition
 from distcore_deepspeed.engine import StepHooks
-from distcore_deepspeed.memory import planned
+from distcore_deepspeed.memory import zero_memory
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
-from distcore_deepspeed.tracing import traced
+from distcore_deepspeed.tracing import traced_engine
 
 log = logging.getLogger("distcore")
 UNUSED = "a parameter that takes no part gets a gradient of zero, so weight decay moves it"
@@ -65,7 +65,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Sharding, ownership of the schedule and what is exempt depend on stage and scheduler."""
+        """The declaration for these options: it depends on the stage and on the scheduler."""
         user = self.user_config
         return Capabilities(
             spec_version=3,
@@ -89,28 +89,28 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         )
 
     def check_config(self, config: RunConfig) -> None:
-        """Refuse, before launch, what DeepSpeed would refuse late, ignore, or get wrong."""
+        """Refuse, before launch, settings that DeepSpeed would refuse late, ignore, or get wrong."""
         check_training(self.user_config, config)
         check_schedule(self.user_config, config)
 
     def check_evaluation(self, config: RunConfig) -> None:
-        """The same for a run that only evaluates: no optimizer, so that every stage takes every precision."""
+        """Refuse settings of an evaluation. It has no optimizer, so every stage takes every precision."""
         check_evaluation(self.user_config, config)
 
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return what the stage holds and sends; raises ConfigError for what is not known."""
-        return planned(self.user_config, config, skeleton, ranks, make_optimizer)
+        """Return the memory and the traffic of the stage. Raises ConfigError if they are not known."""
+        return zero_memory(self.user_config, config, skeleton, ranks, make_optimizer)
 
     def traced(self) -> object:
-        """Return the engine as it runs without values; raises ConfigError for state on NVMe."""
-        return traced(self.user_config, self.capabilities, self.activation_checkpointing)
+        """Return a strategy that runs the engine on fake tensors. Raises ConfigError for state on NVMe."""
+        return traced_engine(self.user_config, self.capabilities, self.activation_checkpointing)
 
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
-        """Join torch's process group, and put DeepSpeed's communication on top of it."""
-        os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # DeepSpeed's engine reads it, also when alone
+        """Join torch's process group, and start DeepSpeed's communication on top of it."""
+        os.environ.setdefault("LOCAL_RANK", str(rank_info.local_rank))  # the engine reads it, also in one process
         world = join_process_group(config, rank_info)
         if self.user_config.stage == 3 and world.device.type == "cpu":
             return_large_blocks()
@@ -119,29 +119,29 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
-        """Return the model on the meta device if its random weights can be drawn in partitions, else a whole one."""
+        """Return the model on the meta device if its random weights can be drawn in partitions, else a whole model."""
         return build_in_parts(source, "deepspeed", source.replayed if can_partition(self.user_config) else None)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Build DeepSpeed's engine around the model; an evaluation has one only at stage 3."""
+        """Build DeepSpeed's engine around the model. An evaluation needs an engine only at stage 3."""
         return build(self.user_config, run, model, make_optimizer, self.activation_checkpointing)
 
     @hookimpl
     def save_checkpoint(self, run: Run) -> State:
         """Return master weights and optimizer state of this rank's partitions, and the rest of the model."""
-        return partitions.save(run)
+        return checkpoint.save(run)
 
     @hookimpl
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
-        """Load model, master weights, optimizer state and the place in DeepSpeed's schedule."""
-        return partitions.load(run, state, progress)
+        """Load model, master weights, optimizer state and DeepSpeed's schedule."""
+        return checkpoint.load(run, state, progress)
 
     @hookimpl
     def teardown(self, world: World) -> bool:
         """Forget DeepSpeed's process groups, and leave torch's."""
         library.stop()
-        if "RANK" not in os.environ:  # no launcher has set it: ``setup`` did, and who comes after would look for ranks
+        if "RANK" not in os.environ:  # ``setup`` set LOCAL_RANK, not a launcher: a later run would look for ranks
             os.environ.pop("LOCAL_RANK", None)
         return leave_process_group(world)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's own engine where a step is traced on tensors without values, for ``distcore plan``."""
+"""Run DeepSpeed's own engine on fake tensors, for the traced steps of ``distcore plan``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 
 from distcore import Capabilities, ConfigError, OptimizerFactory, PreparedModel, Run, hookimpl
 from distcore_deepspeed import library
-from distcore_deepspeed.build import build
+from distcore_deepspeed.build_engine import build
 from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.json_config import UserConfig, put
 from distcore_deepspeed.optimizers import optimizer_type
 
 
-def traced(user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> TracedEngine:
-    """Return what stands for a strategy with these ``capabilities``; raises ConfigError, one line, for NVMe."""
+def traced_engine(user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> TracedEngine:
+    """Return a stand-in for a strategy with these ``capabilities``. Raises ConfigError, one line, for NVMe."""
     if not user.keeps_masters:
         raise ConfigError("offload to nvme: what stays in memory is not known")
     return TracedEngine(user, capabilities, activation_checkpointing)
 
 
 class TracedEngine(StepHooks):
-    """The engine, in the first of as many ranks as torch's process group says; DeepSpeed is told that it has a CPU."""
+    """The engine in the first rank of torch's process group, which DeepSpeed sees on a CPU."""
 
-    most_ranks: ClassVar = 16  # for each parameter and bucket the engine goes through all ranks
+    most_ranks: ClassVar = 16  # the engine loops over all ranks for each parameter and bucket
 
     def __init__(self, user: UserConfig, capabilities: Capabilities, activation_checkpointing: bool = False) -> None:
-        """``capabilities`` are those of the strategy that this stands for."""
+        """Stand in for the strategy with these ``capabilities``."""
         self.capabilities = capabilities
         self._user = user
         self._activation_checkpointing = activation_checkpointing
@@ -40,24 +40,24 @@ class TracedEngine(StepHooks):
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
-        """Build the engine, with torch's Adam for its compiled ones; raises ConfigError for its other optimizers."""
+        """Build the engine, with torch's Adam instead of compiled ones. Raises ConfigError for other optimizers."""
         user, kind = self._user, optimizer_type(run.config, self._user)
         if kind not in (None, "Adam", "AdamW"):
-            raise ConfigError(f"optimizer {kind}: only DeepSpeed's own compiled one would say what it keeps")
+            raise ConfigError(f"optimizer {kind}: the state of DeepSpeed's compiled optimizer is not known")
         if kind is not None:
             tree = copy.deepcopy(user.tree)
             put(tree, "optimizer.params.torch_adam", True)
             user = replace(user, tree=tree)
-        self._before = os.environ.get("LOCAL_RANK"), library.start_valueless()
+        self._before = os.environ.get("LOCAL_RANK"), library.start_tracing()
         os.environ["LOCAL_RANK"] = "0"  # the engine reads it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the process group has no timeout to set
             prepared = build(user, run, model, make_optimizer, self._activation_checkpointing)
-        _never_overflow(prepared.model.optimizer)
+        _ignore_overflow(prepared.model.optimizer)
         return prepared
 
     def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
-        """Return partitions of parameters, gradients that DeepSpeed keeps in places of its own, and what is stepped."""
+        """Return DeepSpeed's own tensors: partitions of parameters, its copies of gradients, and master weights."""
         optimizer = getattr(run.model, "optimizer", None)
         partitions = [p.ds_tensor for p in run.module.parameters() if hasattr(p, "ds_tensor")]
         masters = [
@@ -79,24 +79,24 @@ class TracedEngine(StepHooks):
         }
 
     def close(self) -> None:
-        """Forget what DeepSpeed keeps beside the process group."""
+        """Forget DeepSpeed's process groups, and restore the environment."""
         if self._before is None:
             return
         local_rank, accelerator = self._before
-        library.stop_valueless(accelerator)
+        library.stop_tracing(accelerator)
         os.environ.pop("LOCAL_RANK")
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = local_rank
 
 
-def _never_overflow(optimizer: Any) -> None:
-    """Have every step be taken: whether gradients overflow depends on their values."""
+def _ignore_overflow(optimizer: Any) -> None:
+    """Have the optimizer take every step: fake gradients have no values that could overflow."""
     check = getattr(optimizer, "check_overflow", None)
 
-    def checked(*arguments: Any, **options: Any) -> None:
+    def check_and_ignore(*arguments: Any, **options: Any) -> None:
         assert check is not None
         check(*arguments, **options)
         optimizer.overflow = False
 
     if check is not None:
-        optimizer.check_overflow = checked
+        optimizer.check_overflow = check_and_ignore

@@ -15,7 +15,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from distcore import launch, load_config, train
 from distcore.checkpoint import Checkpoint
 from distcore.testing.problem import Problem
-from distcore_deepspeed.engine import LossScaleError, explained
+from distcore_deepspeed.engine import LossScaleError, explain_overflow
 from distcore_deepspeed.loss_scale import DynamicScale
 
 import_module("transformers.optimization")  # once, here, rather than in every rank that is forked
@@ -142,7 +142,7 @@ def test_a_run_with_a_higher_minimum_keeps_to_it() -> None:
 
 def test_only_the_loss_scales_last_word_is_explained() -> None:
     last = DynamicLossScaler(1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False)
-    with pytest.raises(LossScaleError, match="trained in bf16"), explained():
+    with pytest.raises(LossScaleError, match="trained in bf16"), explain_overflow():
         last.update_scale(True)
-    with pytest.raises(ValueError, match="another"), explained():
+    with pytest.raises(ValueError, match="another"), explain_overflow():
         raise ValueError("another")

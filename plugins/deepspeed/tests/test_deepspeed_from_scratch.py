@@ -12,7 +12,7 @@ from torch import nn
 
 from distcore import RankInfo, Run, RunConfig, World, launch
 from distcore.testing.from_scratch import from_scratch, small_models
-from distcore_deepspeed.partitions import parts
+from distcore_deepspeed.checkpoint import parts
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 
 pytestmark = pytest.mark.ranks

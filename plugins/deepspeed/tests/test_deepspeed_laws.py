@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from distcore.testing import StrategyContract
-from distcore_deepspeed.ops import lacking_for_nvme
+from distcore_deepspeed.ops import missing_for_nvme
 
 DISK = TemporaryDirectory(prefix="distcore-nvme-")
 
@@ -56,8 +56,8 @@ def async_io() -> None:
 
 
 @pytest.mark.skipif(
-    bool(lacking_for_nvme()) or "DISTCORE_COMPILE" not in os.environ,
-    reason=f"needs {lacking_for_nvme() or 'DISTCORE_COMPILE=1 in the environment'}: async_io compiles for a minute",
+    bool(missing_for_nvme()) or "DISTCORE_COMPILE" not in os.environ,
+    reason=f"needs {missing_for_nvme() or 'DISTCORE_COMPILE=1 in the environment'}: async_io compiles for a minute",
 )
 @pytest.mark.usefixtures("async_io")
 class TestStage3Nvme(StrategyContract):

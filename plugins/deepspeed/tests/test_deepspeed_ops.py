@@ -178,7 +178,7 @@ def test_nvme_without_a_compiler_is_refused_before_launch(tmp_path: Path, withou
 
 
 @pytest.mark.skipif(not HAS_TOOLS, reason=NO_TOOLS)
-@pytest.mark.skipif(not ops.lacking_for_nvme(), reason="libaio is here")
+@pytest.mark.skipif(not ops.missing_for_nvme(), reason="libaio is here")
 def test_nvme_without_libaio_is_refused() -> None:
     options = {"stage": 3, "offload_param": "nvme", "nvme_path": "/tmp"}
     config = load_config(None, {"strategy": "deepspeed", "strategy_options": options, "device": "cpu", "lr": 0.01})
