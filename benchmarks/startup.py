@@ -9,6 +9,7 @@ the first step's end, which other work on the machine changes less than the time
 comes where the CPU seconds of one warm process went, and what imports take in a process that does nothing else.
 
 Bounds: of the script's CPU time, warm at most 0.9, cold at most all; two ranks 0.7 of the script under torchrun.
+``distcore --help`` takes at most 0.12 CPU seconds; ``--help-alone`` measures the help and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -37,7 +39,10 @@ FIRST = "DISTCORE_FIRST_STEP"
 """Environment variable: the file that gets the time of the first step's end, as JSON, with the marks before it."""
 BOUNDS = {"warm, 1 process": 0.9, "cold, 1 process": 1.0, "warm, 2 ranks": 0.7}
 
-
+HELP = {"--help": 0.12, "train --help": None}
+"""Arguments of distcore that print a help, with the most CPU seconds that they may take; ``None``: no bound."""
+HELP_ROUNDS = 20
+"""Times that each help is printed, since one takes little and varies."""
 PARTS = (
     "imports until the command has read its config",
     "data, its fingerprint",
@@ -116,9 +121,14 @@ class FirstStep:
 def main() -> int:
     """Run the rounds and print the table; return 0 if the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=Path, help="JSON: a list of [text, label], labels 0 to 5")
+    parser.add_argument("--data", type=Path, help="JSON: a list of [text, label], labels 0 to 5")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--help-alone", action="store_true", help="measure only what help takes; needs no data")
     arguments = parser.parse_args()
+    if arguments.help_alone:
+        return conclusion([show_help(words, bound) for words, bound in HELP.items()])
+    if arguments.data is None:
+        parser.error("--data: name the rows of the job")
     with tempfile.TemporaryDirectory(prefix="startup-") as name:
         folder = Path(name)
         os.environ.update(TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", OMP_NUM_THREADS="1")
@@ -132,6 +142,11 @@ def main() -> int:
     held = [show(name, found, bound) for name, bound in BOUNDS.items()]
     show_parts(found["warm, 1 process"])
     show_imports(arguments.rounds)
+    return conclusion(held + [show_help(words, bound) for words, bound in HELP.items()])
+
+
+def conclusion(held: Sequence[bool]) -> int:
+    """Say whether all bounds were held; return 0 if they were."""
     print("bounds", "held" if all(held) else "BROKEN")
     return 0 if all(held) else 1
 
@@ -226,6 +241,19 @@ def show_parts(runs: Sequence[Spent]) -> None:
     lengths = [[end - begin for begin, end in pairwise((0.0, *run.marks))] for run in runs]
     for part, each in zip(PARTS, zip(*lengths, strict=True), strict=True):
         print(f"{statistics.median(each):6.2f} CPU s: {part}")
+
+
+def show_help(words: str, bound: float | None) -> bool:
+    """Print the CPU seconds of ``distcore WORDS``, median over ``HELP_ROUNDS``; True if its bound holds."""
+    spent = []
+    for _ in range(HELP_ROUNDS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([seed_job.DISTCORE, *words.split()], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    median, limit = statistics.median(spent), "" if bound is None else f" (bound: {bound})"
+    print(f"{median:6.3f} CPU s ({min(spent):.3f} … {max(spent):.3f}): distcore {words}{limit}")
+    return bound is None or median <= bound
 
 
 def show_imports(rounds: int) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +40,11 @@ def tests(folder: Path) -> list[Path]:
     return sorted(room for room in (ROOT / "tests").iterdir() if room.name in rooms)
 
 
-def make_environment(home: Path, install: Iterable[str]) -> Path:
+def make_environment(home: Path, install: Iterable[str], without: Collection[str] = ()) -> Path:
     """Make an environment in ``home`` and return its interpreter.
 
-    It has the packages that this process can import but those of this repository, and what ``install`` names for pip.
+    It has the packages that this process can import but those of this repository and those named by ``without``, and
+    what ``install`` names for pip.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     python = home / "bin/python"
@@ -52,7 +53,8 @@ def make_environment(home: Path, install: Iterable[str]) -> Path:
     for place in (Path(place) for place in sys.path if place.endswith("site-packages")):
         for path in place.iterdir():
             is_ours = re.match(r"(_+editable_.*)?distcore([_-]|$)", path.name)
-            if path.suffix != ".pth" and not is_ours and not (site / path.name).exists():
+            is_left_out = is_ours or path.suffix == ".pth" or re.split(r"-\d", path.name)[0] in without
+            if not is_left_out and not (site / path.name).exists():
                 (site / path.name).symlink_to(path)
     subprocess.run([python, *PIP, *install], cwd=ROOT, check=True)
     return python

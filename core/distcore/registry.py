@@ -72,7 +72,8 @@ def default_task() -> str:
     offered = sorted(every, key=distribution)
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
-        raise StrategyError(f"no task is named, and nothing that is installed has a default one; {how}")
+        missing = "no task is named, and nothing that is installed has a default one"
+        raise StrategyError(f"{missing}: pip install distcore-tasks, or {how}")
     first, *others = offered
     if others:
         both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))

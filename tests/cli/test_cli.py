@@ -63,6 +63,17 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "distcore" in done.stdout
 
 
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
+    code = (
+        "import sys; from distcore.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print([name for name in sys.modules if name.startswith('distcore_')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
 @pytest.mark.parametrize("arguments", [["train", "--help", "--task=text-classification"], ["tasks"]], ids=" ".join)
 def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     code = (
