@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, ends of lines of any kind, and what UTF-8 cannot say."""
@@ -97,3 +98,14 @@ def _is_slip(word: str, name: str) -> bool:
         return False
     first, last = wrong[0], wrong[-1]
     return first == last or (last == first + 1 and word[first : last + 1] == name[last] + name[first])
+
+
+def write_traceback(error: BaseException, folder: Path | None = None) -> Path:
+    """Write the traceback of ``error`` to ``folder``, by default a new temporary folder, and return the file."""
+    import tempfile
+    import traceback
+
+    folder = folder or Path(tempfile.mkdtemp(prefix="distcore-"))
+    path = folder / "traceback.txt"
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return path

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from distcore.cli.commands import command_module, summaries
 from distcore.cli.flags import with_flags
 from distcore.cli.parser import Help, Parser, help_width
-from distcore.errors import ConfigError, DistcoreError, StoppedError
+from distcore.errors import ConfigError, DistcoreError, StoppedError, write_traceback
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -40,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug in distcore or a plugin: one line here, the traceback in a file
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             return READER_GONE
-        from distcore.cli.tracebacks import write_traceback
-
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"{cause} (traceback: {write_traceback(error)})", 3)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distcore.errors import DistcoreError, RankError
+from distcore.errors import DistcoreError, RankError, write_traceback
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -46,8 +46,6 @@ def explained(file: str | None, changes: Mapping[str, Any], read_config: Callabl
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         if not MESSAGE.search(cause):
             raise
-        from distcore.cli.tracebacks import write_traceback
-
         line = f"{cause} (traceback: {write_traceback(error)})"
     gc.collect()  # with the error its frames are gone, and what they held
     raise RankError(f"{line}; {_advice(file, changes, read_config)}")

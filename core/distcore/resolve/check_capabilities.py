@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
 
 from distcore import registry
 from distcore.config import RunConfig
@@ -19,28 +18,18 @@ log = logging.getLogger("distcore")
 
 def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
     """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
-    wanted: list[tuple[str, Any, frozenset[str], Any]] = [
-        (
-            "device",
-            config.device,
-            declared.devices or frozenset({config.device}),
-            lambda o: config.device in (o.devices or {config.device}),
-        ),
-        ("precision", config.precision, declared.precisions, lambda other: config.precision in other.precisions),
-        (
-            "launcher",
-            launcher,
-            declared.launchers or frozenset({launcher}),
-            lambda o: launcher in (o.launchers or {launcher}),
-        ),
-    ]
-    for key, value, possible, can in wanted:
-        if value not in possible:
-            raise ConfigError(
-                f"{key} = {value!r}: strategy {config.strategy!r} supports {', '.join(sorted(possible))}"
-                f"{nearest(str(value), possible)}; {names_that(can)} could"
-            )
+    for key, wanted in {"device": config.device, "precision": config.precision, "launcher": launcher}.items():
 
+        def takes(other: Capabilities, key: str = f"{key}s", wanted: str = wanted) -> bool:
+            possible: frozenset[str] = getattr(other, key)
+            return not possible or wanted in possible
+
+        if not takes(declared):
+            possible = sorted(getattr(declared, f"{key}s"))
+            raise ConfigError(
+                f"{key} = {wanted!r}: strategy {config.strategy!r} supports {', '.join(possible)}"
+                f"{nearest(wanted, possible)}; {names_that(takes)} could"
+            )
     if config.deterministic and not declared.deterministic:
         others = names_that(lambda other: other.deterministic)
         raise ConfigError(

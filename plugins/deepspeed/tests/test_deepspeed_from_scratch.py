@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from models_from_scratch import from_scratch, small_models
 from torch import nn
 
 from distcore import RankInfo, Run, RunConfig, World, launch
-from distcore.testing.from_scratch import from_scratch, small_models
 from distcore_deepspeed.checkpoint import parts
 from distcore_deepspeed.strategy import DeepSpeedStrategy
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_from_scratch import from_scratch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -28,7 +29,6 @@ from transformers.utils import logging
 
 from distcore import ModelSource, RankInfo, Run, RunConfig, World, defaults, launch, train
 from distcore.model.lora import adapt
-from distcore.testing.from_scratch import from_scratch
 from distcore.testing.problem import Classifier, Problem
 from distcore_fsdp.strategy import FSDPStrategy
 from distcore_fsdp.weights import NotSliceable, find_weights

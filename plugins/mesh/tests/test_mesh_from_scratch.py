@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from models_from_scratch import from_scratch, small_models
 from torch.distributed.tensor import DTensor
 
 from distcore import RankInfo, Run, RunConfig, defaults, launch
-from distcore.testing.from_scratch import from_scratch, small_models
 from distcore_mesh.strategy import MeshStrategy
 
 pytestmark = pytest.mark.ranks
