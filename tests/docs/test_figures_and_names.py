@@ -121,6 +121,7 @@ def flags() -> set[str]:
     written = set(re.findall(r"--[a-z][\w-]+", sources()))
     options = {option.name for group in ("tasks", "strategies") for option in _options(group)}
     nested = {name.partition(".")[2] for name in options if "." in name}
+    nested |= {f"{name.partition('.')[2]}_column" for name in options if name.startswith("columns.")}
     return written | {f"--{name.replace('_', '-')}" for name in options | nested}
 
 
