@@ -105,9 +105,9 @@ def cmake(scratch: Path) -> str:
 
     Raises StrategyError.
     """
-    found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
-    if found and cmake_version(found) >= recipe.OLDEST_CMAKE:
-        return found
+    installed = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
+    if installed and cmake_version(installed) >= recipe.OLDEST_CMAKE:
+        return installed
     target = scratch / "cmake"
     done = _run((*PIP, "install", "--quiet", "--target", str(target), "cmake"))
     if done.returncode:
@@ -189,8 +189,8 @@ def _last_error(output: str) -> str:
     """Return the first line in which a compiler or cmake reports an error, else the last line of the output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern in (re.compile(r"\b(fatal )?error: ", re.IGNORECASE), re.compile(r"CMake Error")):
-        found: Iterable[str] = filter(pattern.search, lines)
-        if line := next(iter(found), None):
+        errors: Iterable[str] = filter(pattern.search, lines)
+        if line := next(iter(errors), None):
             return line
     return lines[-1] if lines else "no output"
 

@@ -29,9 +29,9 @@ def main() -> int:
 
 def add_ranks() -> float:
     """Return the sum of the rank numbers over all ranks, counted from 1."""
+    from distcore_horovod.collectives import sum_over_ranks
     from distcore_horovod.library import hvd
     from distcore_horovod.rendezvous import connect
-    from distcore_horovod.wire import sum_over_ranks
 
     connect(rank_info_from_environment(), timeout=30)
     result = sum_over_ranks(torch.tensor([hvd.rank() + 1.0], dtype=torch.float64)).item()

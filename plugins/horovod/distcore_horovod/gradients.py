@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from distcore import Run, StrategyError, defaults
+from distcore_horovod.collectives import broadcast, sum_over_ranks
 from distcore_horovod.library import hvd
-from distcore_horovod.wire import broadcast, sum_over_ranks
 
 Op = Literal["average", "sum", "adasum"]
 """How Horovod combines the gradients of ranks."""

@@ -16,7 +16,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, not re-exported
 
 from distcore import RankInfo, open_store
-from distcore_horovod import launcher
+from distcore_horovod import rank_environment
 from distcore_horovod.library import hvd
 
 LOOPBACK = "127.0.0.1"
@@ -28,7 +28,7 @@ def connect(rank_info: RankInfo, timeout: int, *, over_mpi: bool = False) -> Non
     With ``over_mpi``, ranks that mpirun has started connect and communicate by MPI.
     """
     with ExitStack() as stack:
-        if not over_mpi and rank_info.launcher != launcher.NAME:
+        if not over_mpi and rank_info.launcher != rank_environment.NAME:
             os.environ.update(rank_variables(rank_info))
             if rank_info.size > 1:
                 os.environ.update(stack.enter_context(rendezvous(rank_info, timeout)))

@@ -30,12 +30,12 @@ from distcore import (
     footprint,
     hookimpl,
 )
-from distcore_horovod import launcher
+from distcore_horovod import rank_environment
+from distcore_horovod.collectives import broadcast, gather_rows, lost_peers, sum_over_ranks
 from distcore_horovod.gradients import Op, distribute, share_buffers, without_gradient
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect
-from distcore_horovod.traced import TracedFusion
-from distcore_horovod.wire import broadcast, gather_rows, lost_peers, sum_over_ranks
+from distcore_horovod.tracing import TracedFusion
 
 _NO_CONTEXT = nullcontext()
 FUSION_BYTES = 128 * 2**20
@@ -74,7 +74,7 @@ class HorovodStrategy:
             owns=frozenset({"optimizer"}),
             ema=True,
             compiles=frozenset({"on", "regions"}),
-            launchers=frozenset({"local", "torchrun", "slurm", "mpi", launcher.NAME}),
+            launchers=frozenset({"local", "torchrun", "slurm", "mpi", rank_environment.NAME}),
             deterministic=bool(self.groups),
             limits=(
                 "compression=fp16 rounds gradients to half precision",
@@ -142,7 +142,7 @@ class HorovodStrategy:
             how = f"start with mpirun, not {rank_info.launcher}"
             raise ConfigError(f"strategy_options.op = 'adasum': communicates by MPI; {how}")
         os.environ.update(self._variables(config))
-        if rank_info.launcher == launcher.NAME and "OMP_NUM_THREADS" not in os.environ:
+        if rank_info.launcher == rank_environment.NAME and "OMP_NUM_THREADS" not in os.environ:
             share_cores(rank_info)
         connect(rank_info, config.timeout, over_mpi=over_mpi)
         return World(rank=hvd.rank(), size=hvd.size(), local_rank=rank_info.local_rank, device=device)

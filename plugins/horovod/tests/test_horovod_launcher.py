@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distcore import ConfigError, RankInfo
-from distcore_horovod.launcher import horovodrun
+from distcore_horovod.rank_environment import horovodrun
 
 STARTED = {
     "HOROVOD_RANK": "3",

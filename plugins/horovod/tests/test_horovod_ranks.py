@@ -22,11 +22,11 @@ from distcore import ConfigError, Run, RunConfig, World, launch
 pytest.importorskip("horovod.torch", reason="Horovod is not built here: distcore-horovod build")
 
 from distcore_horovod.check import rank_info_from_environment
+from distcore_horovod.collectives import broadcast, gather_rows, sum_over_ranks
 from distcore_horovod.gradients import share_buffers
 from distcore_horovod.library import hvd
 from distcore_horovod.rendezvous import connect, rendezvous
 from distcore_horovod.strategy import HorovodStrategy
-from distcore_horovod.wire import broadcast, gather_rows, sum_over_ranks
 
 JOB = ["--strategy", "horovod", "--model", "bert-tiny", "--global-batch-size", "16", "--micro-batch-size", "4"]
 

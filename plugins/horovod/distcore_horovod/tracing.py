@@ -1,4 +1,4 @@
-"""What stands for Horovod where a step is traced on tensors without values, for ``distcore plan``."""
+"""Emulate Horovod's memory on fake tensors, for the traced steps of ``distcore plan``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distcore import Capabilities, Clip, OptimizerFactory, PreparedModel, Run, S
 
 
 class TracedFusion:
-    """Holds what Horovod holds beside the model: its fusion buffer, all the time, and gradients as they are sent."""
+    """A stand-in that allocates Horovod's fusion buffer, and the half-precision copies of gradients during a step."""
 
     capabilities: ClassVar = Capabilities(spec_version=3, devices=frozenset({"cpu", "cuda"}))
 
@@ -30,7 +30,7 @@ class TracedFusion:
 
     @hookimpl
     def step(self, run: Run, clip: Clip) -> StepResult:
-        """Have gradients come back from being sent, then step."""
+        """Emulate the exchange of gradients, then step."""
         if self._halves:
             sent = {p: p.grad.half() for p in run.module.parameters() if p.grad is not None}
             for parameter, half in sent.items():
