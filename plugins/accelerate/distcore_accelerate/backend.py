@@ -1,4 +1,4 @@
-"""What the strategy asks of each of Accelerate's backends."""
+"""The interface of Accelerate's backends."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Backend(ABC):
         self.check_evaluation(config)
 
     def check_evaluation(self, config: RunConfig) -> None:  # noqa: B027  # most have nothing to refuse
-        """The same for a run that only evaluates."""
+        """Raise ConfigError, one line, for settings of an evaluation that cannot work."""
 
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return what each rank holds and sends; raises ConfigError where that is not known."""
+        """Return the memory and the traffic of each rank. Raises ConfigError if they are not known."""
         raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")
 
     def traced(self) -> object:
-        """Return what stands for the backend where a step is traced; raises ConfigError where nothing does."""
+        """Return a stand-in for traced steps. Raises ConfigError for a backend without one."""
         raise ConfigError(f"backend = {self.settings.backend!r}: how its step can be traced is not known")
 
     @abstractmethod

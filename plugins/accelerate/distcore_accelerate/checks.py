@@ -1,4 +1,4 @@
-"""What can be refused before any process starts: contradictions, and requests that Accelerate would not honour."""
+"""Refuse contradictions before any process starts, and requests that Accelerate would not honor."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from distcore_accelerate.backend import Backend
 
 _NOTHING = nullcontext()
 REMEDY = "freeze it, or --set strategy_options.find_unused=true"
-"""What to do about a parameter that gets no gradient."""
+"""Advice for a parameter that gets no gradient."""
 
 
 class Replicated(Backend):
@@ -62,12 +62,12 @@ class Replicated(Backend):
     def plan_memory(
         self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return the whole of the model, and its gradients as what each step all-reduces."""
+        """Return the memory of the whole model. Each step all-reduces its gradients."""
         held = footprint.whole(skeleton, make_optimizer)
         return replace(held, sent=footprint.shared(held.gradients, ranks, times=2))
 
     def traced(self) -> object:
-        """Return what stands for DDP."""
+        """Return a stand-in that emulates DDP's buckets."""
         return TracedBuckets(self.options.bucket_mb)
 
     def prepare(

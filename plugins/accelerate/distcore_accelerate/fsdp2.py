@@ -25,7 +25,7 @@ from distcore_accelerate.backend import Backend
 from distcore_accelerate.options import AccelerateOptions
 from distcore_accelerate.precision import DTYPES, mixed_precision, results_in_fp32, unsharded
 from distcore_accelerate.settings import Settings, Tree
-from distcore_accelerate.traced import TracedShards
+from distcore_accelerate.tracing import TracedShards
 
 _NOTHING = nullcontext()
 ARGUMENTS = {

@@ -1,6 +1,6 @@
-"""What Accelerate is asked for: by the strategy's options, by an ``accelerate config`` file, by ``accelerate launch``.
+"""Settings of Accelerate from the strategy's options, an ``accelerate config`` file and ``accelerate launch``.
 
-The three are read into one ``Settings``; where two of them say different things, that is an error of one line.
+The three are read into one ``Settings``. A contradiction between two of them is an error of one line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is asked of Accelerate, whoever asks."""
+    """The settings of Accelerate, from all three sources."""
 
     backend: BackendName = "ddp"
     """The backend of Accelerate to train on."""

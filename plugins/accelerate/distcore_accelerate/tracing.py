@@ -1,4 +1,4 @@
-"""Accelerate's FSDP2 where a step is traced on tensors without values: on any machine, as it is on GPUs."""
+"""Run Accelerate's FSDP2 on fake tensors, on any machine, for the traced steps of ``distcore plan``."""
 
 from __future__ import annotations
 
