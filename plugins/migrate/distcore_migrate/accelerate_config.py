@@ -6,7 +6,7 @@ from typing import Any
 
 from distcore import ConfigError, nearest
 from distcore_migrate import fsdp_config
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, idle, none, to, whole, written
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, no_effect, none, to, whole, written
 
 KINDS = {"NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 """``distributed_type`` to a strategy."""
@@ -84,8 +84,8 @@ def _nested(key: str) -> Rule:
     return rule
 
 
-LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
-TPU = idle("only matters on a TPU")
+LAUNCHER = no_effect("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
+TPU = no_effect("only matters on a TPU")
 COMPILED = _nested("use --compile on or --compile regions")
 ROWS: dict[str, Rule] = {
     "compute_environment": _environment,
@@ -108,7 +108,7 @@ ROWS: dict[str, Rule] = {
     "same_network": LAUNCHER,
     "main_training_function": LAUNCHER,
     "enable_cpu_affinity": LAUNCHER,
-    "num_cpu_threads_per_process": idle("each rank takes its share of the cores"),
+    "num_cpu_threads_per_process": no_effect("each rank takes its share of the cores"),
     "mpirun_config": LAUNCHER,
     "mpirun_hostfile": LAUNCHER,
     "mpirun_ccl": LAUNCHER,
@@ -124,7 +124,7 @@ ROWS: dict[str, Rule] = {
     "quiet": LAUNCHER,
     "monitor_interval": LAUNCHER,
     "max_restarts": to("max_restarts", whole),
-    "debug": idle("ranks compare rows and weights in their first steps, and say what differs"),
+    "debug": no_effect("ranks compare rows and weights in their first steps, and say what differs"),
     "downcast_bf16": TPU,
     "tpu_name": TPU,
     "tpu_zone": TPU,
@@ -157,8 +157,8 @@ SECTION_ROWS: dict[str, Rule] = {
     "offload_param_nvme_path": fact("zero_nvme_path"),
     "gradient_accumulation_steps": fact("accumulation", whole),
     "gradient_clipping": to("clip.norm", lambda norm: float(norm) or None),
-    "zero3_init_flag": idle("the strategy builds the model as its stage needs it"),
-    "zero3_save_16bit_model": idle("checkpoint export writes the whole model at any stage"),
+    "zero3_init_flag": no_effect("the strategy builds the model as its stage needs it"),
+    "zero3_save_16bit_model": no_effect("checkpoint export writes the whole model at any stage"),
     "deepspeed_config_file": fact("deepspeed"),
     "deepspeed_hostfile": LAUNCHER,
     "deepspeed_exclusion_filter": LAUNCHER,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import ConfigError, nearest
-from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, idle, none, to, whole, written
+from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, no_effect, none, to, whole, written
 from distcore_migrate.scripts import SCRIPTS, Script
 
 MODULES = {
@@ -22,7 +22,7 @@ MODULES = {
 }
 """Modules that ``python -m`` starts as a launcher."""
 ONE_EACH = "one process per device; --nproc N says how many these are"
-LAUNCHER = idle("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
+LAUNCHER = no_effect("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
 
 
 def _ranks(draft: Draft, name: str, value: Any) -> None:
@@ -205,7 +205,7 @@ def read_launcher(draft: Draft, command: Command) -> None:
 
 def _multiply(draft: Draft) -> None:
     """Make processes of one machine and machines the processes of all."""
-    here = draft.use("processes_here")
+    here = draft.take("processes_here")
     machines = str(draft.facts["machines"].value) if "machines" in draft.facts else "1"
     if not machines.isdigit():
         draft.note_fact("open", "machines", "a range of machines; --nproc N says how many processes there are on all")

@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from distcore import ConfigError
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, converted, fact, flag, idle, none, to, whole, written
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    apply,
+    converted,
+    fact,
+    flag,
+    no_effect,
+    none,
+    to,
+    whole,
+    written,
+)
 
 AUTO = "auto"
 OPTIONS = "strategy_options."
@@ -94,7 +108,7 @@ def _loss_scale(draft: Draft, name: str, value: Any) -> None:
 
 
 GONE = none("DeepSpeed has dropped it, in 0.19.7 at the latest")
-SAVED = idle("checkpoints are distcore's: neutral, and exported whole")
+SAVED = no_effect("checkpoints are distcore's: neutral, and exported whole")
 ZERO_ROWS: dict[str, Rule] = {
     "stage": _unless_auto(fact("zero_stage", whole)),
     "offload_optimizer": _offload,
@@ -135,11 +149,11 @@ OPTIMIZER_ROWS: dict[str, Rule] = {
     "betas": _unless_auto(lambda draft, name, value: _betas(draft, name, value)),
     "eps": _unless_auto(to("optimizer.eps", float)),
     "weight_decay": _unless_auto(to("optimizer.weight_decay", float)),
-    "torch_adam": idle("the optimizer is torch's AdamW; deepspeed-adamw is DeepSpeed's"),
+    "torch_adam": no_effect("the optimizer is torch's AdamW; deepspeed-adamw is DeepSpeed's"),
     "adam_w_mode": none("weight decay is decoupled", off=(True,)),
     "bias_correction": none("means are corrected", off=(True,)),
     "amsgrad": none("there is no such variant"),
-    "adam_nvme_offload": idle("offload_optimizer says it"),
+    "adam_nvme_offload": no_effect("offload_optimizer says it"),
 }
 """Keys of ``optimizer.params``."""
 
@@ -229,7 +243,7 @@ ROWS: dict[str, Rule] = {
     "wall_clock_breakdown": _as_it_is,
     "wandb": _as_it_is,
     "zero_allow_untested_optimizer": _as_it_is,
-    "zero_force_ds_cpu_optimizer": idle("the strategy says it, by the optimizer that is used"),
+    "zero_force_ds_cpu_optimizer": no_effect("the strategy says it, by the optimizer that is used"),
     "dataloader_drop_last": none("the last step of an epoch takes the rows that are left"),
     "amp": _enabled("there is no apex here; use bf16 or fp16"),
     "autotuning": _enabled("--sweep is a grid of runs"),
@@ -276,19 +290,19 @@ def choose(draft: Draft, origin: str, with_arguments: bool) -> None:
     ``with_arguments``: the Trainer's arguments say the schedule; otherwise it is constant unless DeepSpeed has one.
     """
     draft.set("strategy", "deepspeed", origin)
-    if (stage := draft.use("zero_stage")) is not None:
+    if (stage := draft.take("zero_stage")) is not None:
         if stage == 0 and draft.values.get("precision", "fp32") != "fp32":
             draft.note_fact("differs", "zero_stage", "in 16 bits written as 1, which does the same work")
             stage = 1
         draft.set(f"{OPTIONS}stage", stage, draft.origin("zero_stage"))
     for name in ("offload_optimizer", "offload_param", "nvme_path"):
-        if (value := draft.use(f"zero_{name}")) is not None:
+        if (value := draft.take(f"zero_{name}")) is not None:
             draft.set(f"{OPTIONS}{name}", value, draft.origin(f"zero_{name}"))
-    if draft.use("deepspeed_schedule"):
+    if draft.take("deepspeed_schedule"):
         draft.note_fact("idle", "schedule", "DeepSpeed's scheduler takes its place")
         draft.facts.pop("schedule", None)
         warms_up = str(draft.facts["deepspeed_schedule"].value).startswith("Warmup")
-        if warms_up and not (draft.use("warmup_steps") or draft.use("warmup_ratio")):
+        if warms_up and not (draft.take("warmup_steps") or draft.take("warmup_ratio")):
             draft.note_fact("off", "warmup_steps")
             draft.set("schedule.warmup_steps", 1, "the least that DeepSpeed's warm-up takes")
     elif not with_arguments:

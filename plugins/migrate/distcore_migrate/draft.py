@@ -50,7 +50,7 @@ class Draft:
     """What was read and is no key of the config by itself, by name."""
     notes: list[Note] = field(default_factory=list)
     """What is said, in the order in which it came up."""
-    said: set[str] = field(default_factory=set)
+    translated: set[str] = field(default_factory=set)
     """Facts that a key or a note was made of."""
     opaque: set[str] = field(default_factory=set)
     """Dotted keys whose value is one tree, however deep."""
@@ -70,9 +70,9 @@ class Draft:
             origin = known.origin if known.origin == origin else f"{known.origin}, {origin}"
         self.facts[name] = Fact(value, origin)
 
-    def use(self, name: str, default: Any = None) -> Any:
-        """Return the value of a fact, which from now on counts as said."""
-        self.said.add(name)
+    def take(self, name: str, default: Any = None) -> Any:
+        """Return the value of a fact, and mark it as translated."""
+        self.translated.add(name)
         return self.facts[name].value if name in self.facts else default
 
     def origin(self, *names: str) -> str:
@@ -87,7 +87,7 @@ class Draft:
     def note_fact(self, kind: Kind, name: str, text: str = "") -> None:
         """Say something about a fact, if some source has it."""
         if name in self.facts:
-            self.said.add(name)
+            self.translated.add(name)
             fact = self.facts[name]
             self.note(kind, fact.origin if kind == "off" else written(fact.origin, fact.value), text)
 
@@ -100,11 +100,11 @@ class Draft:
 
 
 Rule = Callable[[Draft, str, Any], None]
-"""What becomes of a key: gets the draft, the key's name in its source, and its value."""
+"""Translates one key: takes the draft, the key's name in its source, and its value."""
 
 
 def to(key: str, convert: Callable[[Any], Any] | None = None, differs: str = "") -> Rule:
-    """It is the key ``key`` of the config, after ``convert``; ``differs`` says what it means here."""
+    """The key becomes ``key`` of the config, after ``convert``; ``differs`` notes another meaning."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         if value is None or value == "":
@@ -118,7 +118,7 @@ def to(key: str, convert: Callable[[Any], Any] | None = None, differs: str = "")
 
 
 def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
-    """It goes into something together with other keys, when all sources have been read."""
+    """The value is kept as a fact until all sources are read, and is then combined with other keys."""
 
     def rule(draft: Draft, key: str, value: Any) -> None:
         if value is None:
@@ -130,7 +130,7 @@ def fact(name: str, convert: Callable[[Any], Any] | None = None) -> Rule:
 
 
 def none(instead: str, off: tuple[Any, ...] = ()) -> Rule:
-    """There is no equal; ``instead`` says what to do. A value of ``off`` asks for nothing."""
+    """The key has no equal; ``instead`` is the advice. A value in ``off`` needs no advice."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         asks = value not in (*OFF, *off)
@@ -139,8 +139,8 @@ def none(instead: str, off: tuple[Any, ...] = ()) -> Rule:
     return rule
 
 
-def idle(why: str) -> Rule:
-    """It has no effect here; ``why`` says what makes it needless."""
+def no_effect(why: str) -> Rule:
+    """The key has no effect here, because of ``why``."""
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         draft.note("off" if value in OFF else "idle", name if value in OFF else written(name, value), why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, idle, none, whole
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, no_effect, none, whole
 
 OPTIONS = "strategy_options."
 SHARDING = {
@@ -13,7 +13,7 @@ SHARDING = {
 }  # fmt: skip
 """Names and numbers of FSDP1's strategies to the option ``sharding``."""
 IN_TRAINER = {
-    "auto_wrap": idle("the model's repeated blocks are wrapped unless wrap names others"),
+    "auto_wrap": no_effect("the model's repeated blocks are wrapped unless wrap names others"),
     "offload": fact("fsdp_offload"),
 }
 """Words of the Trainer's ``fsdp`` beside the sharding."""
@@ -65,10 +65,10 @@ def _prefetch(option: str, words: tuple[str, ...]) -> Rule:
     return rule
 
 
-SAVED = idle("checkpoints are saved and loaded by pieces, and read under any strategy")
-BUILT = idle("the weights of a folder are read by slices")
+SAVED = no_effect("checkpoints are saved and loaded by pieces, and read under any strategy")
+BUILT = no_effect("the weights of a folder are read by slices")
 ROWS: dict[str, Rule] = {
-    "version": idle("the strategy is FSDP2"),
+    "version": no_effect("the strategy is FSDP2"),
     "sharding_strategy": _strategy,
     "reshard_after_forward": _reshard,
     "offload_params": fact("fsdp_offload", flag),
@@ -83,8 +83,8 @@ ROWS: dict[str, Rule] = {
     "activation_checkpointing_offload": none("activations are recomputed, or kept"),
     "activation_cpu_offload": none("activations are recomputed, or kept"),
     "state_dict_type": SAVED,
-    "use_orig_params": idle("FSDP2 has no flat parameters"),
-    "limit_all_gathers": idle("FSDP2 has no such limit"),
+    "use_orig_params": no_effect("FSDP2 has no flat parameters"),
+    "limit_all_gathers": no_effect("FSDP2 has no such limit"),
     "sync_module_states": BUILT,
     "cpu_ram_efficient_loading": BUILT,
     "ignored_modules": none("freeze leaves parameters out of training"),
@@ -124,10 +124,10 @@ def choose(draft: Draft, origin: str) -> None:
     """Set the strategy ``fsdp`` and its options; ``origin``: what asks for it."""
     draft.set("strategy", "fsdp", origin)
     for name, option in (("fsdp_sharding", "sharding"), ("fsdp_wrap", "wrap")):
-        if (value := draft.use(name)) is not None:
+        if (value := draft.take(name)) is not None:
             draft.set(f"{OPTIONS}{option}", value, draft.origin(name))
     for name, option in (("fsdp_offload", "cpu_offload"), ("fsdp_recompute", "activation_checkpointing")):
-        if draft.use(name):
+        if draft.take(name):
             draft.set(f"{OPTIONS}{option}", True, draft.origin(name))
         else:
             draft.note_fact("off", name)

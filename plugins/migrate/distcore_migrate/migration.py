@@ -9,14 +9,14 @@ from distcore import ConfigError, RunConfig
 from distcore_migrate import accelerate_config, deepspeed_config, fsdp_config, steps, task_data, training_arguments
 from distcore_migrate.command_line import Command, parse, read_launcher
 from distcore_migrate.draft import OFF, Draft, Tree, written
-from distcore_migrate.page import nested, page
+from distcore_migrate.migration_page import nested, page
 from distcore_migrate.scripts import Script, finish_no_trainer, rows_of
 from distcore_migrate.sources import format_of, read_tree
 
 LOOP_DEFAULTS: Tree = {
     "per_device_train_batch_size": 8, "num_train_epochs": 3, "learning_rate": 5e-5, "weight_decay": 0.0,
 }  # fmt: skip
-"""What the scripts without Trainer take where an argument is not given."""
+"""Defaults of the arguments of the scripts without Trainer."""
 PER_TOKEN = ("causal-lm", "masked-lm", "seq2seq", "token-classification")
 """Tasks whose loss is a mean over tokens."""
 
@@ -52,7 +52,7 @@ def migrate(files: Sequence[str], words: Sequence[str], nproc: int | None = None
     _read_arguments(draft, arguments, script)
     _complete(draft, arguments, script, nproc)
     for name, found in draft.facts.items():
-        if name not in draft.said:
+        if name not in draft.translated:
             draft.note("idle", found.origin, "says nothing by itself here")
     config = RunConfig.model_validate(nested(draft), context={"source": "migrate", "changes": ()})
     return Migration(
@@ -118,7 +118,7 @@ def _read_arguments(draft: Draft, arguments: Tree, script: Script | None) -> Non
 
 
 def _read_deepspeed(draft: Draft) -> None:
-    given = draft.use("deepspeed")
+    given = draft.take("deepspeed")
     if given in OFF:
         draft.note_fact("off", "deepspeed")
         return
@@ -127,7 +127,7 @@ def _read_deepspeed(draft: Draft) -> None:
 
 
 def _read_fsdp(draft: Draft) -> None:
-    words, config = draft.use("fsdp"), draft.use("fsdp_config")
+    words, config = draft.take("fsdp"), draft.take("fsdp_config")
     if words in OFF:
         for name in ("fsdp", "fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"):
             draft.note_fact("off", name)
@@ -135,7 +135,7 @@ def _read_fsdp(draft: Draft) -> None:
     fsdp_config.read_words(draft, words)
     tree = read_tree(config) if isinstance(config, str) and config else config or {}
     beside = ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
-    fsdp_config.read(draft, {name: draft.use(name) for name in beside if name in draft.facts}, "fsdp_")
+    fsdp_config.read(draft, {name: draft.take(name) for name in beside if name in draft.facts}, "fsdp_")
     fsdp_config.read(draft, tree, "fsdp_config.")
 
 
@@ -166,14 +166,14 @@ def _complete(draft: Draft, arguments: Tree, script: Script | None, nproc: int |
 
 
 def _strategy(draft: Draft, ranks: int, with_arguments: bool) -> None:
-    kind = draft.use("kind")
+    kind = draft.take("kind")
     if kind == "deepspeed" or _asks(draft, "deepspeed"):
         deepspeed_config.choose(draft, draft.origin("deepspeed", "kind"), with_arguments)
     elif kind == "fsdp" or _asks(draft, "fsdp"):
         fsdp_config.choose(draft, draft.origin("kind", "fsdp"))
     elif ranks > 1 or kind == "ddp":
         draft.set("strategy", "ddp", draft.origin("kind", "processes") or "--nproc")
-    if int(draft.use("machines", 1)) > 1:
+    if int(draft.take("machines", 1)) > 1:
         draft.note_fact("differs", "machines", "no key of the config: start with --launcher torchrun:HOST:PORT "
                         "--nodes N --nproc P on each machine, or by torchrun as before")  # fmt: skip
     elif ranks > 1:

@@ -18,7 +18,7 @@ HEADINGS: dict[Kind, str] = {
     "differs": "Means something else here:",
     "idle": "Without effect here:",
 }
-"""What stands above the notes of a kind, in this order."""
+"""Headings of the kinds of notes, in their order on the page."""
 
 
 def page(draft: Draft, sources: list[str]) -> str:

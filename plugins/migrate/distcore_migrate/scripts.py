@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
-from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, idle, none, to, whole
+from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
 
 LIMIT = none("cut the file to so many rows; of a data set, save_to_disk a part and give FOLDER@SPLIT")
-PADDED = idle("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
+PADDED = no_effect("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
 REVISION = none("download that revision into a folder and give it as model", off=("main",))
 OPTIONS = "task_options."
 
@@ -22,16 +22,16 @@ MODEL_ROWS: dict[str, Rule] = {
     "config_overrides": none("a built-in model has its size by name; another is a folder with its config"),
     "cache_dir": none("HF_HOME says where the hub's files are kept"),
     "model_revision": REVISION,
-    "use_fast_tokenizer": idle("the model's own tokenizer, the fast one where there is one"),
-    "use_slow_tokenizer": idle("the model's own tokenizer, the fast one where there is one"),
+    "use_fast_tokenizer": no_effect("the model's own tokenizer, the fast one where there is one"),
+    "use_slow_tokenizer": no_effect("the model's own tokenizer, the fast one where there is one"),
     "token": none("HF_TOKEN, or a login, opens private repositories"),
     "use_auth_token": none("HF_TOKEN, or a login, opens private repositories"),
     "trust_remote_code": none("code of the hub is never run; its model in a task of your own is"),
     "torch_dtype": none("master weights are fp32; precision is that of the forward pass", off=("auto", "float32")),
     "dtype": none("master weights are fp32; precision is that of the forward pass", off=("auto", "float32")),
-    "low_cpu_mem_usage": idle("the strategy loads weights as it shards them"),
+    "low_cpu_mem_usage": no_effect("the strategy loads weights as it shards them"),
     "attn_implementation": none("transformers chooses the attention", off=("sdpa",)),
-    "ignore_mismatched_sizes": idle("a head of another size is always made new"),
+    "ignore_mismatched_sizes": no_effect("a head of another size is always made new"),
 }
 DATA_ROWS: dict[str, Rule] = {
     "dataset_name": fact("dataset"),
@@ -44,8 +44,8 @@ DATA_ROWS: dict[str, Rule] = {
     "max_eval_samples": LIMIT,
     "max_predict_samples": LIMIT,
     "max_val_samples": LIMIT,
-    "overwrite_cache": idle("the cache goes by the content of the files"),
-    "preprocessing_num_workers": idle("rows are prepared once, by one process, and kept"),
+    "overwrite_cache": no_effect("the cache goes by the content of the files"),
+    "preprocessing_num_workers": no_effect("rows are prepared once, by one process, and kept"),
     "pad_to_max_length": PADDED,
     "streaming": none("rows are prepared once, in bounded memory"),
     "max_seq_length": to(f"{OPTIONS}max_seq_len", whole),
@@ -56,9 +56,9 @@ NO_TRAINER_ROWS: dict[str, Rule] = {
     "max_train_steps": fact("max_steps", whole),
     "checkpointing_steps": fact("checkpointing_steps"),
     "with_tracking": fact("tracking", flag),
-    "use_seedable_sampler": idle("the order of the rows follows from the seed"),
+    "use_seedable_sampler": no_effect("the order of the rows follows from the seed"),
 }
-"""What the scripts have that write the loop out, with Accelerate."""
+"""Rules for the scripts that write the loop out, with Accelerate."""
 TRANSLATION = "the scripts read rows with a key translation, here a row has a column for each language"
 TASK_ROWS: dict[str, dict[str, Rule]] = {
     "text-classification": {
@@ -72,15 +72,15 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "validation_split_name": fact("validation_split"),
         "test_split_name": none("test_data takes a split, NAME@SPLIT"),
         "remove_splits": none("data and eval_data take a split, NAME@SPLIT"),
-        "remove_columns": idle("the columns of the task are read, and no others"),
-        "shuffle_train_dataset": idle("rows are shuffled anew in each epoch"),
-        "shuffle_seed": idle("one seed serves all"),
+        "remove_columns": no_effect("the columns of the task are read, and no others"),
+        "shuffle_train_dataset": no_effect("rows are shuffled anew in each epoch"),
+        "shuffle_seed": no_effect("one seed serves all"),
     },
     "causal-lm": {
         "block_size": fact("block_size", whole),
         "validation_split_percentage": fact("validation_percentage", float),
         "text_column_name": fact("text_column"),
-        "keep_linebreaks": idle("texts are taken as they are"),
+        "keep_linebreaks": no_effect("texts are taken as they are"),
         "no_keep_linebreaks": none("texts are taken as they are"),
     },
     "masked-lm": {
@@ -90,11 +90,11 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "text_column_name": fact("text_column"),
     },
     "token-classification": {
-        "task_name": idle("the script takes ner for every value"),
+        "task_name": no_effect("the script takes ner for every value"),
         "text_column_name": to(f"{OPTIONS}columns.tokens", str),
         "label_column_name": to(f"{OPTIONS}columns.tags", str),
         "label_all_tokens": none("the first token of a word has its tag"),
-        "return_entity_level_metrics": idle("precision, recall and F1 of entities are always there"),
+        "return_entity_level_metrics": no_effect("precision, recall and F1 of entities are always there"),
     },
     "seq2seq": {
         "text_column": fact("source_column"),
@@ -148,7 +148,7 @@ MRPC = Script(
     rows={
         "mixed_precision": LAUNCHED["mixed_precision"],
         "cpu": LAUNCHED["cpu"],
-        "project_dir": idle("trackers write into the run folder"),
+        "project_dir": no_effect("trackers write into the run folder"),
     },
     defaults={
         "task_name": "mrpc",
@@ -199,14 +199,14 @@ def finish_no_trainer(draft: Draft) -> None:
     """Set what the scripts without Trainer do in their own loop."""
     if draft.values.get("strategy") != "deepspeed":  # which clips as its own config says
         draft.set("clip.norm", None, "the script clips no gradients")
-    every = draft.use("checkpointing_steps")
+    every = draft.take("checkpointing_steps")
     if every is None or not str(every).isdigit():
         draft.set("save_every", 0, draft.origin("checkpointing_steps") or "the script saves at its end")
         draft.note_fact("none", "checkpointing_steps", "save_every counts optimizer steps") if every else None
     else:
         draft.set("save_every", int(every), draft.origin("checkpointing_steps"))
         draft.note_fact("differs", "checkpointing_steps", "the newest two checkpoints are kept, and the best")
-    if draft.use("tracking"):
+    if draft.take("tracking"):
         draft.set("extensions.tensorboard", True, draft.origin("tracking"))
     draft.note("differs", "lr_scheduler", "Accelerate steps a prepared schedule once per process, and the scripts make "
                "up for by as many more steps; here schedule and warm-up count optimizer steps")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What several keys say together about a run: batches, steps, schedule, evaluations, checkpoints, precision."""
+"""Translate facts from several keys: batches, steps, schedule, evaluations, checkpoints, precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEAREST = {
     "reduce_lr_on_plateau": "constant",
     "greedy": "constant",
 }
-"""What is written for those that have no equal."""
+"""Replacements for names without an equal."""
 LACKS = {"sgd": ("betas", "eps"), "adafactor": ("betas", "eps"), "lion": ("eps",)}
 """By optimizer: settings of Adam, which the Trainer has for all, that mean nothing to it, or something else."""
 
@@ -32,11 +32,11 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
 
     ``nproc`` is what ``--nproc`` says; ``reads_batch``: some source has batch sizes, or defaults of them.
     """
-    said = draft.use("processes")
+    said = draft.take("processes")
     if nproc is not None and said not in (None, nproc):
         raise ConfigError(f"--nproc {nproc}, but {draft.origin('processes')} = {said}: leave --nproc out, or change it")
-    per_device, accumulation = draft.use("per_device"), draft.use("accumulation")
-    whole = draft.use("global_batch")
+    per_device, accumulation = draft.take("per_device"), draft.take("accumulation")
+    whole = draft.take("global_batch")
     ranks = nproc or said or _implied(whole, per_device, accumulation)
     if per_device is not None:
         draft.set("micro_batch_size", per_device, draft.origin("per_device"))
@@ -74,7 +74,7 @@ def _implied(whole: int | None, per_device: int | None, accumulation: int | None
 
 def length(draft: Draft) -> int | None:
     """Set epochs or steps; return the steps of the run, where that is known."""
-    steps, epochs = draft.use("max_steps", -1), draft.use("epochs")
+    steps, epochs = draft.take("max_steps", -1), draft.take("epochs")
     if steps > 0:
         draft.set("max_steps", steps, draft.origin("max_steps"))
         draft.note_fact("idle", "epochs", "max_steps overrides it")
@@ -90,7 +90,7 @@ def length(draft: Draft) -> int | None:
 
 def schedule(draft: Draft, total: int | None) -> None:
     """Set the schedule and its warm-up; ``total``: the steps of the run, or ``None``."""
-    name = draft.use("schedule")
+    name = draft.take("schedule")
     if name in NEAREST:
         draft.note_fact("none", "schedule", f"written as {NEAREST[name]}")
     elif name is not None and name not in SCHEDULES:
@@ -99,7 +99,7 @@ def schedule(draft: Draft, total: int | None) -> None:
     if name is not None:
         draft.set("schedule.name", NEAREST.get(name) or SCHEDULES[name], draft.origin("schedule"))
     _warmup(draft)
-    given = draft.use("schedule_arguments")
+    given = draft.take("schedule_arguments")
     if given in OFF:
         draft.note_fact("off", "schedule_arguments")
     elif name == "warmup_stable_decay" and total and "num_decay_steps" in given:
@@ -113,7 +113,7 @@ def schedule(draft: Draft, total: int | None) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    steps, ratio = draft.use("warmup_steps", 0), draft.use("warmup_ratio", 0)
+    steps, ratio = draft.take("warmup_steps", 0), draft.take("warmup_ratio", 0)
     if 0 < steps < 1:
         steps, ratio = 0, steps
     if steps:
@@ -131,7 +131,7 @@ def _warmup(draft: Draft) -> None:
 def betas(draft: Draft) -> None:
     """Set both running means of Adam where a source has one of them."""
     if draft.facts.keys() & {"beta1", "beta2"}:
-        found = [draft.use("beta1", 0.9), draft.use("beta2", 0.999)]
+        found = [draft.take("beta1", 0.9), draft.take("beta2", 0.999)]
         draft.set("optimizer.betas", found, draft.origin("beta1", "beta2"))
         draft.opaque.add("optimizer.betas")
 
@@ -147,9 +147,9 @@ def optimizer_options(draft: Draft) -> None:
 
 def evaluation(draft: Draft, total: int | None) -> None:
     """Set how often the run evaluates, logs and saves."""
-    kind = str(draft.use("eval_strategy", "no"))
+    kind = str(draft.take("eval_strategy", "no"))
     if kind == "steps":
-        every = "eval_steps" if draft.use("eval_steps") else "logging_steps"
+        every = "eval_steps" if draft.take("eval_steps") else "logging_steps"
         _every(draft, "eval_every", every, total, "eval_strategy")
     else:
         draft.note_fact("off", "eval_steps")
@@ -158,7 +158,7 @@ def evaluation(draft: Draft, total: int | None) -> None:
         else:
             draft.note_fact("differs", "eval_strategy", "a run evaluates at the ends of its epochs all the same")
     _saving(draft, total)
-    kind = str(draft.use("logging_strategy", "steps"))
+    kind = str(draft.take("logging_strategy", "steps"))
     if kind == "steps":
         draft.note_fact("off", "logging_strategy")
         _every(draft, "log_every", "logging_steps", total)
@@ -168,7 +168,7 @@ def evaluation(draft: Draft, total: int | None) -> None:
 
 
 def _saving(draft: Draft, total: int | None) -> None:
-    kind = str(draft.use("save_strategy", "steps"))
+    kind = str(draft.take("save_strategy", "steps"))
     if kind == "steps":
         _every(draft, "save_every", "save_steps", total, "save_strategy")
     else:
@@ -181,7 +181,7 @@ def _saving(draft: Draft, total: int | None) -> None:
         }
         kept = "the last weights and the best evaluation's are kept all the same"
         draft.note_fact("none" if kind == "epoch" else "differs", "save_strategy", texts.get(kind, kept))
-    if (limit := draft.use("save_total_limit")) and limit > 0:
+    if (limit := draft.take("save_total_limit")) and limit > 0:
         draft.set("checkpoints.keep_last", limit, draft.origin("save_total_limit"))
     elif kind == "steps" and "save_steps" in draft.facts:
         about = "save_total_limit, not given"
@@ -192,7 +192,7 @@ def _saving(draft: Draft, total: int | None) -> None:
 
 def _every(draft: Draft, key: str, name: str, total: int | None, *more: str) -> None:
     """Set ``key`` to a number of steps; below 1 it is a part of the run's ``total``."""
-    value = draft.use(name)
+    value = draft.take(name)
     if value is None:
         return
     if value >= 1:
@@ -205,10 +205,10 @@ def _every(draft: Draft, key: str, name: str, total: int | None, *more: str) -> 
 
 def precision(draft: Draft) -> None:
     """Set the precision of the run."""
-    word = draft.use("precision")
+    word = draft.take("precision")
     if word is not None:
         draft.set("precision", word, draft.origin("precision"))
-    launched = draft.use("launched_precision")
+    launched = draft.take("launched_precision")
     if word is None and launched not in (None, "fp32"):
         draft.set("precision", launched, draft.origin("launched_precision"))
     elif launched is not None and launched != (word or "fp32"):
@@ -224,7 +224,7 @@ def ddp(draft: Draft) -> None:
     """Set the options of ``ddp``, where that is the strategy."""
     options: Tree = {"ddp_find_unused": "find_unused", "ddp_bucket_mb": "bucket_mb", "ddp_static_graph": "static_graph"}
     for name, option in options.items():
-        value = draft.use(name)
+        value = draft.take(name)
         if value in OFF:
             draft.note_fact("off", name)
         elif draft.values.get("strategy") == "ddp":

@@ -27,7 +27,7 @@ METRICS = {
     "masked-lm": ("loss", "perplexity", "token_accuracy"),
     "seq2seq": ("loss", "perplexity", "token_accuracy"),
 }
-"""What ``checkpoints.best`` may name."""
+"""Metrics that ``checkpoints.best`` may name."""
 SUMMARIES = {
     "abisee/cnn_dailymail": ("article", "highlights"),
     "EdinburghNLP/xsum": ("document", "summary"),
@@ -38,7 +38,7 @@ SUMMARIES = {
 
 def model(draft: Draft, task: str | None) -> None:
     """Set the model; a name that the hub knows without an owner gets it."""
-    name, scratch = draft.use("model"), draft.use("model_type")
+    name, scratch = draft.take("model"), draft.take("model_type")
     if name is not None:
         full = full_name(str(name))
         draft.set(f"{OPTIONS}model", full, draft.origin("model"))
@@ -54,7 +54,7 @@ def model(draft: Draft, task: str | None) -> None:
         else:
             draft.note_fact("none", "model_type", f"built-in models are {', '.join(FROM_SCRATCH)}; or give a folder")
     for other in ("config_name", "tokenizer_name"):
-        if draft.use(other) in (None, name):
+        if draft.take(other) in (None, name):
             draft.note_fact("off", other)
         else:
             draft.note_fact("none", other, "config, tokenizer and weights are one folder")
@@ -62,7 +62,7 @@ def model(draft: Draft, task: str | None) -> None:
 
 def data(draft: Draft, task: str | None) -> None:
     """Set the data and its columns; says which rows are kept for evaluation where the script keeps none."""
-    glue, hub = draft.use("glue"), draft.use("dataset")
+    glue, hub = draft.take("glue"), draft.take("dataset")
     if glue is not None and not draft.facts.keys() & {"dataset", "train_file"}:
         _glue(draft, str(glue))
     elif hub is not None:
@@ -70,7 +70,7 @@ def data(draft: Draft, task: str | None) -> None:
     else:
         draft.note_fact("idle", "glue", "train_file says the data")
         _files(draft)
-    percentage = draft.use("validation_percentage")
+    percentage = draft.take("validation_percentage")
     if f"{OPTIONS}eval_data" not in draft.values:
         if percentage:
             draft.set(f"{OPTIONS}eval_fraction", percentage / 100, draft.origin("validation_percentage"))
@@ -103,11 +103,11 @@ def _hub(draft: Draft, name: str, task: str | None) -> None:
     full = DATA_SETS.get(name, name)
     if "/" not in full:
         draft.note_fact("none", "dataset", "a name of the hub is OWNER/NAME")
-    config = draft.use("dataset_config")
+    config = draft.take("dataset_config")
     base = f"{full}:{config}" if config else full
     origin = draft.origin("dataset", "dataset_config")
-    draft.set(f"{OPTIONS}data", f"{base}@{draft.use('train_split', 'train')}", origin)
-    draft.set(f"{OPTIONS}eval_data", f"{base}@{draft.use('validation_split', 'validation')}", origin)
+    draft.set(f"{OPTIONS}data", f"{base}@{draft.take('train_split', 'train')}", origin)
+    draft.set(f"{OPTIONS}eval_data", f"{base}@{draft.take('validation_split', 'validation')}", origin)
     if full in SUMMARIES and task == "seq2seq" and not draft.facts.keys() & {"source_column", "target_column"}:
         _pair(draft, SUMMARIES[full], origin)
 
@@ -115,10 +115,10 @@ def _hub(draft: Draft, name: str, task: str | None) -> None:
 def _files(draft: Draft) -> None:
     draft.note_fact("idle", "dataset_config", "there is no dataset_name")
     for name, option in (("train_file", "data"), ("validation_file", "eval_data")):
-        if file := draft.use(name):
+        if file := draft.take(name):
             draft.set(f"{OPTIONS}{option}", str(file), draft.origin(name))
-    test = draft.use("test_file")
-    if test and draft.use("do_predict", True):
+    test = draft.take("test_file")
+    if test and draft.take("do_predict", True):
         draft.set(f"{OPTIONS}test_data", str(test), draft.origin("test_file"))
         draft.note_fact("differs", "test_file", "its rows need labels; for rows without, distcore predict RUN")
     elif test:
@@ -135,7 +135,7 @@ def columns(draft: Draft, task: str | None) -> None:
     if task == "text-classification":
         _text_columns(draft, found)
     elif task in ("causal-lm", "masked-lm"):
-        column = draft.use("text_column") or (None if not found or "text" in found else found[0])
+        column = draft.take("text_column") or (None if not found or "text" in found else found[0])
         if column:
             draft.set(f"{OPTIONS}columns.text", str(column), draft.origin("text_column") or "the first column")
     elif task == "seq2seq":
@@ -145,11 +145,11 @@ def columns(draft: Draft, task: str | None) -> None:
 
 
 def _text_columns(draft: Draft, found: list[str] | None) -> None:
-    if draft.use("regression"):
+    if draft.take("regression"):
         draft.set(f"{OPTIONS}problem_type", "regression", draft.origin("regression"))
     else:
         draft.note_fact("off", "regression")
-    if (named := draft.use("text_columns")) is not None:
+    if (named := draft.take("text_columns")) is not None:
         words = [word.strip() for word in str(named).split(",")]
         for column, word in zip(("text", "text_pair"), words, strict=False):
             draft.set(f"{OPTIONS}columns.{column}", word, draft.origin("text_columns"))
@@ -167,12 +167,12 @@ def _text_columns(draft: Draft, found: list[str] | None) -> None:
 
 def _seq2seq_columns(draft: Draft, found: list[str] | None) -> None:
     if draft.facts.keys() & {"source_lang", "target_lang"}:
-        languages = tuple(str(draft.use(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
+        languages = tuple(str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
         _pair(draft, languages, draft.origin("source_lang", "target_lang"))
         draft.note("none", draft.origin("source_lang", "target_lang"), TRANSLATION)
     elif draft.facts.keys() & {"source_column", "target_column"} or found:
         by_place = [*(found or []), "source", "target"] if found else ["source", "target"]
-        pair = (draft.use("source_column") or by_place[0], draft.use("target_column") or by_place[1])
+        pair = (draft.take("source_column") or by_place[0], draft.take("target_column") or by_place[1])
         _pair(draft, pair, draft.origin("source_column", "target_column") or "the first two columns")
     elif f"{OPTIONS}columns.source" not in draft.values:
         draft.note("open", "columns.source, columns.target", "the script takes the first two columns; say which")
@@ -195,11 +195,11 @@ def _tagged_columns(draft: Draft, found: list[str] | None) -> None:
 def options(draft: Draft, task: str | None) -> None:
     """Set what else the task has: lengths, generation, label smoothing, the best metric."""
     if task == "causal-lm":
-        block = draft.use("block_size")
+        block = draft.take("block_size")
         draft.set(f"{OPTIONS}max_seq_len", block or 1024, draft.origin("block_size") or "block_size (default)")
     if task == "masked-lm":
         _lines(draft)
-    smoothing = draft.use("label_smoothing")
+    smoothing = draft.take("label_smoothing")
     if smoothing and task == "seq2seq":
         draft.set(f"{OPTIONS}label_smoothing", smoothing, draft.origin("label_smoothing"))
     else:
@@ -209,7 +209,7 @@ def options(draft: Draft, task: str | None) -> None:
 
 
 def _lines(draft: Draft) -> None:
-    by_line = bool(draft.use("line_by_line"))
+    by_line = bool(draft.take("line_by_line"))
     if by_line:
         draft.set(f"{OPTIONS}split_texts", False, draft.origin("line_by_line"))
         return
@@ -221,7 +221,7 @@ def _lines(draft: Draft) -> None:
 
 
 def _generation(draft: Draft, task: str | None) -> None:
-    generate, tokens = draft.use("generate"), draft.use("generation_length")
+    generate, tokens = draft.take("generate"), draft.take("generation_length")
     target = draft.values.get(f"{OPTIONS}max_target_len", 128)
     if generate and task in (None, "seq2seq"):
         draft.set(f"{OPTIONS}max_new_tokens", tokens or target, draft.origin("generate", "generation_length"))
@@ -232,7 +232,7 @@ def _generation(draft: Draft, task: str | None) -> None:
 
 
 def _best(draft: Draft, task: str | None) -> None:
-    name = draft.use("best_metric")
+    name = draft.take("best_metric")
     if name is None:
         return
     word, known = str(name).removeprefix("eval_"), METRICS[task or "text-classification"]

@@ -1,4 +1,4 @@
-"""What runs on a node of Ray for each rank: an actor that starts the rank's process, hears it and ends it."""
+"""The actor of a rank on a Ray node: it starts the rank's process, reads its output and ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver is told by its command line: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
+"""The job of a driver, as read from its command line: ``python -m distcore_ray.driver FLAGS -- WORDS``."""
 
 from __future__ import annotations
 
