@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be at least {least}")
     # Imported late: --help and wrong flags must not wait for torch.
     from distcore_workbench.compare import comparison
-    from distcore_workbench.compare.rows import Request
+    from distcore_workbench.compare.comparison_rows import Request
 
     given = vars(arguments) | {"config": next(iter(arguments.paths), None)}
     asked = {field.name: given[field.name] for field in fields(Request) if field.name in given}

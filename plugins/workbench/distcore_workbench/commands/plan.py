@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan and return 0, or 1 if nothing of it is known; raises DistcoreError."""
-    from distcore_workbench.planning import table
+    from distcore_workbench.planning import plan_table
+    from distcore_workbench.planning.byte_sizes import parse_size
     from distcore_workbench.planning.plan import make_plan
     from distcore_workbench.planning.request import Request
-    from distcore_workbench.planning.sizes import parse_size
 
     devices = {size.strip(): parse_size(size) for size in arguments.device_memory.split(",") if size.strip()}
     request = Request(
@@ -61,17 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     plan = make_plan(request)
     if arguments.html is not None:
-        from distcore_workbench.planning.page import page
-        from distcore_workbench.report.page import command_line
+        from distcore_workbench.planning.plan_page import page
+        from distcore_workbench.report.report_page import command_line
 
         try:
             Path(arguments.html).write_text(page(plan, devices, command_line()), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--html {arguments.html}: cannot be written: {error.strerror}") from None
     if arguments.json:
-        print(table.as_json(plan, devices))
+        print(plan_table.as_json(plan, devices))
     else:
-        table.show(plan, devices)
+        plan_table.show(plan, devices)
     return 0 if any(row.memory is not None for row in plan.rows) else 1
 
 

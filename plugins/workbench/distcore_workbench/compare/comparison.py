@@ -15,12 +15,12 @@ from typing import TypeVar
 from distcore import ConfigError, RankError
 from distcore.files import strict_json
 from distcore.jobs import crowded, distance, find, foreign_load, set_up_logging
+from distcore_workbench.compare.comparison_page import page
+from distcore_workbench.compare.comparison_rows import Request, Row, rows_of
+from distcore_workbench.compare.comparison_table import markdown, show
 from distcore_workbench.compare.facts import Entry, Facts, communication, facts_of
-from distcore_workbench.compare.page import page
-from distcore_workbench.compare.rows import Request, Row, rows_of
 from distcore_workbench.compare.runs import Failed, profiled, timed
-from distcore_workbench.compare.table import markdown, show
-from distcore_workbench.report.page import command_line
+from distcore_workbench.report.report_page import command_line
 
 T = TypeVar("T")
 log = logging.getLogger("distcore")
@@ -58,8 +58,8 @@ def measure(entries: Sequence[Entry], reference: str, request: Request) -> None:
             entry.distance = distance(_parameters(entry), _parameters(base))
         if entry.runs and request.communication and entry.timings[0].report["world_size"] > 1:
             entry.profile = profiled(entry.row.config, entry.row.folder / "profile")
-            found = communication(entry.profile)
-            shown = f"{found * 1e3:.1f} ms per step" if found is not None else "not measurable"
+            result = communication(entry.profile)
+            shown = f"{result * 1e3:.1f} ms per step" if result is not None else "not measurable"
             _print(f"{entry.row.name}: communication {shown}")
 
 
@@ -128,10 +128,10 @@ def _parameters(entry: Entry) -> Path:
 
 def _checkpoint(out: Path) -> Path:
     """Return the newest checkpoint of a run folder; raises RankError if there is none."""
-    found = find("auto", out)
-    if found is None:
+    result = find("auto", out)
+    if result is None:
         raise RankError(f"{out}: the run succeeded but left no checkpoint")
-    return found
+    return result
 
 
 def free_folder(given: str | None) -> Path:

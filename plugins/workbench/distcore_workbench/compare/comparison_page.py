@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from distcore_workbench.compare.comparison_table import cells, explanations, has_run, headings, remarks
 from distcore_workbench.compare.facts import Facts
-from distcore_workbench.compare.table import cells, explanations, has_run, headings, remarks
 from distcore_workbench.report import plots
-from distcore_workbench.report.page import document, html_table, legend, remark_list
 from distcore_workbench.report.plots import Part
+from distcore_workbench.report.report_page import document, html_table, legend, remark_list
 
 HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "precision", "device")
 """Keys of the job that stand above the table, as far as its task has them."""

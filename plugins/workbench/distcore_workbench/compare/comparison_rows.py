@@ -109,20 +109,20 @@ def parse_rows(strategies: str, more: Sequence[str]) -> dict[str, dict[str, Any]
 
     Raises ConfigError.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     names = [[name.strip()] for name in _split(strategies)] if strategies else []
     for words in (*names, *(_words(text) for text in more)):
         name = " ".join(words)
         if not words or not words[0]:
             raise ConfigError(f"--strategies {strategies}: expected names separated by commas")
-        if name in found:
+        if name in rows:
             raise ConfigError(f"row {name!r} is given twice; --row 'NAME KEY=VALUE' makes a row with other settings")
-        found[name] = {"strategy": words[0], **_settings(words[1:], name)}
-    if not found:
+        rows[name] = {"strategy": words[0], **_settings(words[1:], name)}
+    if not rows:
         raise ConfigError(
             "compare: no rows; give --strategies NAME,NAME or --row 'NAME KEY=VALUE', or the folders of runs"
         )
-    return found
+    return rows
 
 
 def _split(strategies: str) -> list[str]:

@@ -124,8 +124,8 @@ def _speed(row: Facts, several: bool) -> str:
 def _communication(row: Facts) -> str:
     if row["world_size"] == 1:
         return "none"
-    found = row["communication_seconds"]
-    return NOT_AVAILABLE if found is None else _milliseconds(found)
+    seconds = row["communication_seconds"]
+    return NOT_AVAILABLE if seconds is None else _milliseconds(seconds)
 
 
 def _difference(distance: Facts | None, key: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from distcore import available_cores
 from distcore.files import strict_json
 from distcore.jobs import Distance
-from distcore_workbench.compare.rows import Row
+from distcore_workbench.compare.comparison_rows import Row
 from distcore_workbench.compare.runs import Failed, Timing
 
 Facts = dict[str, Any]
@@ -137,8 +137,8 @@ def communication(profile: Mapping[str, Any] | Failed | None) -> float | None:
     """Return the seconds per step in which rank 0 was in a collective; ``None``: not measured, or not measurable."""
     if profile is None or isinstance(profile, Failed):
         return None
-    found: float | None = profile["seconds_per_step"]["communication"]
-    return found
+    seconds: float | None = profile["seconds_per_step"]["communication"]
+    return seconds
 
 
 def _notes(entry: Entry, base: Entry) -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from distcore.files import strict_json
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.compare.comparison import free_folder, write
-from distcore_workbench.compare.table import FILE_WIDTH
+from distcore_workbench.compare.comparison_table import FILE_WIDTH
 from distcore_workbench.report.folders import folders_of, read
-from distcore_workbench.report.page import command_line, document, html_table, remark_list
+from distcore_workbench.report.report_page import command_line, document, html_table, remark_list
 from distcore_workbench.report.side_by_side import Facts, cells, facts_of, headings, markdown_table
 
 TITLE = "Runs compared"

@@ -28,10 +28,10 @@ from distcore.cli import canonical, parse_values
 from distcore.files import same_place
 from distcore.jobs import Completed, check, complete, resolve, set_up_logging, stop_signals, with_absolute_paths
 from distcore_workbench.compare import finished
-from distcore_workbench.compare.rows import folder_name, is_of_job, refuse_ranks
+from distcore_workbench.compare.comparison_rows import folder_name, is_of_job, refuse_ranks
 from distcore_workbench.compare.runs import end, train_command
 from distcore_workbench.report.folders import read
-from distcore_workbench.report.page import command_line
+from distcore_workbench.report.report_page import command_line
 from distcore_workbench.report.side_by_side import facts_of
 
 NOT_SWEPT = ("out", "resume", "resume_changed")
@@ -101,14 +101,14 @@ def settings_of(sweeps: Sequence[str], changes: Mapping[str, Any]) -> dict[str, 
         axes[key] = parse_values(listed)
     if "resume" in changes:
         raise ConfigError("--sweep: goes on by itself with the runs that are not finished; leave out --resume")
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values, strict=True))
         name = folder_name(",".join(f"{key}={_text(value)}" for key, value in settings.items()))
-        if name in found:
+        if name in rows:
             raise ConfigError(f"--sweep: {name} is there twice; name each value once")
-        found[name] = settings
-    return found
+        rows[name] = settings
+    return rows
 
 
 def points_of(

@@ -1,1 +1,1 @@
-"""What a job needs before it runs: memory of each rank, bytes on the wire, and the size of a checkpoint."""
+"""The needs of a job, before it runs: memory of each rank, bytes on the wire, and the size of a checkpoint."""

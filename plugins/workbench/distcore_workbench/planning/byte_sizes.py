@@ -14,10 +14,10 @@ def parse_size(text: str) -> int:
 
     Raises ConfigError, one line.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise ConfigError(f"--device-memory {text}: expected a size such as 80G or 512M")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def shown(size: int) -> str:

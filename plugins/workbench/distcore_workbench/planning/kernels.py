@@ -1,4 +1,4 @@
-"""What an accelerator's kernels keep for backward where a CPU's keep more: a step is traced on a CPU."""
+"""Emulate what accelerator kernels save for backward: steps are traced on a CPU, whose kernels save more."""
 
 from __future__ import annotations
 

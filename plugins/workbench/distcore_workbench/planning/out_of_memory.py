@@ -1,4 +1,4 @@
-"""What to say when a run has died for want of memory: what the plan says that it needs, and what to try next."""
+"""Advice after an out-of-memory error: the planned need, and the next setting to try."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 from distcore import RunConfig
 from distcore.jobs import strategies
 from distcore_workbench.planning.available import available_memory
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.planning.plan import Row, make_plan
 from distcore_workbench.planning.request import Request
-from distcore_workbench.planning.sizes import shown
 
 
 def advice(request: Request, config: RunConfig) -> str:
-    """Return the end of an error line: needed and available, as far as both are known, and the ladder's next step.
+    """Return the end of an error line: needed and available memory, as far as known, and the next setting to try.
 
     ``request`` asks for the row of ``config``, which is resolved.
     """
@@ -21,16 +21,16 @@ def advice(request: Request, config: RunConfig) -> str:
     with suppress(Exception):  # what a plan cannot do must not hide the error of the run
         row = make_plan(request).rows[0]
     available, known = available_memory(config.device), row is not None and row.memory is not None
-    said = "the plan does not know what it needs"
+    need = "the plan does not know what it needs"
     states = 0
     if row is not None and row.memory is not None:
         states = row.memory.states + row.memory.buffers
-        said = f"the plan needs {shown(states)} per rank without activations"
+        need = f"the plan needs {shown(states)} per rank without activations"
         if row.step is not None:
-            said = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
+            need = f"the plan needs {shown(row.step.peak.total)} of tensors per rank, most in {row.step.peak.phase}"
     there = f", {shown(available)} are available" if available else ""
     is_one_row = row is not None and row.batch is not None and row.batch.rows == 1
-    return f"{said}{there}; next: {next_step(config, known and 0 < available < states, is_one_row)}"
+    return f"{need}{there}; next: {next_step(config, known and 0 < available < states, is_one_row)}"
 
 
 def next_step(config: RunConfig, too_large: bool = False, is_one_row: bool = False) -> str:

@@ -29,7 +29,7 @@ from distcore.jobs import (
     model_source,
     optimizer_factory,
 )
-from distcore_workbench.compare.rows import parse_rows, refuse_ranks
+from distcore_workbench.compare.comparison_rows import parse_rows, refuse_ranks
 from distcore_workbench.planning.longest import Batch, longest
 from distcore_workbench.planning.request import Ranks, Request, is_one_process, resolved, shards_of
 from distcore_workbench.planning.step import Job, trace

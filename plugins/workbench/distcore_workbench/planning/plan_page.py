@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.planning.plan import Plan, Row
-from distcore_workbench.planning.sizes import shown
-from distcore_workbench.planning.table import HEADINGS, cells, remarks
+from distcore_workbench.planning.plan_table import HEADINGS, cells, remarks
 from distcore_workbench.planning.timeline import KINDS, Moment
 from distcore_workbench.report import plots
-from distcore_workbench.report.page import document, html_table, legend, remark_list
 from distcore_workbench.report.plots import Part
+from distcore_workbench.report.report_page import document, html_table, legend, remark_list
 
 COLOURS = dict(zip(KINDS, "abce", strict=True))
-"""What memory is used for, and its colour, a class of the style."""
+"""Map each purpose of memory to its color, a class of the style."""
 WIDTH, HEIGHT, LEFT, BELOW = 760, 220, 70, 24
 """Size of a timeline, and of its margins."""
 MEBIBYTE = 2**20

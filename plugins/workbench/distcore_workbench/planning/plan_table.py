@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from distcore.jobs import beside_tensors
 from distcore.tables import print_cells, say, stdout_console
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.planning.plan import Plan, Row
-from distcore_workbench.planning.sizes import shown
 
 HEADINGS = (
     "strategy", "ranks", "parameters", "gradients", "optimizer", "copies", "states", "activations", "peak", "peak in",
@@ -56,12 +56,12 @@ def remarks(plan: Plan) -> list[str]:
 def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
     """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
     tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": beside_tensors(plan.device)}
-    for found, row in zip(tree["rows"], plan.rows, strict=True):
+    for entry, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:
-            found["memory"]["states"] = row.memory.states
-            found["fits"] = {size: fits(row, limit) for size, limit in devices.items()}
+            entry["memory"]["states"] = row.memory.states
+            entry["fits"] = {size: fits(row, limit) for size, limit in devices.items()}
         if row.step is not None:
-            found["step"]["peak"]["total"] = row.step.peak.total
+            entry["step"]["peak"]["total"] = row.step.peak.total
     return json.dumps(tree, indent=2)
 
 

@@ -1,4 +1,4 @@
-"""What is to be planned, and the config of each row: for ranks and devices that this machine need not have."""
+"""The request for a plan, and the config of each row; ranks and devices need not exist on this machine."""
 
 from __future__ import annotations
 

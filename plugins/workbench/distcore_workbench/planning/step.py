@@ -164,10 +164,10 @@ def _without_values(skeleton: nn.Module, storages: Storages) -> nn.Module:
     def on_cpu(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             with storages.fakes:
-                found = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-            storages.count([found])
+                copy_ = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            storages.count([copy_])
             made[id(tensor)] = (
-                nn.Parameter(found, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+                nn.Parameter(copy_, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy_
             )
         return made[id(tensor)]
 
@@ -193,7 +193,7 @@ def _fill_state(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def _unsaid() -> Iterator[None]:
-    """Keep what a strategy tells about a run to the run: a trace is none."""
+    """Silence the strategy's log messages: a trace is not a run."""
     log = logging.getLogger("distcore")
     before = log.level
     log.setLevel(logging.WARNING)

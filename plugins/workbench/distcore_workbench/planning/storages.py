@@ -1,4 +1,4 @@
-"""What lives in memory, operation by operation, without memory: tensors have shapes and no values.
+"""Track the memory of each operation on fake tensors, which have shapes but no values.
 
 A tensor made from the batch alone keeps its values, so a loss may choose tokens by a mask or count them. All that comes
 from a parameter is a fake tensor of torch's FakeTensorMode. Of both kinds every storage is counted from the operation
@@ -58,9 +58,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         resize, shape_of = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            found = resize(storage, size)
+            resized = resize(storage, size)
             self._count(storage)
-            return found
+            return resized
 
         def shape(*arguments: Any) -> Any:
             self._counts = False

@@ -1,4 +1,4 @@
-"""What lives over a step, by what it is for."""
+"""The memory in use during a step, by purpose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Phase = Literal["forward", "backward", "step"]
 """A part of a step, which has the first two for each micro-batch; averaging over ranks is in ``backward`` where a
 strategy does it there."""
 KINDS = ("parameters", "gradients", "optimizer", "activations")
-"""What memory is used for."""
+"""The purposes of memory."""
 POINTS = 240
 """Most moments of a timeline."""
 
@@ -80,6 +80,6 @@ def timeline(
     return Step(peak=max(moments, key=lambda moment: moment.total), moments=tuple(moments))
 
 
-def _moment(found: tuple[int, Phase, tuple[int, ...]]) -> Moment:
-    _, phase, (parameters, gradients, optimizer, activations) = found
+def _moment(largest: tuple[int, Phase, tuple[int, ...]]) -> Moment:
+    _, phase, (parameters, gradients, optimizer, activations) = largest
     return Moment(phase=phase, parameters=parameters, gradients=gradients, optimizer=optimizer, activations=activations)

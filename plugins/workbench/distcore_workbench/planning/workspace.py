@@ -1,4 +1,4 @@
-"""What a kernel allocates beside its results while it computes: the processor decides, so it is measured."""
+"""Measure the workspace that a kernel allocates while it computes, which depends on the processor."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs have left, shown: curves, tables and samples of one run or several, in the terminal and as a page."""
+"""Reports of runs: curves, tables and samples of one run or several, in the terminal and as a page."""

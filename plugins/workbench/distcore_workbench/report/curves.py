@@ -22,7 +22,7 @@ TITLES = {
 }
 """Names of charts that are no metrics, in their order below these."""
 UNITS = {"peak_memory_bytes": 2**20}
-"""What the values of a chart are divided by."""
+"""The divisor of a chart's values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,15 +78,15 @@ def _parsed(file: Path, number: int, text: str) -> dict[str, Any]:
 
 def charts_of(runs: Sequence[Iterable[Mapping[str, Any]]]) -> list[Chart]:
     """Return the charts of the runs, each given by its lines: loss, metrics, then what says how training went."""
-    found: dict[str, dict[tuple[int, str], list[tuple[int, float]]]] = {}
+    series: dict[str, dict[tuple[int, str], list[tuple[int, float]]]] = {}
     for run, lines in enumerate(runs):
         for step, group, name, value in _values(lines):
-            found.setdefault(name, {}).setdefault((run, group), []).append((step, value / UNITS.get(name, 1)))
-    of_training = [name for name in found if not any(group == "eval" for _, group in found[name])]
-    metrics = [name for name in found if name not in (*FIRST, *of_training)]
+            series.setdefault(name, {}).setdefault((run, group), []).append((step, value / UNITS.get(name, 1)))
+    of_training = [name for name in series if not any(group == "eval" for _, group in series[name])]
+    metrics = [name for name in series if name not in (*FIRST, *of_training)]
     others = [name for name in of_training if name not in (*FIRST, *TITLES)]
     order = (*FIRST, *metrics, *TITLES, *others)
-    return [_chart(name, found[name]) for name in order if name in found]
+    return [_chart(name, series[name]) for name in order if name in series]
 
 
 def _values(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, str, str, float]]:
@@ -99,7 +99,7 @@ def _values(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, str, str,
                 yield line["step"], group, name, value
 
 
-def _chart(name: str, found: Mapping[tuple[int, str], list[tuple[int, float]]]) -> Chart:
-    ordered = sorted(found, key=lambda key: (key[0], key[1] == "eval"))
-    curves = [Curve(run=run, group=group, points=tuple(found[run, group])) for run, group in ordered]
+def _chart(name: str, series: Mapping[tuple[int, str], list[tuple[int, float]]]) -> Chart:
+    ordered = sorted(series, key=lambda key: (key[0], key[1] == "eval"))
+    curves = [Curve(run=run, group=group, points=tuple(series[run, group])) for run, group in ordered]
     return Chart(title=TITLES.get(name, name.replace("_", " ")), curves=tuple(curves))

@@ -35,14 +35,14 @@ def folders_of(paths: Sequence[Path], command: str, what_to_give: str = "give ru
 
     Raises ConfigError if there is none: ``command`` opens the message, and ``what_to_give`` closes it.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in paths:
         inside = [path] if (path / "config.yaml").is_file() else [p.parent for p in sorted(path.glob("*/config.yaml"))]
         if not inside:
             why = "no run folder: it has no config.yaml" if path.is_dir() else "no such folder"
             raise ConfigError(f"{command} {path}: {why}; {what_to_give}")
-        found += inside
-    return list(dict.fromkeys(found))
+        folders += inside
+    return list(dict.fromkeys(folders))
 
 
 def read(folder: Path) -> RunFolder:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from distcore_workbench.report.answers import Confusion
-from distcore_workbench.report.content import Content
 from distcore_workbench.report.line_chart import line_chart
-from distcore_workbench.report.page import COLOURS, document, html_table, legend, remark_list, shaded_table, text_table
+from distcore_workbench.report.model_and_data import Content
+from distcore_workbench.report.predictions import Confusion
+from distcore_workbench.report.report_page import (
+    COLOURS,
+    document,
+    html_table,
+    legend,
+    remark_list,
+    shaded_table,
+    text_table,
+)
 from distcore_workbench.report.side_by_side import cells, headings
 from distcore_workbench.report.terminal import skipped_fraction
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 
 from distcore_workbench.report.curves import Chart, Curve
-from distcore_workbench.report.page import COLOURS
+from distcore_workbench.report.report_page import COLOURS
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 760, 220, 70, 30, 8, 24
 """In pixels: the whole picture, and the margins around the area of the curves."""

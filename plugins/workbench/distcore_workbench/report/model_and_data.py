@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distcore import ConfigError
-from distcore_workbench.report.answers import Confusion, answers_of
 from distcore_workbench.report.curves import Chart, charts_of, lines_of
 from distcore_workbench.report.folders import RunFolder, names_of, read
-from distcore_workbench.report.page import command_line
+from distcore_workbench.report.predictions import Confusion, answers_of
+from distcore_workbench.report.report_page import command_line
 from distcore_workbench.report.side_by_side import Facts, facts_of
 
 HEADLINE = ("task", "task_options.model", "task_options.data", "global_batch_size", "strategy", "precision")
@@ -51,7 +51,7 @@ def content_of(folders: Sequence[Path]) -> Content:
         raise NoStepError(f"report {folders[0]}: no step is logged yet; --follow waits for it")
     names = names_of(folders)
     facts = facts_of(runs, command_line())
-    late = [f"{name}: no step is logged yet" for name, found in zip(names, lines, strict=True) if not found]
+    late = [f"{name}: no step is logged yet" for name, logged in zip(names, lines, strict=True) if not logged]
     return Content(
         facts=facts,
         charts=tuple(charts),

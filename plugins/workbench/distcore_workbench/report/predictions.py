@@ -1,4 +1,4 @@
-"""What a run's model answered in its final test, from ``predictions.jsonl``: a confusion matrix, or samples."""
+"""The predictions of a run's final test, from ``predictions.jsonl``: a confusion matrix, or samples."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from distcore import ConfigError
 from distcore.tables import stdout_console
-from distcore_workbench.report.content import content_of
 from distcore_workbench.report.folders import folders_of
-from distcore_workbench.report.following import follow
 from distcore_workbench.report.html import page
+from distcore_workbench.report.live import follow
+from distcore_workbench.report.model_and_data import content_of
 from distcore_workbench.report.terminal import show
 
 

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from distcore.tables import GAP, print_cells, print_described, say
-from distcore_workbench.report.answers import Confusion
-from distcore_workbench.report.content import Content
 from distcore_workbench.report.curves import Chart
 from distcore_workbench.report.line_chart import short
+from distcore_workbench.report.model_and_data import Content
+from distcore_workbench.report.predictions import Confusion
 from distcore_workbench.report.side_by_side import cells, headings
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -74,10 +74,10 @@ def sparkline(points: Sequence[tuple[int, float]], span: tuple[int, int], width:
     ``span`` are the steps at both ends of the line; between two points it goes on as it was.
     """
     first, last = span
-    found: dict[int, list[float]] = {}
+    bins: dict[int, list[float]] = {}
     for step, value in points:
-        found.setdefault((step - first) * width // (last - first + 1), []).append(value)
-    means = {place: sum(values) / len(values) for place, values in found.items()}
+        bins.setdefault((step - first) * width // (last - first + 1), []).append(value)
+    means = {place: sum(values) / len(values) for place, values in bins.items()}
     low, high, line, bar = min(means.values()), max(means.values()), "", " "
     for place in range(max(means) + 1):
         if place in means:  # a curve without changes lies in the middle

@@ -1,4 +1,4 @@
-"""Whether a trial does the same mathematics as the reference: its losses, and the norms of its gradients."""
+"""Compare a trial with the reference by its losses and gradient norms, which show other mathematics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distcore import RunConfig
 from distcore_workbench.tuning.outcome import Outcome
 
 TINY = 1e-12
-"""What stands for zero where it divides."""
+"""Smallest divisor of a relative difference."""
 COMPARED = 5
 """Steps that are compared: rounding grows from step to step, and a bug is there at once."""
 
@@ -29,15 +29,15 @@ MASKED = Tolerance(0.2, 1.0)
 """Where dropout cannot be switched off: masks depend on how a step is cut, so only gross differences are seen."""
 
 
-def difference(found: Outcome, reference: Outcome, tolerance: Tolerance) -> str:
+def difference(trial: Outcome, reference: Outcome, tolerance: Tolerance) -> str:
     """Return in one line how a trial differs from the reference; empty if it agrees."""
     for name, mine, theirs, bound in (
-        ("gradient norm", found.norms, reference.norms, tolerance.norm),
-        ("loss", found.losses, reference.losses, tolerance.loss),
+        ("gradient norm", trial.norms, reference.norms, tolerance.norm),
+        ("loss", trial.losses, reference.losses, tolerance.loss),
     ):
         for step, (one, other) in enumerate(zip(mine[:COMPARED], theirs[:COMPARED], strict=False), 1):
             off = abs(one - other) / max(abs(other), TINY)
-            if not off <= bound:  # so that NaN is none, either
+            if not off <= bound:  # so that NaN does not pass
                 return (
                     f"{name} of step {step} is {one:.6g}, the reference's {other:.6g}: "
                     f"{off:.1e} apart, {bound:.0e} is allowed"

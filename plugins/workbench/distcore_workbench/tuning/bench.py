@@ -9,13 +9,13 @@ from typing import Any
 
 from distcore import DistcoreError, RunConfig, StoppedError, with_changes
 from distcore.jobs import check, resolve
-from distcore_workbench.planning.sizes import shown
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.tuning.agreement import Tolerance, difference
 from distcore_workbench.tuning.limits import Plans
 from distcore_workbench.tuning.outcome import Kind, Outcome
 from distcore_workbench.tuning.record import Record, Trial
-from distcore_workbench.tuning.running import WARM_UP, Runner, trial_config
 from distcore_workbench.tuning.settings import Setting, name_of, with_setting
+from distcore_workbench.tuning.trial_runner import WARM_UP, Runner, trial_config
 
 PILOT = 8
 """Steps of the very first trial, which says how long a step takes: it is repeated where twice as many are worth it."""
@@ -56,7 +56,7 @@ class Bench:
     """The command that goes on with a tune that was stopped."""
 
     def measure(self, kind: Kind, setting: Setting, number: int) -> Outcome:
-        """Return what came of a trial; runs it, unless the record has it. Raises StoppedError."""
+        """Run a trial, unless the record has it; return its outcome. Raises StoppedError."""
         there = self.record.find(kind, setting, number)
         if there is None:
             if self.runner.stopping:
@@ -84,45 +84,45 @@ class Bench:
         if self.plans is not None and (why := self.plans.why_not(resolved)):
             return replace(made, outcome=Outcome(result="does not fit", why=why))
         config = resolved.config
-        found, done = self._trial(config, kind, setting, steps)
-        if kind == "screen" and found.result == "ok" and not self._pace():
+        outcome, done = self._trial(config, kind, setting, steps)
+        if kind == "screen" and outcome.result == "ok" and not self._reference():
             # The pilot: it says how many steps are worth timing, and the setting is measured with as many.
-            many = self._many(kind, found)
+            many = self._worthwhile_steps(kind, outcome)
             if many >= 2 * steps:
                 longer, done = self._trial(trial_config(config, kind, many), kind, setting, many)
-                found = replace(longer, seconds=found.seconds + longer.seconds)
-        return replace(made, steps=done, outcome=self._judged(kind, found))
+                outcome = replace(longer, seconds=outcome.seconds + longer.seconds)
+        return replace(made, steps=done, outcome=self._compare_with_reference(kind, outcome))
 
     def _trial(self, config: RunConfig, kind: Kind, setting: Setting, steps: int) -> tuple[Outcome, int]:
         name = f"{len(self.record.trials) + 1:03d}"
-        found, done = self.runner.run(config, setting, name, self._timeout(kind))
+        outcome, done = self.runner.run(config, setting, name, self._timeout(kind))
         if self.runner.stopping:
             raise self._stopped()
-        return found, done
+        return outcome, done
 
-    def _judged(self, kind: Kind, found: Outcome) -> Outcome:
-        """Return what came of a trial, with what differs from the reference held against it."""
-        reference = self._pace()
-        if kind != "screen" or found.result != "ok" or reference is None:
-            return found
-        why = difference(found, reference.outcome, self.tolerance)
-        return replace(found, result="differs", why=why) if why else found
+    def _compare_with_reference(self, kind: Kind, outcome: Outcome) -> Outcome:
+        """Return the outcome of a trial, which fails if it differs from the reference."""
+        reference = self._reference()
+        if kind != "screen" or outcome.result != "ok" or reference is None:
+            return outcome
+        why = difference(outcome, reference.outcome, self.tolerance)
+        return replace(outcome, result="differs", why=why) if why else outcome
 
-    def _pace(self) -> Trial | None:
+    def _reference(self) -> Trial | None:
         """Return the first trial that went well: it says how long a step takes."""
         return next((one for one in self.record.trials if one.kind == "screen" and one.outcome.result == "ok"), None)
 
     def _steps(self, kind: Kind) -> int:
         if kind == "fit":
             return FIT_STEPS
-        pace = self._pace()
+        pace = self._reference()
         if pace is None:
             return PILOT
-        return pace.steps if kind == "screen" else self._many(kind, pace.outcome)
+        return pace.steps if kind == "screen" else self._worthwhile_steps(kind, pace.outcome)
 
-    def _many(self, kind: Kind, found: Outcome) -> int:
+    def _worthwhile_steps(self, kind: Kind, outcome: Outcome) -> int:
         """Return the steps to time in a trial, by the speed that one has shown."""
-        return min(MOST, max(PILOT, WARM_UP + round(SECONDS[kind] * found.speed / self.rows)))
+        return min(MOST, max(PILOT, WARM_UP + round(SECONDS[kind] * outcome.speed / self.rows)))
 
     def _timeout(self, kind: Kind) -> float:
         left = max(SHORTEST / 2, self.budget - self.spent())
@@ -137,8 +137,10 @@ class Bench:
 
 def _line(trial: Trial, number: int) -> str:
     """Return the line that tells of a trial when it is done."""
-    found = trial.outcome
+    outcome = trial.outcome
     how = (
-        f"{found.speed:.1f} samples/s, {shown(found.peak)}" if found.result == "ok" else f"{found.result}: {found.why}"
+        f"{outcome.speed:.1f} samples/s, {shown(outcome.peak)}"
+        if outcome.result == "ok"
+        else f"{outcome.result}: {outcome.why}"
     )
-    return f"{number:3d} {trial.kind:6} {found.seconds:5.1f} s  {name_of(trial.setting)}: {how}"
+    return f"{number:3d} {trial.kind:6} {outcome.seconds:5.1f} s  {name_of(trial.setting)}: {how}"

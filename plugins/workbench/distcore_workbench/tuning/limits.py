@@ -22,8 +22,8 @@ from distcore.jobs import (
     total_memory,
 )
 from distcore_workbench.planning.available import machine_limits, process_limits
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.planning.longest import longest
-from distcore_workbench.planning.sizes import shown
 from distcore_workbench.planning.step import Job, trace
 from distcore_workbench.planning.timeline import Moment
 
@@ -79,10 +79,10 @@ class Plans:
         """Return the moment of a step at which a resolved run holds most; ``None`` if that cannot be traced."""
         key = resolved.config.model_dump_json(include=TRACED)
         if key not in self._peaks:
-            self._peaks[key] = self._traced(resolved)
+            self._peaks[key] = self._trace_peak(resolved)
         return self._peaks[key]
 
-    def _traced(self, resolved: Resolved) -> Moment | None:
+    def _trace_peak(self, resolved: Resolved) -> Moment | None:
         config, strategy, declared = resolved.config, resolved.strategy, resolved.capabilities
         try:
             if not isinstance(strategy, TracesStep):
@@ -92,10 +92,10 @@ class Plans:
             job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
             return trace(job, strategy.traced()).peak
         except DistcoreError as error:
-            self._say(" ".join(str(error).split()))
+            self._report_untraced(" ".join(str(error).split()))
             return None
 
-    def _say(self, why: str) -> None:
+    def _report_untraced(self, why: str) -> None:
         if why not in self.untraced:
             self.untraced.append(why)
             print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What came of a trial, and what trials have cost so far."""
+"""The outcome of a trial, and the time that trials have taken so far."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from distcore_workbench.tuning.settings import Setting
 Kind = Literal["screen", "final", "fit"]
 """``screen``: short, without dropout, losses compared. ``final``: longer, as the job is. ``fit``: to the run's end."""
 Result = Literal["ok", "out of memory", "failed", "too slow", "differs", "refused", "does not fit"]
-"""How a trial ended; the last two were not started."""
-LONGER = 1.5
-"""How many times as long as a trial of the search one of the finals takes, about: used until one was measured."""
+"""The end of a trial. Trials with one of the last two results were not started."""
+FINAL_LENGTH = 1.5
+"""Assumed duration of a final trial relative to a screening trial, until one has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one trial."""
+    """The outcome of one trial."""
 
     result: Result
-    """How it ended."""
+    """How the trial ended."""
     seconds: float = 0.0
-    """From the start of its process to its end; 0 where none was started."""
+    """From the start of the trial's process to its end; 0 if none was started."""
     speed: float = 0.0
-    """Samples per second over all ranks, start-up and warm-up left out."""
+    """Samples per second over all ranks, without start-up and warm-up."""
     times: tuple[float, ...] = ()
     """Seconds of each step that counts for ``speed``: the same steps with the same rows in every setting."""
     peak: int = 0
-    """Peak memory in bytes of the rank that took most."""
+    """Peak memory in bytes of the rank with the most."""
     losses: tuple[float, ...] = ()
     """Mean loss of each of the first steps."""
     norms: tuple[float, ...] = ()
-    """Norm of the gradient at each of these steps, where the strategy says it."""
+    """Norm of the gradient at each of these steps, if the strategy reports it."""
     why: str = ""
-    """One line on what went wrong."""
+    """The reason of a failure, in one line."""
 
 
 Measure = Callable[[Kind, Setting, int], Outcome]
-"""Runs a trial of a setting; the number tells its repetitions apart."""
+"""Run a trial of a setting; the number distinguishes repetitions."""
 
 
 class Spending:
-    """Measures, and counts the seconds."""
+    """Runs trials, and counts their seconds."""
 
     def __init__(self, measure: Measure, budget: float) -> None:
         """``budget``: in seconds."""
@@ -53,15 +53,15 @@ class Spending:
         self.spent = 0.0
 
     def measure(self, kind: Kind, setting: Setting, number: int) -> Outcome:
-        """Return what came of a trial."""
-        found = self._measure(kind, setting, number)
-        self.spent += found.seconds
-        if found.seconds:
-            self._times.setdefault(kind, []).append(found.seconds)
-        return found
+        """Run a trial, and return its outcome."""
+        outcome = self._measure(kind, setting, number)
+        self.spent += outcome.seconds
+        if outcome.seconds:
+            self._times.setdefault(kind, []).append(outcome.seconds)
+        return outcome
 
     def expected(self, kind: Kind) -> float:
-        """Return the seconds that one more trial of this kind will take."""
+        """Return the expected seconds of one more trial of this kind."""
         if kind in self._times:
             return statistics.mean(self._times[kind])
-        return LONGER * self.expected("screen") if kind == "final" else 0.0
+        return FINAL_LENGTH * self.expected("screen") if kind == "final" else 0.0

@@ -11,7 +11,7 @@ from typing import Any
 from distcore import ConfigError
 from distcore.files import strict_json
 from distcore_workbench.tuning.outcome import Kind, Outcome
-from distcore_workbench.tuning.settings import Setting, key_of
+from distcore_workbench.tuning.settings import Setting, setting_key
 
 FILE = "trials.jsonl"
 VERSION = 2
@@ -23,15 +23,15 @@ class Trial:
     """One line of the file."""
 
     kind: Kind
-    """What it was for."""
+    """The purpose of the trial."""
     setting: Setting
-    """What was set."""
+    """The setting."""
     number: int
     """Which repetition, from 1 in the finals."""
     steps: int
     """Steps that were timed or were to be; 0 where nothing was started."""
     outcome: Outcome
-    """What came of it."""
+    """The outcome."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Record:
 
     def find(self, kind: Kind, setting: Setting, number: int) -> Trial | None:
         """Return the trial that is there already."""
-        wanted = (kind, key_of(setting), number)
-        return next((one for one in self.trials if (one.kind, key_of(one.setting), one.number) == wanted), None)
+        wanted = (kind, setting_key(setting), number)
+        return next((one for one in self.trials if (one.kind, setting_key(one.setting), one.number) == wanted), None)
 
     def add(self, trial: Trial) -> None:
         """Add a trial, to the file, too."""
@@ -91,8 +91,8 @@ def _check_same(out: Path, there: Mapping[str, Any], job: Mapping[str, Any]) -> 
 
 
 def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
-    """Return the trials of the lines; a last one that was cut off when its writer was killed is taken away."""
-    found = []
+    """Return the trials of the lines. Remove a last line that is incomplete because its writer was killed."""
+    trials = []
     for number, line in enumerate(lines):
         try:
             tree = json.loads(line)
@@ -104,5 +104,5 @@ def _trials(file: Path, head: str, lines: list[str]) -> list[Trial]:
         outcome: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in tree["outcome"].items()
         }
-        found.append(Trial(**tree | {"outcome": Outcome(**outcome)}))
-    return found
+        trials.append(Trial(**tree | {"outcome": Outcome(**outcome)}))
+    return trials

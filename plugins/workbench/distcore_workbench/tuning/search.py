@@ -1,31 +1,31 @@
-"""The search: one axis after the other by short runs, then the settings near the top again, in turns.
+"""The search: short trials along one axis after another, then a race of the best settings.
 
-It starts nothing itself: ``measure`` does, and tests give one that computes. What it decides depends on what was
-measured alone, so that a search which was interrupted is repeated from its table up to where it was.
+The search only decides; ``measure`` runs the trials. Its decisions depend on measured outcomes alone, so an interrupted
+search repeats itself from the recorded trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from distcore_workbench.tuning.finals import MARGIN, Finalist, race
 from distcore_workbench.tuning.outcome import Measure, Outcome, Spending
-from distcore_workbench.tuning.settings import Axis, Setting, key_of
+from distcore_workbench.tuning.racing import MARGIN, Finalist, race
+from distcore_workbench.tuning.settings import Axis, Setting, setting_key
 
 SCREENING = 0.6
-"""Part of the budget for the search along the axes; the rest measures the best again."""
-BEHIND = 0.7
-"""Part of the best speed below which the others of a family are left out, and it itself in the second pass."""
+"""Fraction of the budget for the search along the axes. The rest is for the race."""
+HOPELESS_FRACTION = 0.7
+"""Skip a family's remaining values once one is slower than this fraction of the best; do not retry it in pass two."""
 FINALISTS = 4
-"""Most settings that are measured again, beside the reference; fewer where there is no time for two rounds of them."""
+"""Maximum number of settings in the race, without the reference; fewer if the budget does not allow two rounds."""
 PASSES = 2
-"""Times to go along all axes: a value that was slower at first may serve the setting that has won."""
+"""Passes over all axes: a value that was slower at first may be faster on top of the new best setting."""
 TRIMMED = 5
-"""One of so many steps is left out at either end, by how much faster it was: other programs disturbed it."""
+"""A speedup drops one in this many steps at either end of the sorted ratios, because other programs disturb steps."""
 
 
 class Search:
-    """One search; ``spent`` counts the seconds of what was measured in it."""
+    """One search; ``spent`` counts the seconds of its trials."""
 
     def __init__(self, measure: Measure, budget: float) -> None:
         """``budget``: in seconds."""
@@ -41,68 +41,68 @@ class Search:
         return self._spending.spent
 
     def run(self, axes: Sequence[Axis], fallbacks: Sequence[Setting]) -> list[Finalist]:
-        """Return the settings that were measured last, the fastest first; none if no trial went well.
+        """Return the settings of the race, the fastest first; none if no trial succeeded.
 
-        ``fallbacks`` are tried in turn where the job as given does not run, until one does.
+        If the job as given does not run, ``fallbacks`` are tried in turn until one does.
         """
         start = next((one for one in ({}, *fallbacks) if self._screen(one).result == "ok"), None)
         if start is None:
             return []
-        best = self._along(axes, start)
+        best = self._search_axes(axes, start)
         room = int((self._spending.budget - self.spent) / (2 * self._spending.expected("final"))) - 1
-        field = self._field(best)[: min(FINALISTS, max(1, room))]
-        found = race([*field, start], self._spending)
-        return found or [self._seen_only(best)]  # where no final went well, what the search has seen must do
+        candidates = self._candidates(best)[: min(FINALISTS, max(1, room))]
+        finalists = race([*candidates, start], self._spending)
+        return finalists or [self._screened_only(best)]  # if all final trials failed, use the screening trial
 
-    def _along(self, axes: Sequence[Axis], best: Setting) -> Setting:
-        """Go along the axes from ``best``, and return the fastest setting that was found."""
-        slow: set[str] = set()  # values that were far behind: not again on top of another setting
+    def _search_axes(self, axes: Sequence[Axis], best: Setting) -> Setting:
+        """Search along the axes from ``best``, and return the fastest setting."""
+        slow: set[str] = set()  # values that were far slower, and are not tried on top of another setting
         for _ in range(PASSES):
             before = best
             for axis in axes:
-                for value, setting in list(self._on(axis, best, slow)):
-                    found = self._seen[key_of(setting)][1]
-                    ahead = advantage(found, self._seen[key_of(best)][1])
-                    if ahead > MARGIN:
+                for value, setting in list(self._measure_axis(axis, best, slow)):
+                    outcome = self._seen[setting_key(setting)][1]
+                    ratio = speedup(outcome, self._seen[setting_key(best)][1])
+                    if ratio > MARGIN:
                         best = setting
-                    elif ahead < BEHIND and found.result != "out of memory":
-                        slow.add(key_of(value))
-            if key_of(before) == key_of(best):
+                    elif ratio < HOPELESS_FRACTION and outcome.result != "out of memory":
+                        slow.add(setting_key(value))
+            if setting_key(before) == setting_key(best):
                 break
         return best
 
-    def _on(self, axis: Axis, base: Setting, slow: set[str]) -> Iterator[tuple[Setting, Setting]]:
-        """Measure the values of an axis, each on top of ``base``, as long as there is time; yield value and setting."""
-        top = self._seen[key_of(base)][1].speed
+    def _measure_axis(self, axis: Axis, base: Setting, slow: set[str]) -> Iterator[tuple[Setting, Setting]]:
+        """Measure the values of an axis on top of ``base`` while there is time. Yield each value and its setting."""
+        top = self._seen[setting_key(base)][1].speed
         for family in axis.families:
             for value in family:
-                if key_of(value) in slow:
+                if setting_key(value) in slow:
                     break
                 if not self._has_time():
-                    if key_of(value) not in self._tried:
+                    if setting_key(value) not in self._tried:
                         self.untried[axis.name] = None
                     return
-                self._tried.add(key_of(value))
+                self._tried.add(setting_key(value))
                 setting = {**base, **value}
-                found = self._screen(setting)
+                outcome = self._screen(setting)
                 yield value, setting
-                top = max(top, found.speed)
-                if found.result == "ok" and found.speed < BEHIND * top:
+                top = max(top, outcome.speed)
+                if outcome.result == "ok" and outcome.speed < HOPELESS_FRACTION * top:
                     break
 
-    def _field(self, best: Setting) -> list[Setting]:
-        """Return what may be the fastest: the best, then the best on each other number of ranks, then the others.
+    def _candidates(self, best: Setting) -> list[Setting]:
+        """Return candidates for the race: the best, then the best for each other number of ranks, then the others.
 
-        What else runs on a machine slows one number of ranks down more than another, so one trial says little there.
+        Other programs slow some numbers of ranks down more than others, so a single trial is weak evidence there.
         """
-        top = self._seen[key_of(best)][1]
-        order = sorted(((advantage(found, top), one) for one, found in self._seen.values()), key=lambda pair: -pair[0])
-        good = [one for ahead, one in order if ahead > BEHIND]
+        top = self._seen[setting_key(best)][1]
+        ratios = [(speedup(outcome, top), setting) for setting, outcome in self._seen.values()]
+        good = [setting for ratio, setting in sorted(ratios, key=lambda pair: -pair[0]) if ratio > HOPELESS_FRACTION]
         others = {_ranks(one): one for one in reversed(good) if _ranks(one) != _ranks(best)}
-        return list({key_of(one): one for one in (best, *others.values(), *good)}.values())
+        return list({setting_key(one): one for one in (best, *others.values(), *good)}.values())
 
     def _screen(self, setting: Setting) -> Outcome:
-        key = key_of(setting)
+        key = setting_key(setting)
         if key not in self._seen:
             self._seen[key] = (setting, self._spending.measure("screen", setting, 0))
         return self._seen[key][1]
@@ -110,15 +110,15 @@ class Search:
     def _has_time(self) -> bool:
         return self.spent + self._spending.expected("screen") <= SCREENING * self._spending.budget
 
-    def _seen_only(self, setting: Setting) -> Finalist:
-        found = self._seen[key_of(setting)][1]
-        return Finalist(setting=setting, speeds=[found.speed], rounds=[found.times])
+    def _screened_only(self, setting: Setting) -> Finalist:
+        outcome = self._seen[setting_key(setting)][1]
+        return Finalist(setting=setting, speeds=[outcome.speed], rounds=[outcome.times])
 
 
-def advantage(one: Outcome, other: Outcome) -> float:
-    """Return how many times as fast one trial was as another, both of the same steps; 0 if it did not go well.
+def speedup(one: Outcome, other: Outcome) -> float:
+    """Return the speed of one trial divided by that of another, over the same steps; 0 if the trial failed.
 
-    The steps whose ratio is furthest from the others' are left out.
+    The steps with the most extreme ratios are left out.
     """
     if one.result != "ok":
         return 0.0
@@ -133,26 +133,26 @@ def _ranks(setting: Setting) -> int | None:
 
 
 def fit(
-    rungs: Sequence[Setting], larger: Callable[[Setting], Sequence[Setting]], measure: Measure, budget: float
+    fallbacks: Sequence[Setting], larger: Callable[[Setting], Sequence[Setting]], measure: Measure, budget: float
 ) -> tuple[Setting, Outcome] | None:
-    """Go down the rungs until a run fits, then up again in its micro-batch; return the setting, ``None`` if none fits.
+    """Try the fallbacks until one fits, then larger micro-batches; return the setting, ``None`` if none fits.
 
-    ``larger`` gives the settings with larger micro-batches than that of a rung, the largest first. No trial begins
-    after those before it have taken ``budget`` seconds.
+    ``larger`` maps a setting to settings with larger micro-batches, the largest first. No trial begins after the
+    earlier ones have taken ``budget`` seconds.
     """
     spent = 0.0
-    for rung in rungs:
-        found = measure("fit", rung, 0)
-        spent += found.seconds
-        if found.result == "ok":
-            for setting in larger(rung) if spent < budget else ():
+    for fallback in fallbacks:
+        outcome = measure("fit", fallback, 0)
+        spent += outcome.seconds
+        if outcome.result == "ok":
+            for setting in larger(fallback) if spent < budget else ():
                 more = measure("fit", setting, 0)
                 spent += more.seconds
                 if more.result == "ok":
                     return setting, more
                 if spent >= budget:
                     break
-            return rung, found
+            return fallback, outcome
         if spent >= budget:
             return None
     return None

@@ -1,4 +1,4 @@
-"""What may be set of a job without changing its mathematics, and which values of it are worth a trial here."""
+"""The settings of a job that keep its mathematics, and the values that are worth a trial on this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """What this machine offers to a job."""
+class Environment:
+    """The resources of this machine for a job."""
 
     cores: int
     """CPU cores."""
@@ -44,13 +44,13 @@ class Place:
     """The other forms of the rows than the one that the job as given comes to."""
 
 
-def key_of(setting: Setting) -> str:
+def setting_key(setting: Setting) -> str:
     """Return one text for settings that are equal."""
     return json.dumps(dict(setting), sort_keys=True)
 
 
 def changes_in(setting: Setting) -> int:
-    """Return how many values a setting has beside those of the job: the fewer, the simpler it is."""
+    """Return the number of values that a setting changes: the fewer, the simpler the setting."""
     own = [value for key, value in setting.items() if key != "strategy_options" and value is not None]
     return len(own) + len(setting.get("strategy_options", {}))
 
@@ -73,23 +73,23 @@ def with_setting(file: str | None, changes: Mapping[str, Any], setting: Setting)
     return load_config(file, dict(changes) | own)
 
 
-def axes(base: RunConfig, resolved: RunConfig, place: Place, strategies: Sequence[Family]) -> list[Axis]:
+def axes(base: RunConfig, resolved: RunConfig, environment: Environment, strategies: Sequence[Family]) -> list[Axis]:
     """Return what to vary, in the order in which it is tried: first what mostly matters most.
 
     ``base`` is the config as given, ``resolved`` the same with every 'auto' replaced, ``strategies`` the strategies to
     try, each with its options.
     """
-    modes = [mode for mode in ("regions", "on") if place.compiles and mode != base.compile]
-    found = [
-        Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, place))]),
-        Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(place.ranks) if ranks > 1]),
-        Axis("padding", [[one] for one in place.forms]),
+    modes = [mode for mode in ("regions", "on") if environment.compiles and mode != base.compile]
+    every = [
+        Axis("strategy, ranks and threads", [*strategies, *([one] for one in _threads(resolved, environment))]),
+        Axis("ranks", [[{"nproc": ranks}] for ranks in _powers(environment.ranks) if ranks > 1]),
+        Axis("padding", [[one] for one in environment.forms]),
         Axis("micro-batch", [[one] for one in micro_batches(resolved)]),
         Axis("compile", [[{"compile": mode}] for mode in modes]),
         Axis("loader", [[{"loader.workers": workers}] for workers in (1, 2) if workers != base.loader.workers]),
         Axis("recomputation", [[{"gradient_checkpointing": not base.gradient_checkpointing}]]),
     ]  # fmt: skip
-    return [axis for axis in found if axis.families]
+    return [axis for axis in every if axis.families]
 
 
 def micro_batches(config: RunConfig) -> list[Setting]:
@@ -117,13 +117,13 @@ def strategy_settings(base: RunConfig, name: str, one_process: bool, options: Se
 
 
 def options_tried(declared: Sequence[Setting], own: Setting) -> list[Setting]:
-    """Return what a strategy declares to be tried, with the user's ``own`` options; what contradicts them is left out.
+    """Return the options that a strategy declares to try, combined with the user's ``own``, without contradictions.
 
     ``own`` alone, if nothing is left or the strategy declares nothing.
     """
     agreeing = [one for one in declared if all(own.get(key, value) == value for key, value in one.items())]
-    found = {key_of(one): one for one in ({**one, **own} for one in agreeing)}
-    return list(found.values()) or ([own] if own else [])
+    distinct = {setting_key(one): one for one in ({**one, **own} for one in agreeing)}
+    return list(distinct.values()) or ([own] if own else [])
 
 
 def is_same(setting: Setting, config: RunConfig) -> bool:
@@ -132,12 +132,12 @@ def is_same(setting: Setting, config: RunConfig) -> bool:
     return {key: setting[key] for key in there} == there
 
 
-def _threads(config: RunConfig, place: Place) -> Iterator[Setting]:
+def _threads(config: RunConfig, environment: Environment) -> Iterator[Setting]:
     """Yield numbers of threads for one rank, where the job runs as one."""
-    if place.threads is None or int(config.nproc) > 1:
+    if environment.threads is None or int(config.nproc) > 1:
         return
-    sizes = (place.cores, max(1, place.cores // 2))
-    yield from ({THREADS: size} for size in dict.fromkeys(sizes) if size != place.threads)
+    sizes = (environment.cores, max(1, environment.cores // 2))
+    yield from ({THREADS: size} for size in dict.fromkeys(sizes) if size != environment.threads)
 
 
 def _powers(most: int) -> list[int]:

@@ -20,10 +20,10 @@ from typing import Any
 from distcore import RunConfig, dump_config, with_changes
 from distcore_workbench.compare.runs import end, error_line, train_command
 from distcore_workbench.planning.available import process_limits
-from distcore_workbench.tuning import trial
+from distcore_workbench.tuning import trial_extension
 from distcore_workbench.tuning.outcome import Kind, Outcome, Result
 from distcore_workbench.tuning.settings import THREADS, Setting
-from distcore_workbench.tuning.trial import HEAVIEST
+from distcore_workbench.tuning.trial_extension import HEAVIEST
 
 WARM_UP = 3
 """First steps, which do not count for speed."""
@@ -43,7 +43,7 @@ def trial_config(config: RunConfig, kind: Kind, steps: int) -> RunConfig:
     A ``screen`` is without dropout, whose masks depend on how a step is cut, and at a constant rate, so that losses do
     not depend on the number of steps; it logs every step.
     """
-    extension = {f"{Path(trial.__file__).resolve()}:Trial": {"steps": steps, "ends": kind != "fit"}}
+    extension = {f"{Path(trial_extension.__file__).resolve()}:Trial": {"steps": steps, "ends": kind != "fit"}}
     off: dict[str, bool | dict[str, Any]] = {"progress": False, "metrics": False}
     changed: dict[str, Any] = {
         "max_steps": steps + HEAVIEST,
@@ -113,7 +113,7 @@ class Runner:
         with log.open("wb") as output:
             self._child = child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_dies_with_parent(),
+                start_new_session=True, preexec_fn=_set_parent_death_signal(),
             )  # fmt: skip
             try:
                 return child.wait(timeout)
@@ -125,7 +125,7 @@ class Runner:
                     os.killpg(child.pid, signal.SIGKILL)  # what a rank has started, such as loaders, may still be there
 
 
-def _dies_with_parent() -> Callable[[], None] | None:
+def _set_parent_death_signal() -> Callable[[], None] | None:
     """Return what a new process must do so that it ends when this one is killed; ``None`` where there is no way."""
     if sys.platform != "linux":
         return None

@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,19 @@ from distcore.jobs import (
     threads_per_rank,
     with_absolute_paths,
 )
-from distcore_workbench.compare.rows import refuse_ranks
-from distcore_workbench.report.page import command_line
-from distcore_workbench.tuning import ladder, settings
+from distcore_workbench.compare.comparison_rows import refuse_ranks
+from distcore_workbench.report.report_page import command_line
+from distcore_workbench.tuning import fallbacks, settings
 from distcore_workbench.tuning.agreement import tolerance_of
 from distcore_workbench.tuning.bench import Bench
-from distcore_workbench.tuning.candidates import Request, asked, families_of, rungs_of
-from distcore_workbench.tuning.finals import chosen_of
+from distcore_workbench.tuning.candidates import Request, fallbacks_of, families_of, requested_strategies
 from distcore_workbench.tuning.limits import Plans
+from distcore_workbench.tuning.racing import choose_final
 from distcore_workbench.tuning.record import FILE, open_record
-from distcore_workbench.tuning.running import Runner
 from distcore_workbench.tuning.search import Search, fit
-from distcore_workbench.tuning.settings import THREADS, Axis, Place, Setting, name_of, with_setting
-from distcore_workbench.tuning.table import Facts, facts_of, markdown, show
+from distcore_workbench.tuning.settings import THREADS, Axis, Environment, Setting, name_of, with_setting
+from distcore_workbench.tuning.trial_runner import Runner
+from distcore_workbench.tuning.tune_table import Facts, markdown, show, tune_facts
 
 log = logging.getLogger("distcore")
 MOST_RANKS = 8
@@ -70,7 +71,7 @@ def run(request: Request) -> int:
     out = Path(request.out or f"runs/tune-{datetime.now():%Y%m%d-%H%M%S}")
     job = resolve(with_changes(base, {"out": str(out / "run"), "resume": None}))
     resolved, data = job.config, check(job)
-    named = list(asked(request))
+    named = list(requested_strategies(request))
     record = open_record(out, _job(resolved, request.fit_only))
     runner = Runner(out / "trials")
     skeleton = _skeleton(job, data)
@@ -91,37 +92,47 @@ def run(request: Request) -> int:
         "untraced": plans.untraced if plans else ["the model cannot be built without its weights"],
     }  # fmt: skip
     chosen: Setting | None = None
-    facts = facts_of(record.trials, [], None, about)
+    facts = tune_facts(record.trials, [], None, about)
     try:
         with stop_signals(runner.stop, says_so=False):
-            place = _place(request, job, data)
-            families = list(families_of(request, named, base, resolved, skeleton, place))
-            rungs = rungs_of(request, skeleton, families)
+            environment = _environment(request, job, data)
+            families = list(families_of(request, named, base, resolved, skeleton, environment))
+            smaller = fallbacks_of(request, skeleton, families)
             chosen, facts = _search(
-                request, bench, settings.axes(base, resolved, place, families), rungs, resolved, about
+                request, bench, settings.axes(base, resolved, environment, families), smaller, resolved, about
             )
     finally:  # a tune that is stopped leaves what it has so far
         if not facts["complete"]:
-            facts = facts_of(record.trials, [], None, about)
+            facts = tune_facts(record.trials, [], None, about)
         _write(out, facts)
     if chosen is not None:
         _write_config(request, chosen, out)
-    _tell(request, facts, chosen, out, bench.spent() < bench.budget)
+    _print_result(request, facts, chosen, out, bench.spent() < bench.budget)
     return 0 if chosen is not None else RankError.exit_code
 
 
 def _search(
-    request: Request, bench: Bench, axes: Sequence[Axis], rungs: Sequence[Setting], resolved: RunConfig, about: Facts
+    request: Request,
+    bench: Bench,
+    axes: Sequence[Axis],
+    smaller: Sequence[Setting],
+    resolved: RunConfig,
+    about: Facts,
 ) -> tuple[Setting | None, Facts]:
     done = about | {"complete": True}
     if request.fit_only:
-        found = fit(rungs, lambda rung: ladder.larger(resolved, rung), bench.measure, bench.budget)
-        chosen = found[0] if found else None
-        return chosen, facts_of(bench.record.trials, [], chosen, done)
+        fitting = fit(
+            smaller,
+            partial(fallbacks.larger_micro_batches, resolved),
+            bench.measure,
+            bench.budget,
+        )
+        chosen = fitting[0] if fitting else None
+        return chosen, tune_facts(bench.record.trials, [], chosen, done)
     search = Search(bench.measure, bench.budget)
-    finals = search.run(axes, rungs)
-    chosen = chosen_of(finals)[0].setting if finals else None
-    return chosen, facts_of(bench.record.trials, finals, chosen, done | {"untried": list(search.untried)})
+    finals = search.run(axes, smaller)
+    chosen = choose_final(finals)[0].setting if finals else None
+    return chosen, tune_facts(bench.record.trials, finals, chosen, done | {"untried": list(search.untried)})
 
 
 def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
     return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
 
 
-def _place(request: Request, job: Resolved, data: Datasets) -> Place:
+def _environment(request: Request, job: Resolved, data: Datasets) -> Environment:
     resolved = job.config
     cores, on_cpu = available_cores(), resolved.device == "cpu"
     asked = request.loaded().nproc
@@ -156,7 +167,7 @@ def _place(request: Request, job: Resolved, data: Datasets) -> Place:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
     chosen, _ = choose(resolved, job.capabilities, job.task, data)
-    return Place(
+    return Environment(
         cores=cores,
         ranks=most,
         threads=threads,
@@ -186,7 +197,7 @@ def _train(chosen: Setting, out: Path) -> str:
     return f"{threads}distcore train {shlex.quote(str(out / 'config.yaml'))}"
 
 
-def _tell(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
+def _print_result(request: Request, facts: Facts, chosen: Setting | None, out: Path, all_tried: bool) -> None:
     if request.json:
         print(strict_json(facts, indent=1), flush=True)
         return

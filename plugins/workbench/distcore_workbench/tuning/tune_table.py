@@ -1,4 +1,4 @@
-"""What a tune has found, as JSON values, as text and as Markdown."""
+"""The result of a tune as JSON values, as text and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distcore.tables import print_cells, say, stdout_console
-from distcore_workbench.planning.sizes import shown
+from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.report.side_by_side import markdown_table
-from distcore_workbench.tuning.finals import Finalist, chosen_of, times_faster
-from distcore_workbench.tuning.ladder import frontier
+from distcore_workbench.tuning.fallbacks import frontier
+from distcore_workbench.tuning.racing import Finalist, choose_final, times_faster
 from distcore_workbench.tuning.record import Trial
 from distcore_workbench.tuning.settings import Setting, name_of
 
@@ -22,10 +22,10 @@ FINAL_HEADINGS = ("setting", "samples/s", "lowest … highest", "rounds", "times
 LADDER_HEADINGS = ("setting", "samples/s", "peak")
 
 
-def facts_of(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
+def tune_facts(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Setting | None, about: Facts) -> Facts:
     """Return everything as JSON values. ``chosen``: what config.yaml has, ``None`` if nothing ran."""
     reference = next((one for one in finals if not one.setting), None)
-    close = chosen_of(finals)[1] if finals else []
+    close = choose_final(finals)[1] if finals else []
     screened = [(one.setting, one.outcome) for one in trials if one.kind != "final"]
     return {
         **about,
@@ -46,28 +46,28 @@ def facts_of(trials: Sequence[Trial], finals: Sequence[Finalist], chosen: Settin
             {
                 "name": name_of(setting),
                 "setting": dict(setting),
-                "samples_per_second": found.speed,
-                "peak_bytes": found.peak,
+                "samples_per_second": outcome.speed,
+                "peak_bytes": outcome.peak,
             }
-            for setting, found in frontier(screened)
+            for setting, outcome in frontier(screened)
         ],
         "trials": [_trial_facts(one) for one in trials],
     }
 
 
 def _trial_facts(trial: Trial) -> Facts:
-    found = trial.outcome
+    outcome = trial.outcome
     return {
         "name": name_of(trial.setting),
         "setting": dict(trial.setting),
         "kind": trial.kind,
         "number": trial.number,
         "steps": trial.steps,
-        "result": found.result,
-        "samples_per_second": found.speed or None,
-        "peak_bytes": found.peak or None,
-        "seconds": found.seconds,
-        "why": found.why,
+        "result": outcome.result,
+        "samples_per_second": outcome.speed or None,
+        "peak_bytes": outcome.peak or None,
+        "seconds": outcome.seconds,
+        "why": outcome.why,
     }
 
 
@@ -78,7 +78,7 @@ def show(facts: Facts) -> None:
         if rows:
             print_cells(console, headings, rows, numbers=True)
             console.print()
-    for line in (*skipped_fraction(facts), *remarks(facts)):
+    for line in (*failures(facts), *remarks(facts)):
         say(console, line)
 
 
@@ -113,8 +113,8 @@ def _row(trial: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def skipped_fraction(facts: Facts) -> Iterator[str]:
-    """Yield one line for each trial that did not go well."""
+def failures(facts: Facts) -> Iterator[str]:
+    """Yield one line for each trial that failed."""
     for one in facts["trials"]:
         if one["result"] != "ok":
             yield f"{one['name']}: {one['result']}: {one['why']}"

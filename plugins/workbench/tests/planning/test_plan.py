@@ -16,7 +16,7 @@ from distcore.checkpoint import find
 from distcore.cli.main import main
 from distcore.model.optim import load_optimizer, optimizer_factory
 from distcore.model.parameter_groups import parameter_groups
-from distcore_workbench.planning.sizes import parse_size, shown
+from distcore_workbench.planning.byte_sizes import parse_size, shown
 
 JOB = ("--task", TEXTS, "--data", "rows.json")
 

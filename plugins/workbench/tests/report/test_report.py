@@ -20,10 +20,10 @@ from rich.console import Console
 from distcore.cli.main import main
 from distcore.config import dump_config, load_config
 from distcore.files import hold
-from distcore_workbench.report import following
-from distcore_workbench.report.answers import MOST_CLASSES, Confusion, answers_of
+from distcore_workbench.report import live
 from distcore_workbench.report.curves import charts_of
 from distcore_workbench.report.line_chart import MOST_POINTS, thinned
+from distcore_workbench.report.predictions import MOST_CLASSES, Confusion, answers_of
 from distcore_workbench.report.terminal import sparkline
 
 lxml = pytest.importorskip("lxml.html")
@@ -256,8 +256,8 @@ def test_following_ends_when_the_run_has_its_report(runs: Path, monkeypatch: pyt
         elif held is not None:
             held.close()
 
-    monkeypatch.setattr("distcore_workbench.report.following.time.sleep", pause)
-    following.follow([runs / "runs/stopped"], console)
+    monkeypatch.setattr("distcore_workbench.report.live.time.sleep", pause)
+    live.follow([runs / "runs/stopped"], console)
     console.file.close()
     assert len(looks) == 3  # a report beside a run that goes on is that of before its resume
     screen = (runs / "screen").read_text()
@@ -267,7 +267,7 @@ def test_following_ends_when_the_run_has_its_report(runs: Path, monkeypatch: pyt
 
 def test_a_run_that_nobody_works_on_any_more_is_not_waited_for(runs: Path) -> None:
     began = time.monotonic()
-    following.follow([runs / "runs/stopped"], Console(), grace=0.1)
+    live.follow([runs / "runs/stopped"], Console(), grace=0.1)
     assert time.monotonic() - began < 10
 
 

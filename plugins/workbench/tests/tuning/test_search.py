@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from distcore_workbench.tuning.agreement import TOLERANCES, difference
-from distcore_workbench.tuning.finals import ROUNDS, Finalist, chosen_of, is_told_apart, race
-from distcore_workbench.tuning.ladder import frontier, larger, rungs
+from distcore_workbench.tuning.fallbacks import fallback_settings, frontier, larger_micro_batches
 from distcore_workbench.tuning.outcome import Kind, Outcome, Spending
-from distcore_workbench.tuning.search import FINALISTS, SCREENING, Search, advantage, fit
-from distcore_workbench.tuning.settings import Axis, Setting, key_of, name_of
+from distcore_workbench.tuning.racing import ROUNDS, Finalist, choose_final, is_told_apart, race
+from distcore_workbench.tuning.search import FINALISTS, SCREENING, Search, fit, speedup
+from distcore_workbench.tuning.settings import Axis, Setting, name_of, setting_key
 
 STRATEGIES = [
     [{"strategy": "wide", "strategy_options": {"size": size}, "nproc": 2} for size in (5, 25)],
@@ -124,8 +124,8 @@ def test_where_no_final_goes_well_the_search_decides() -> None:
 def test_a_disturbed_step_does_not_decide() -> None:
     quiet, faster = took(100), took(110)
     disturbed = replace(faster, times=(*faster.times[:-1], 50 * faster.times[-1]))
-    assert advantage(disturbed, quiet) == pytest.approx(1.1)
-    assert advantage(Outcome(result="failed"), quiet) == 0
+    assert speedup(disturbed, quiet) == pytest.approx(1.1)
+    assert speedup(Outcome(result="failed"), quiet) == 0
 
 
 def finalist(setting: Setting, *rounds: tuple[float, ...]) -> Finalist:
@@ -149,10 +149,10 @@ def test_of_settings_that_are_not_told_apart_the_simplest_is_taken() -> None:
         finalist({"compile": "on"}, (1.01, 1.01), (1.01, 1.01)),
         finalist({}, (1.2, 1.2), (1.2, 1.2)),
     ]
-    chosen, close = chosen_of(finals)
+    chosen, close = choose_final(finals)
     assert chosen.setting == {"compile": "on"}
     assert close == finals[:2]
-    assert chosen_of([finals[0], finals[2]])[0].setting == wide
+    assert choose_final([finals[0], finals[2]])[0].setting == wide
 
 
 def test_the_race_goes_on_until_noise_is_told_from_speed() -> None:
@@ -162,16 +162,16 @@ def test_the_race_goes_on_until_noise_is_told_from_speed() -> None:
 
     finals = race([{}, {"compile": "on"}], Spending(measure, 1000))
     assert [len(one.speeds) for one in finals] == [ROUNDS, ROUNDS] or finals[0].setting == {"compile": "on"}
-    assert chosen_of(finals)[0].setting == {"compile": "on"}
+    assert choose_final(finals)[0].setting == {"compile": "on"}
     assert finals[0].speed == pytest.approx(100)
 
 
 def test_the_best_of_each_number_of_ranks_is_measured_again() -> None:
     four = [{"micro_batch_size": size} for size in (1, 2, 3, 4)]
-    speeds = {key_of(one): 100 + number for number, one in enumerate(({"nproc": 2}, *four))}
+    speeds = {setting_key(one): 100 + number for number, one in enumerate(({"nproc": 2}, *four))}
 
     def measure(kind: Kind, setting: Setting, number: int) -> Outcome:
-        return took(speeds.get(key_of(setting), 95))
+        return took(speeds.get(setting_key(setting), 95))
 
     finals = Search(measure, 10_000).run([Axis("ranks", [[{"nproc": 2}]]), Axis("rows", [four])], ())
     assert {"nproc": 2} in [one.setting for one in finals]
@@ -195,22 +195,22 @@ def test_a_job_that_does_not_run_as_given_starts_from_the_first_rung_that_does()
     def ends(kind: Kind, setting: Setting) -> Outcome | None:
         return None if setting.get("gradient_checkpointing") else Outcome(result="out of memory", seconds=1.0)
 
-    finals = Search(Machine(ends=ends).measure, 10_000).run(AXES, rungs([]))
+    finals = Search(Machine(ends=ends).measure, 10_000).run(AXES, fallback_settings([]))
     assert finals
     assert all(one.setting["gradient_checkpointing"] for one in finals)
-    assert not Search(Machine(ends=fails("out of memory")).measure, 10_000).run(AXES, rungs([]))
+    assert not Search(Machine(ends=fails("out of memory")).measure, 10_000).run(AXES, fallback_settings([]))
 
 
 def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any) -> None:
     sharded: Setting = {"strategy": "slow", "strategy_options": {"deep": 3}, "nproc": 2}
-    ladder = rungs([*STRATEGIES[0], sharded])
+    fallbacks = fallback_settings([*STRATEGIES[0], sharded])
 
     def ends(kind: Kind, setting: Setting) -> Outcome | None:
         fits = setting.get("strategy") == "slow" and setting.get("micro_batch_tokens") != 4096
         return None if fits else Outcome(result="out of memory", seconds=1.0)
 
     machine = Machine(ends=ends)
-    found = fit(ladder, lambda rung: larger(resolved, rung), machine.measure, 1000)
+    found = fit(fallbacks, lambda setting: larger_micro_batches(resolved, setting), machine.measure, 1000)
     assert found is not None
     assert found[0]["micro_batch_tokens"] == 1024
     assert found[0]["strategy"] == "slow"
@@ -219,9 +219,9 @@ def test_fit_goes_down_the_ladder_and_up_again_in_its_micro_batch(resolved: Any)
         "micro_batch_size=1",
         "micro_batch_size=1 gradient_checkpointing=true",
     ]
-    assert fit(ladder, lambda rung: [], Machine(ends=fails("failed")).measure, 1000) is None
+    assert fit(fallbacks, lambda setting: [], Machine(ends=fails("failed")).measure, 1000) is None
     short = Machine(ends=ends)
-    assert fit(ladder, lambda rung: [], short.measure, 2) is None  # its budget is spent by two trials of a second
+    assert fit(fallbacks, lambda setting: [], short.measure, 2) is None  # its budget is spent by two trials of a second
     assert len(short.asked) == 2
 
 
@@ -257,6 +257,6 @@ def test_a_trial_agrees_with_the_reference_up_to_rounding(
 
 def test_equal_settings_have_one_key_and_a_readable_name() -> None:
     one: Setting = {"nproc": 2, "strategy": "wide", "strategy_options": {"size": 5}, "threads": None}
-    assert key_of(one) == key_of(dict(reversed(list(one.items()))))
+    assert setting_key(one) == setting_key(dict(reversed(list(one.items()))))
     assert name_of(one) == "wide size=5 nproc=2"
     assert name_of({"loader.workers": 2, "threads": 1}) == "workers=2 threads=1"

@@ -14,7 +14,7 @@ from distcore.plugin.options import build
 from distcore.resolve.resolve import resolve
 from distcore_workbench.tuning.settings import (
     THREADS,
-    Place,
+    Environment,
     axes,
     is_same,
     micro_batches,
@@ -25,7 +25,7 @@ from distcore_workbench.tuning.settings import (
 )
 
 JOB = {"device": "cpu", "task": TEXTS}
-PLACE = Place(cores=4, ranks=4, threads=4, compiles=True, forms=({"padding_free": "off"},))
+PLACE = Environment(cores=4, ranks=4, threads=4, compiles=True, forms=({"padding_free": "off"},))
 
 
 @pytest.mark.parametrize("name", list(registry.offers("strategies")))

@@ -18,7 +18,7 @@ from text_task import TEXTS
 from work_folder import enter, install, write_rows
 
 from distcore.cli.main import main
-from distcore_workbench.tuning import bench, finals, settings
+from distcore_workbench.tuning import bench, racing, settings
 
 JOB = ("tune", "--task", TEXTS, "--data", "rows.json", "--set", "device=cpu", "--global-batch-size", "8")
 ODD = """
@@ -66,7 +66,7 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
     axes = settings.axes
     # On a slow machine, too, there is time for all of the first axis.
     monkeypatch.setattr(settings, "axes", lambda *given: axes(*given)[:1])
-    monkeypatch.setattr(finals, "ROUNDS", 1)
+    monkeypatch.setattr(racing, "ROUNDS", 1)
     command = [*JOB, "--budget", "9", "--out", "t", "--seed", "3"]
     assert main(command) == 0
     out, err = capfd.readouterr()
