@@ -8,6 +8,7 @@ behind ``--`` go to pytest.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -63,7 +64,9 @@ def make_environment(home: Path, install: Iterable[str], without: Collection[str
 def environment(folder: Path) -> Path:
     """Return the interpreter of the environment of a distribution of this checkout; made if need be."""
     home = BUILD / folder.name
-    if not (home / "bin/python").exists():
+    made, newest = home / "pyvenv.cfg", max((part / "pyproject.toml").stat().st_mtime for part in required(folder))
+    if not made.exists() or made.stat().st_mtime < newest:  # what pip has written of entry points would be of before
+        shutil.rmtree(home, ignore_errors=True)
         names = (f"./{part.relative_to(ROOT)}" for part in required(folder))
         make_environment(home, (word for name in names for word in ("--editable", name)))
     return home / "bin/python"

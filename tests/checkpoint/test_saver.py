@@ -42,7 +42,9 @@ class Disk(Unsynced):
 
 def saver(out: Path, disk: Disk, asynchronous: bool) -> tuple[Saver, Any]:
     checkpoints = {"asynchronous": asynchronous, "keep_last": 2, "best": None}
-    resolved = resolve(RunConfig(out=str(out), device="cpu", checkpoints=checkpoints, extensions={"progress": False}))
+    extensions = {"progress": False}
+    config = RunConfig(out=str(out), device="cpu", lr=5e-4, checkpoints=checkpoints, extensions=extensions)
+    resolved = resolve(config, task=Problem())
     hooks, world = set_up(resolved, RankInfo())
     run = build_run(resolved.config, hooks, world, Problem(), Problem().prepare(resolved.config))
     return Saver(run, hooks, "rows", disk), run

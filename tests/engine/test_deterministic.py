@@ -16,6 +16,7 @@ from distcore import ConfigError, RunConfig, train
 from distcore.cli.main import main
 from distcore.distributed.devices import WORKSPACE
 from distcore.resolve.resolve import resolve
+from distcore.testing import problem
 from distcore.testing.problem import Problem
 
 UNSTEADY = """
@@ -89,6 +90,22 @@ def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
         resolve(config.model_copy(update={"deterministic": True}), task=Problem())
 
 
-def test_the_flag_sets_the_key(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", "rows.json", "--device", "cpu", "--deterministic", "--dry-run"]) == 0
+@pytest.mark.usefixtures("work_folder")
+def test_the_flag_sets_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "train",
+                "--task",
+                f"{problem.__file__}:Problem",
+                "--lr",
+                "1",
+                "--device",
+                "cpu",
+                "--deterministic",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
     assert "deterministic: true\n" in capsys.readouterr().out

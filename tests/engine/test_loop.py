@@ -31,7 +31,9 @@ PLUGGY = str(Path(pluggy.__file__).parent)
 
 def config_of(tmp_path: Path, **changes: object) -> RunConfig:
     base = {"out": str(tmp_path / "run"), "lr": 0.01, "global_batch_size": 8, "device": "cpu", "max_steps": 2}
-    resolved = resolve(RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes), 1)
+    resolved = resolve(
+        RunConfig.model_validate(base | {"extensions": {"progress": False}} | changes), 1, task=Problem()
+    )
     return resolved.config.model_copy(
         update={"task": "auto", "task_options": {}}
     )  # those of the task that each test gives

@@ -102,5 +102,6 @@ def test_the_core_leaves_its_learning_rate_alone_whoever_saved(tmp_path: Path, s
 
 
 def built(strategy: type[SingleStrategy]) -> tuple[Run, Hooks]:
-    config, hooks, task = resolve(CONFIG).config, Hooks("single", strategy()), Problem()
+    hooks, task = Hooks("single", strategy()), Problem()
+    config = resolve(CONFIG, task=task).config
     return build_run(config, hooks, hooks.setup(config, RankInfo()), task, task.prepare(config)), hooks
