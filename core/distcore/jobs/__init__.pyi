@@ -48,7 +48,7 @@ from distcore.resolve.micro_batches import most_micro_batches as most_micro_batc
 from distcore.resolve.resolve import Resolved as Resolved
 from distcore.resolve.resolve import resolve as resolve
 from distcore.resolve.row_form import PADDED as PADDED
-from distcore.resolve.row_form import choose as choose
+from distcore.resolve.row_form import choose_form as choose_form
 from distcore.resolve.row_form import other_forms as other_forms
 from distcore.resolve.row_form import rows_in_form as rows_in_form
 from distcore.resolve.row_form import set_form as set_form

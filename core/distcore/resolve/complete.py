@@ -12,7 +12,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.task.task import Datasets
 from distcore.resolve.absolute_paths import with_absolute_paths
 from distcore.resolve.resolve import Resolved
-from distcore.resolve.row_form import Form, as_asked, asked, choose
+from distcore.resolve.row_form import Form, as_asked, choose_form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +33,11 @@ def complete(resolved: Resolved, data: Datasets) -> Completed:
 
     Raises ConfigError if rows cannot be computed in the form that the user asked for.
     """
-    config, why = choose(resolved.config, resolved.capabilities, resolved.task, data)
+    config, form = choose_form(resolved.config, resolved.capabilities, resolved.task, data)
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))
     known = {field.name: getattr(resolved, field.name) for field in fields(Resolved)}
     known["config"] = with_changes(config, {"schedule.warmup_steps": steps})
-    return Completed(**known, form=Form(asked(resolved.config, resolved.task), why))
+    return Completed(**known, form=form)
 
 
 def total_steps_of(config: RunConfig, rows: int) -> int:

@@ -33,40 +33,43 @@ class Form:
     """Why it is what it is where the user left that open, for the log."""
 
 
-def choose(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, str]:
-    """Return ``config`` with ``padding_free`` on or off, and why where it was 'auto'.
+def choose_form(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, Form]:
+    """Return ``config`` with ``padding_free`` on or off, and how that was chosen.
 
     Raises ConfigError if it cannot be on. A function of config and lengths, so every rank chooses alike.
     """
-    if (wanted := asked(config, task)) != config.padding_free:
-        config = with_changes(config, {"padding_free": wanted})
-    if wanted == "off":
-        return config, ""
+    bound = BoundTask.of(task)
+    suggested = bound.suggest(config) if config.padding_free == "auto" else {}
+    asked = str(suggested.get("padding_free", config.padding_free))
     own = own_padding(data.train)
-    if own is not None and not BoundTask.of(task).computes_padding_free:  # the task has chosen
-        return with_changes(config, {"padding_free": "off" if own else "on"}), ""
+    if asked != "off" and own is not None and not bound.computes_padding_free:  # the task has chosen
+        padded, why = own, ""
+    else:
+        padded, why = _is_padded(asked, config, declared, bound, data)
+    return with_form(config, padded), Form(asked, why)
+
+
+def _is_padded(
+    asked: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
+) -> tuple[bool, str]:
+    """Return whether rows are padded, and why if the user left that open; raises ConfigError."""
+    if asked == "off":
+        return True, ""
     reason = why_not(config, declared, task)
-    if config.padding_free == "on":
+    if asked == "on":
         if reason:
             raise ConfigError(f"padding_free = 'on': {reason}; use --padding-free off")
-        return config, ""
+        return False, ""
     if not reason and config.device != "cpu":
         reason = f"not measured on {config.device}; --padding-free on does it"
-    on = with_changes(config, {"padding_free": "on"})
-    if not reason:
-        shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
-        skipped = BoundTask.of(task).skipped_fraction()
-        padded, free = _cost(config, data.train, shards), _cost(on, data.train, shards, skipped)
-        if free <= (1 - GAIN) * padded:
-            return on, f"spares {1 - free / padded:.0%} of a step's estimated cost"
-        reason = "it would save too little" if padded else "there are no rows"
-    return with_changes(config, {"padding_free": "off"}), reason
-
-
-def asked(config: RunConfig, task: Task) -> str:
-    """Return ``padding_free``, or what the task suggests if that is 'auto'."""
-    given = config.padding_free
-    return str(BoundTask.of(task).suggest(config).get("padding_free", given)) if given == "auto" else given
+    if reason:
+        return True, reason
+    shards = max(1, int(config.nproc) // declared.ranks_per_shard) if config.nproc != "auto" else 1
+    padded = _cost(config, data.train, shards)
+    free = _cost(with_form(config, padded=False), data.train, shards, task.skipped_fraction())
+    if free <= (1 - GAIN) * padded:
+        return False, f"spares {1 - free / padded:.0%} of a step's estimated cost"
+    return True, "it would save too little" if padded else "there are no rows"
 
 
 def why_not(config: RunConfig, declared: Capabilities, task: Task) -> str | None:

@@ -16,7 +16,7 @@ from distcore.jobs.evaluate import config_for, evaluate_checkpoint
 from distcore.plugin.task.datasets import own_padding
 from distcore.resolve import tasks
 from distcore.resolve.resolve import resolve
-from distcore.resolve.row_form import choose
+from distcore.resolve.row_form import choose_form
 from distcore.testing.problem import Problem
 from distcore_tasks.causal_lm.task import CausalLM
 from distcore_tasks.padding_free.token_sequence import TokenSequence
@@ -109,8 +109,8 @@ def test_a_broken_pooling_is_found_before_the_first_step(
 def chosen(given: RunConfig, declared: Capabilities = ONE) -> tuple[str, str]:
     given = resolve(given).config
     task = tasks.of(given)
-    found, why = choose(given, declared, task, task.prepare(given))
-    return found.padding_free, why
+    settled, form = choose_form(given, declared, task, task.prepare(given))
+    return settled.padding_free, form.why
 
 
 def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_is_not_known_or_gains_nothing_is_padded(rows: Path) -> None:
     assert chosen(config(rows), shared) == ("off", "strategy 'single' computes a row on several ranks")
     elsewhere = resolve(config(rows)).config.model_copy(update={"device": "cuda"})
     task = tasks.of(elsewhere)
-    assert choose(elsewhere, ONE, task, task.prepare(elsewhere))[1].startswith("not measured on cuda")
+    assert choose_form(elsewhere, ONE, task, task.prepare(elsewhere))[1].why.startswith("not measured on cuda")
 
 
 def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
@@ -132,10 +132,10 @@ def test_what_cannot_be_padding_free_is_refused_in_one_line(rows: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^padding_free = 'on': with compile = 'regions' each step would be compiled anew"
     ):
-        choose(on, ONE, task, task.prepare(on))
+        choose_form(on, ONE, task, task.prepare(on))
     own = RunConfig(padding_free="on", task="object:Problem")
     with pytest.raises(ConfigError, match=r"^padding_free = 'on': task 'object:Problem' has no form without padding"):
-        choose(own, ONE, Problem(), Problem().prepare(own))
+        choose_form(own, ONE, Problem(), Problem().prepare(own))
 
 
 def test_yaml_reads_on_and_off_and_the_key_of_earlier_versions(rows: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_language_model_packs_as_its_option_says(rows: Path) -> None:
     config, off, on = RunConfig(task="causal-lm"), *(CausalLM(data=str(rows), packing=how) for how in ("off", "on"))
     padded, packed = off.prepare(config), on.prepare(config)
     assert [own_padding(data.train) for data in (padded, packed)] == [True, False]
-    assert choose(config, ONE, off, padded)[0].padding_free == "off"
-    assert choose(config, ONE, on, packed)[0].padding_free == "on"
+    assert choose_form(config, ONE, off, padded)[0].padding_free == "off"
+    assert choose_form(config, ONE, on, packed)[0].padding_free == "on"
     assert own_padding(on.prepare(RunConfig(padding_free="off")).train)
     with pytest.raises(ConfigError, match=r"^padding_free = 'on': task_options.packing = 'off' pads rows; leave one"):
         off.prepare(RunConfig(padding_free="on"))

@@ -16,7 +16,7 @@ from distcore.jobs import (
     PlansMemory,
     Resolved,
     TracesStep,
-    choose,
+    choose_form,
     optimizer_factory,
     strategies,
     total_memory,
@@ -87,7 +87,7 @@ class Plans:
         try:
             if not isinstance(strategy, TracesStep):
                 raise DistcoreError(f"strategy {config.strategy!r} does not say how its step can be traced")
-            config, _ = choose(config, declared, self.task, self.data)
+            config, _ = choose_form(config, declared, self.task, self.data)
             batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
             job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
             return trace(job, strategy.traced()).peak

@@ -27,7 +27,7 @@ from distcore.files import strict_json
 from distcore.jobs import (
     Resolved,
     check,
-    choose,
+    choose_form,
     count_devices,
     foreign_load,
     freeze,
@@ -166,7 +166,7 @@ def _environment(request: Request, job: Resolved, data: Datasets) -> Environment
     while resolved.global_batch_size % most:
         most -= 1
     threads = threads_per_rank(1) if on_cpu and not threads_chosen() else None
-    chosen, _ = choose(resolved, job.capabilities, job.task, data)
+    chosen, _ = choose_form(resolved, job.capabilities, job.task, data)
     return Environment(
         cores=cores,
         ranks=most,
