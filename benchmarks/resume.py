@@ -1,7 +1,7 @@
 """Measure the cost of a resume: rows read but not trained on (none), and the time to the first new step.
 
-A run with 400 steps per epoch is resumed in the middle of its epoch, with a data set that records which rows are read.
-Then ``distcore train`` on the embedded data set is started cold and resumed in the middle of its first epoch, in turn.
+A run with 400 steps per epoch is resumed in the middle of its epoch, with a dataset that records which rows are read.
+Then ``distcore train`` on the embedded dataset is started cold and resumed in the middle of its first epoch, in turn.
 Times run from the start of the process to the first line of metrics.jsonl; figures are medians over rounds.
 
 Bounds: no row is read that is not trained on; a resumed run is at its first new step within 1.2 times a cold start.
@@ -54,7 +54,7 @@ class RecordingProblem(Problem):
         object.__setattr__(self, "rows_with_record", RecordingRows(3200))
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the data sets with the recording rows."""
+        """Return the datasets with the recording rows."""
         return replace(super().prepare(config), train=self.rows_with_record)  # type: ignore[attr-defined]
 
 

@@ -3,8 +3,8 @@
     python benchmarks/startup.py --data emotion.json [--rounds 5]
 
 The job of benchmarks/seed_job.py with bert-small, one thread per process: alone, and on two ranks (the script under
-torchrun). distcore runs with its cache warm, so that rows are not tokenised again, and cold. The script
-(benchmarks/native/startup_script.py) tokenises all rows, too. The main figure is CPU seconds of all processes up to
+torchrun). distcore runs with its cache warm, so that rows are not tokenized again, and cold. The script
+(benchmarks/native/startup_script.py) tokenizes all rows, too. The main figure is CPU seconds of all processes up to
 the first step's end, which other work on the machine changes less than the time on the clock; both are printed. Then
 comes where the CPU seconds of one warm process went, and what imports take in a process that does nothing else.
 

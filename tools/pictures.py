@@ -35,7 +35,7 @@ OUTPUT = re.compile(
     r"\x1b\[(?P<up>\d*)A|(?P<erase>\x1b\[2K)|\x1b\[\?\d+[hl]|(?P<down>\n)|(?P<start>\r)|"
     r"(?P<text>(?:\x1b\[[\d;]*m|[^\x1b\r\n])+)"
 )
-"""What rich sends to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colours."""
+"""What rich sends to a terminal: cursor up, erase the line, show or hide the cursor, and text with its colors."""
 PLOT = re.compile(r'<h2>([^<]+)</h2>\n<svg viewBox="0 0 \d+ (\d+)"[^>]*>(.*?)</svg>', re.S)
 """Title, height and content of a plot of the page that has no legend."""
 WIDTH, TITLE, GAP = 760, 30, 14
@@ -76,7 +76,7 @@ def _read(terminal: int) -> bytes:
 
 
 def last_screen(output: str) -> list[str]:
-    """Return the lines that stand on a terminal after ``output``, with their colours."""
+    """Return the lines that stand on a terminal after ``output``, with their colors."""
     lines, row, fresh = [""], 0, False
     for found in OUTPUT.finditer(output):
         if found["up"] is not None:

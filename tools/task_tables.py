@@ -1,4 +1,4 @@
-"""Write the tables of docs/tasks.md from the specifications of a task and a data set: python tools/task_tables.py
+"""Write the tables of docs/tasks.md from the specifications of a task and a dataset: python tools/task_tables.py
 
 Each row is a signature and the first sentence of its docstring, in the order in which the core calls them.
 """

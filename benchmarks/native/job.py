@@ -68,7 +68,7 @@ class Job:
         return self.task.build_model(self.config, self.data)
 
     def groups(self, model: nn.Module) -> list[dict[str, object]]:
-        """Return the parameter groups of AdamW: no weight decay on biases and normalisation weights."""
+        """Return the parameter groups of AdamW: no weight decay on biases and normalization weights."""
         named = list(model.named_parameters())
         plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
         decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]

@@ -4,7 +4,7 @@
 
 Every kind trains on the same prompts and completions, once: the loss is that of the completions. 32 rows per step, or
 as many tokens of packed rows; AdamW at a constant 1e-4. The clock runs from the start of training, when rows are
-tokenised, to the end of the last step. STEPS is how many steps one epoch has.
+tokenized, to the end of the last step. STEPS is how many steps one epoch has.
 """
 
 from __future__ import annotations

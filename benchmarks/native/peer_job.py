@@ -3,7 +3,7 @@
     python benchmarks/native/peer_job.py KIND MODEL_FOLDER ROWS.json STEPS fp32|bf16        alone, or under torchrun
 
 Only steps behind the first ``WARM`` count. Every kind trains on the same rows, 32 per step and rank, shuffled, with
-AdamW at a constant 3e-5, in fp32 or under each library's mixed precision. Rows are tokenised before the first step.
+AdamW at a constant 3e-5, in fp32 or under each library's mixed precision. Rows are tokenized before the first step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ticks:
 
 
 def parts(folder: str, rows: str) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """Return the tokenizer, the model in training mode, and tokenised rows."""
+    """Return the tokenizer, the model in training mode, and tokenized rows."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

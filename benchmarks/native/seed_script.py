@@ -1,4 +1,4 @@
-"""The seed's job as the published scripts do it: tokenise when collating, pad every row to 128, fp32, one Python loop.
+"""The seed's job as the published scripts do it: tokenize when collating, pad every row to 128, fp32, one Python loop.
 
     python benchmarks/native/seed_script.py MODEL_FOLDER TRAIN.json OUT --seed 0        alone, or under torchrun
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def groups(model: Any) -> list[dict[str, Any]]:
-    """Return the parameter groups of AdamW: no weight decay on biases and normalisation weights."""
+    """Return the parameter groups of AdamW: no weight decay on biases and normalization weights."""
     plain = ("bias", "LayerNorm.weight")
     return [
         {"params": [p for n, p in model.named_parameters() if not n.endswith(plain)], "weight_decay": 0.01},

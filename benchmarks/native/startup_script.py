@@ -2,7 +2,7 @@
 
     python benchmarks/native/startup_script.py MODEL_FOLDER ROWS.json FILE        alone, or under torchrun
 
-It tokenises all rows, as distcore does when nothing is cached. The main rank writes the time of the end of the first
+It tokenizes all rows, as distcore does when nothing is cached. The main rank writes the time of the end of the first
 step to FILE, as JSON, in seconds since 1970.
 """
 

@@ -144,7 +144,7 @@ VALUES = {
     "--set lr": r"--set lr: expected KEY=VALUE",
     "--set =3": r"--set : expected a dotted key",
     "--set optimizer.=3": r"--set optimizer.: expected a dotted key",
-    "--set optimiser.eps=1": r"unknown key 'optimiser' \(did you mean 'optimizer'\?\)",
+    "--set optimizer.eps=1": r"unknown key 'optimizer' \(did you mean 'optimizer'\?\)",
     "--set optimizer.epz=1": r"unknown key 'optimizer.epz' \(did you mean 'eps'\?\)",
     "--set optimizer=3": r"optimizer = 3: .*dictionary",
     "--lr 1 --set lr.peak=3": r"--set lr.peak: lr has a value of its own and no keys below it",
@@ -199,7 +199,7 @@ CONFIG_FILES = {
 
 DATA = {
     "--data nowhere.json": r"data file nowhere.json: no such file",
-    "--data stdlib-dogs": r"neither a file nor an embedded data set \(did you mean 'stdlib-docs'\?\)",
+    "--data stdlib-dogs": r"neither a file nor an embedded dataset \(did you mean 'stdlib-docs'\?\)",
     "--data taken": r"data file taken: is a folder",
     "--data table.xlsx": r"unknown extension '.xlsx' \(known: .json, .jsonl, .csv, .parquet\)",
     "--data empty.json": r"data file empty.json: is empty",

@@ -34,7 +34,7 @@ class Shapes:
     flags: ClassVar = {"most-corners": "corners.most"}
     round_ones: bool = True
     """Whether there are circles."""
-    colours: tuple[str, ...] = ("red",)
+    colors: tuple[str, ...] = ("red",)
     """What they may be."""
     seed: int = 0
     """Has the name of a key of the config."""
@@ -56,14 +56,14 @@ def changes(*argv: str) -> dict[str, object]:
 
 
 def test_each_option_of_a_stranger_is_a_flag_and_so_are_nested_ones_that_it_names(own: str) -> None:
-    given = changes("--task", own, "--round-ones", "false", "--colours", "red,blue", "--most-corners=3", "--seed", "7")
+    given = changes("--task", own, "--round-ones", "false", "--colors", "red,blue", "--most-corners=3", "--seed", "7")
     assert given == {
-        "task": own, "seed": "7", "task_options.round_ones": "false", "task_options.colours": ["red", "blue"],
+        "task": own, "seed": "7", "task_options.round_ones": "false", "task_options.colors": ["red", "blue"],
         "task_options.corners.most": "3",
     }  # fmt: skip
     config = load_config(None, given)
     task = vars(tasks.of(config).task)
-    assert (task["round_ones"], task["colours"], task["corners"].most, task["seed"]) == (False, ("red", "blue"), 3, 0)
+    assert (task["round_ones"], task["colors"], task["corners"].most, task["seed"]) == (False, ("red", "blue"), 3, 0)
     assert config.seed == 7  # the flag is the config's own
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.programs
 
 
 def repositories(root: Path) -> None:
-    """Write a data set with two splits, and a small BERT."""
+    """Write a dataset with two splits, and a small BERT."""
     data, model = root / "datasets/tiny/chats", root / "models/tiny/bert"
     data.mkdir(parents=True)
     for split, rows in (("train", 40), ("test", 7)):
@@ -57,7 +57,7 @@ def test_a_model_and_the_splits_of_a_data_set_are_downloaded_once_and_then_need_
         assert first.returncode == 0, first.stderr
         wrong = run(endpoint, "wrong", "--data", "tiny/chats@tset")
     assert wrong.returncode == 2
-    assert "data set tiny/chats: has no split 'tset' (did you mean 'test'?)" in wrong.stderr
+    assert "dataset tiny/chats: has no split 'tset' (did you mean 'test'?)" in wrong.stderr
     report = json.loads((tmp_path / "first/report.json").read_text())
     assert report["evaluation"]["evaluated"] == 7
     again = run(endpoint, "again")  # by now nobody listens there

@@ -44,7 +44,7 @@ def test_a_folder_is_one_data_set_or_several_splits_of_which_train_is_the_first(
     save(here / "several", texts(5), shards=3, validation=texts(2, "other"))
     assert rows("one") == rows("several") == rows(f"{here}/several@train") == [(f"row {n}",) for n in range(5)]
     assert rows("several@validation") == [("other 0",), ("other 1",)]
-    assert [source_name(split(source)) for source in ("one", "several")] == ["data set one", "data set several@train"]
+    assert [source_name(split(source)) for source in ("one", "several")] == ["dataset one", "dataset several@train"]
     assert len(split("one").files) == 2
 
 
@@ -67,8 +67,8 @@ def test_chosen_rows_in_another_order_are_saved_and_read_so(here: Path) -> None:
 
 def test_a_class_has_its_name_and_minus_one_is_no_label(here: Path) -> None:
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
-    labelled = [row | {"label": label} for row, label in zip(texts(3), (1, -1, 0), strict=True)]
-    save(here / "classes", labelled, features)
+    labeled = [row | {"label": label} for row, label in zip(texts(3), (1, -1, 0), strict=True)]
+    save(here / "classes", labeled, features)
     columns = {"columns.label": "label", "columns.text": "text"}
     assert rows("classes", **columns) == [("yes", "row 0"), (None, "row 1"), ("no", "row 2")]
 
@@ -107,14 +107,14 @@ def test_paths_with_a_split_become_absolute_and_names_of_the_hub_do_not(here: Pa
 
 
 BAD = {
-    "several@vaildation": r"data set several: has no split 'vaildation' \(did you mean 'validation'\?\) "
+    "several@vaildation": r"dataset several: has no split 'vaildation' \(did you mean 'validation'\?\) "
     r"\(found: several@train, several@validation\)",
-    "one@train": "data set one: has no splits, it is one data set; leave @train out",
-    "parts": r"data set parts: has no split 'train': name one \(found: parts@a, parts@b\)",
-    "halved": "data set halved: halved has no state.json|state.json cannot be used",
-    "lost": r"data set lost: .*data-00000-of-00001.arrow cannot be read",
-    "damaged": r"data set damaged: .*data-00000-of-00001.arrow cannot be read",
-    "one": r"data set one: no column 'texts' \(did you mean 'text'\?\) \(found: text\); name it with --set ",
+    "one@train": "dataset one: has no splits, it is one dataset; leave @train out",
+    "parts": r"dataset parts: has no split 'train': name one \(found: parts@a, parts@b\)",
+    "halved": "dataset halved: halved has no state.json|state.json cannot be used",
+    "lost": r"dataset lost: .*data-00000-of-00001.arrow cannot be read",
+    "damaged": r"dataset damaged: .*data-00000-of-00001.arrow cannot be read",
+    "one": r"dataset one: no column 'texts' \(did you mean 'text'\?\) \(found: text\); name it with --set ",
 }
 
 
@@ -142,7 +142,7 @@ def test_a_label_without_a_name_is_named_by_its_row(here: Path) -> None:
     features = datasets.Features(label=datasets.ClassLabel(names=["no", "yes"]))
     table = pa.table({"label": [0, 2]}, schema=features.arrow_schema)
     datasets.Dataset(table).save_to_disk(here / "out")
-    with pytest.raises(DataError, match="data set out, row 2: label 2 is out of range: the data set names 2 classes"):
+    with pytest.raises(DataError, match="dataset out, row 2: label 2 is out of range: the dataset names 2 classes"):
         rows("out", **{"columns.label": "label"})
 
 
@@ -161,7 +161,7 @@ def hub(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, name: str, config: str, word: str) -> None:
-    """Put a data set of the hub into the cache, where ``load_dataset`` would: a split for training, and one to test."""
+    """Put a dataset of the hub into the cache, where ``load_dataset`` would: a split for training, and one to test."""
     made = cache.parent / "made"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()

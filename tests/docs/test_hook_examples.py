@@ -40,7 +40,7 @@ from distcore.testing.subject import Subject
 TASK_METHODS = [name for name in vars(TaskSpec) if name in METHODS]
 """The methods of a task, in call order."""
 PADDING_FREE = ["why_not_padding_free", "enable_padding_free"]
-PAIRS = (["sums", "report_sums"], ["row_columns", "unlabelled"], ["open_rows", "unlabelled"], PADDING_FREE)
+PAIRS = (["sums", "report_sums"], ["row_columns", "unlabeled"], ["open_rows", "unlabeled"], PADDING_FREE)
 """Methods that a task has both or neither of."""
 KNOWN: dict[str, Any] = {name: getattr(distcore, name) for name in distcore.__all__} | {
     "AbstractContextManager": AbstractContextManager, "Classifier": Classifier, "F": F, "Iterable": Iterable,
@@ -209,7 +209,7 @@ def test_a_task_with_the_example_is_the_task_of_the_laws(
         assert same == pytest.approx(reference[1]["evaluation"])
         assert report["evaluation"].get("share_right", same["accuracy"]) == pytest.approx(same["accuracy"])
     assert distance(out, reference[0]) <= TOLERANCE
-    if "unlabelled" in names:
+    if "unlabeled" in names:
         assert [line["row"] for line in predicted(out, task)] == [1, 2]
     assert called == set(names)
 

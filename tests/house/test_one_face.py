@@ -1,4 +1,4 @@
-"""The abilities of a task and of a data set are looked up in one module each, for the core and the workbench."""
+"""The abilities of a task and of a dataset are looked up in one module each, for the core and the workbench."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_a_task_is_asked_in_one_module() -> None:
 
 
 def test_a_data_set_is_asked_in_one_module() -> None:
-    # Answers of a task, the torch data sets of `Simple`, and a law that counts the rows of its own data set.
+    # Answers of a task, the torch datasets of `Simple`, and a law that counts the rows of its own dataset.
     others = {"plugin/task/bound.py", "plugin/task/simple.py", "testing/laws/resume.py"}
     assert asking(DATA_SETS) - others == {"plugin/task/datasets.py"}

@@ -22,7 +22,7 @@ from distcore.plugin.task.task import Dataset, Datasets, FileRows
 class ReadsTexts:
     """Rows with a text and a label."""
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         raise NotImplementedError
 
     def row_columns(self) -> dict[str, str]:

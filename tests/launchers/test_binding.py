@@ -1,4 +1,4 @@
-"""Which cores are neighbours, and which of them a rank gets."""
+"""Which cores are neighbors, and which of them a rank gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine(folder: Path) -> Path:
     return folder
 
 
-def test_threads_of_a_core_and_cores_of_a_node_are_neighbours(tmp_path: Path) -> None:
+def test_threads_of_a_core_and_cores_of_a_node_are_neighbors(tmp_path: Path) -> None:
     assert in_order(set(range(8)), machine(tmp_path)) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 

@@ -1,4 +1,4 @@
-"""Data sets of more rows than memory: no whole column is read, and a run does what it does with arrays."""
+"""Datasets of more rows than memory: no whole column is read, and a run does what it does with arrays."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_columns_that_are_no_arrays_need_a_digest_of_the_content(tmp_path: Path)
             return Datasets(train=data.evaluation, evaluation=data.evaluation, test=data.evaluation)
 
     line = (
-        r"^task: prepare\(\) returned training data whose .+ no numpy arrays: give the data set an attribute 'content'"
+        r"^task: prepare\(\) returned training data whose .+ no numpy arrays: give the dataset an attribute 'content'"
     )
     with pytest.raises(TaskError, match=line):
         train(config(tmp_path), Anonymous())
@@ -209,6 +209,6 @@ def test_a_column_that_returns_other_than_it_was_asked_for_is_refused() -> None:
         def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
             return super().__getitem__(rows)[1:]
 
-    line = r"^data set: its column Short returned values of shape \(2,\) for rows of shape \(3,\); return one integer"
+    line = r"^dataset: its column Short returned values of shape \(2,\) for rows of shape \(3,\); return one integer"
     with pytest.raises(TaskError, match=line):
         read(Short(np.arange(9)), np.array([1, 2, 3]))

@@ -66,7 +66,7 @@ def test_the_order_of_many_rows_never_changes() -> None:
 
 
 @pytest.mark.parametrize("rows", [2**22 + 1, 10**9])
-def test_rows_are_spread_evenly_and_neighbours_have_nothing_in_common(rows: int) -> None:
+def test_rows_are_spread_evenly_and_neighbors_have_nothing_in_common(rows: int) -> None:
     order = Feistel(rows, 0, 0).rows_at(0, 2**18) / rows
     counts = np.histogram(order, 256, (0, 1))[0]
     pairs = np.histogram2d(order[::2], order[1::2], 16, ((0, 1), (0, 1)))[0]

@@ -1,4 +1,4 @@
-"""Data sets of the library datasets for tests, which are skipped where it is not installed."""
+"""Datasets of the library datasets for tests, which are skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ datasets = pytest.importorskip("datasets", reason="needs the package datasets: p
 
 
 def save(folder: Path, rows: list[dict[str, Any]], features: Any = None, shards: int = 1, **splits: Any) -> Path:
-    """Write the rows as ``save_to_disk`` does: one data set or, with ``splits``, several, ``train`` the first."""
+    """Write the rows as ``save_to_disk`` does: one dataset or, with ``splits``, several, ``train`` the first."""
     made = {name: datasets.Dataset.from_list(found, features=features) for name, found in splits.items()}
     train = datasets.Dataset.from_list(rows, features=features)
     if splits:

@@ -1,4 +1,4 @@
-"""Small images, made on the spot: of two classes, which differ in colour, in folders, Parquet files and arrays."""
+"""Small images, made on the spot: of two classes, which differ in color, in folders, Parquet files and arrays."""
 
 from __future__ import annotations
 

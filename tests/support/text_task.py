@@ -50,7 +50,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDatasets(Datasets):
-    """The data sets, and what the model is built for."""
+    """The datasets, and what the model is built for."""
 
     words: int
     """Tokens that there are."""

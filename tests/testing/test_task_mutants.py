@@ -41,7 +41,7 @@ class Sound(Problem):
 
 
 class Changed:
-    """A data set of which some methods are replaced."""
+    """A dataset of which some methods are replaced."""
 
     def __init__(self, rows: Rows, **changes: Any) -> None:
         self.rows = rows
@@ -120,7 +120,7 @@ KEPT: list[nn.Module] = []
 
 
 @breaks("rows-alone")
-class LooksAtItsNeighbours(Sound):
+class LooksAtItsNeighbors(Sound):
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = super().outputs(model, batch)
         return outputs | {"loss": outputs["loss"] - outputs["loss"].mean()}

@@ -52,7 +52,7 @@ def fingerprint(dataset: Dataset) -> str:
     content = content_of(dataset)
     if content is None and not all(isinstance(column, np.ndarray | ConstantColumn) for column in columns):
         raise TaskError(
-            "task: prepare() returned training data whose lengths or items are no numpy arrays: give the data set an "
+            "task: prepare() returned training data whose lengths or items are no numpy arrays: give the dataset an "
             "attribute 'content', a digest of its rows, so that a resume can tell them from others"
         )
     if content is None or not any(map(is_windowed, columns)):

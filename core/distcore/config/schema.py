@@ -56,7 +56,7 @@ class Group(_Tree):
     match: str = Field(description="regular expression: found in a parameter's name; the first group that fits counts")
     lr: float | None = Field(None, gt=0, description="peak learning rate; layer_decay does not change it")
     lr_scale: float | None = Field(None, gt=0, description="factor of the learning rate")
-    weight_decay: float | None = Field(None, ge=0, description="weight decay; biases and normalisations keep none")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; biases and normalizations keep none")
 
     @field_validator("match")
     @classmethod
@@ -76,7 +76,7 @@ class Group(_Tree):
 
 
 class Optimizer(_Tree):
-    """The optimizer; biases and normalisation weights get no weight decay.
+    """The optimizer; biases and normalization weights get no weight decay.
 
     Its options stand beside these keys, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
     """

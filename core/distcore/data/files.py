@@ -1,4 +1,4 @@
-"""Records from ``.json``, ``.jsonl``, ``.csv`` and ``.parquet`` files, and from splits of Arrow data sets.
+"""Records from ``.json``, ``.jsonl``, ``.csv`` and ``.parquet`` files, and from splits of Arrow datasets.
 
 Each problem with a source is a one-line error.
 
@@ -27,7 +27,7 @@ DECODED_ROWS = 1024
 UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
 """What pyarrow raises beside its own errors: for two columns of one name, bytes that are no text, impossible dates."""
 Source = Path | Split
-"""Where rows come from: a data file, or a split of a data set of the library ``datasets``."""
+"""Where rows come from: a data file, or a split of a dataset of the library ``datasets``."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
@@ -38,7 +38,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
     A row of a JSON file is an object with these columns, or a list with one value per column. CSV has no types, so its
     values are all strings; they are separated by the one of ``DELIMITERS`` that finds the columns in the header. A
-    class of a split is the class name if the data set has one.
+    class of a split is the class name if the dataset has one.
     Raises DataError for an unusable source, some of it only while the records are read; the message names the source
     and, where there is one, the row, counted from 1 without a header. A ``.json`` file is held in memory as a whole, of
     a Parquet file a row group, of CSV and ``.jsonl`` a line, of a split ``DECODED_ROWS``.
@@ -50,7 +50,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
 
 def source_name(source: Source) -> str:
-    """Return what messages call the source: ``data file reviews.csv``, ``data set reviews@train``."""
+    """Return what messages call the source: ``data file reviews.csv``, ``dataset reviews@train``."""
     return f"data {'set' if isinstance(source, Split) else 'file'} {source}"
 
 
@@ -284,7 +284,7 @@ def _with_class_names(name: str, start: int, values: list[Any], names: list[str]
         return values
     for row, value in enumerate(values, start):
         if value is not None and not -1 <= value < len(names):
-            raise row_error(name, row, f"label {value} is out of range: the data set names {len(names)} classes")
+            raise row_error(name, row, f"label {value} is out of range: the dataset names {len(names)} classes")
     return [None if value is None or value < 0 else names[value] for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, by ``datasets``, which is imported only to fetch one that is not in the cache."""
+"""Datasets of the Hugging Face hub, by ``datasets``, which is imported only to fetch one that is not in the cache."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SPLITS = "splits.json"
 SECONDS = 10
 """Longest wait for an answer of the hub; without one, what the cache of datasets has is taken."""
 REASON = 300
-"""Most characters of what datasets says of a data set that cannot be had."""
+"""Most characters of what datasets says of a dataset that cannot be had."""
 
 
 def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
     """Return the Arrow files of each split, by its name; raises DataError, one line.
 
-    A data set that was found once is not looked up again, so that all ranks and later runs read the same rows and need
+    A dataset that was found once is not looked up again, so that all ranks and later runs read the same rows and need
     no network.
     """
     key = hashlib.sha256(json.dumps([FORMAT, name, config]).encode()).hexdigest()[:40]
@@ -46,7 +46,7 @@ def _fetch(folder: Path, name: str, config: str | None) -> None:
 
 
 def _load(name: str, config: str | None) -> Mapping[str, Any]:
-    """Return the data set's splits, downloaded and turned into Arrow files by datasets."""
+    """Return the dataset's splits, downloaded and turned into Arrow files by datasets."""
     said = f"data {name!r}: neither a file nor a folder"
     if find_spec("datasets") is None:
         needed = "names of the hub need the package datasets, which is not installed"

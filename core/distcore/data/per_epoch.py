@@ -12,7 +12,7 @@ from distcore.plugin.task.task import Dataset
 def row_random(seed: int, epoch: int, row: int) -> np.random.Generator:
     """Return random numbers for one row in one epoch: the same ones for the same three numbers, each at least 0.
 
-    For data sets that vary: with these, a row is masked or augmented in the same way whichever rank or loader process
+    For datasets that vary: with these, a row is masked or augmented in the same way whichever rank or loader process
     collates it, and again after a resume.
     """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, row))))
@@ -29,15 +29,15 @@ def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
         return dataset
     rows = at_epoch(dataset, epoch)
     if not hasattr(rows, "batch"):
-        raise TaskError(f"data set: at({epoch}) returned {type(rows).__name__}; expected a data set")
+        raise TaskError(f"dataset: at({epoch}) returned {type(rows).__name__}; expected a dataset")
     if len(rows) != len(dataset):
-        raise TaskError(f"data set: at({epoch}) has {len(rows)} rows, not {len(dataset)}; their number may not vary")
+        raise TaskError(f"dataset: at({epoch}) has {len(rows)} rows, not {len(dataset)}; their number may not vary")
     if rows.lengths is dataset.lengths or is_windowed(dataset.lengths):
         return rows
     mine, others = whole(dataset.lengths), whole(rows.lengths)
     if (odd := np.flatnonzero(mine != others)).size:
         row = int(odd[0])
         raise TaskError(
-            f"data set: at({epoch}) says that row {row} has length {others[row]}, not {mine[row]}; lengths may not vary"
+            f"dataset: at({epoch}) says that row {row} has length {others[row]}, not {mine[row]}; lengths may not vary"
         )
     return rows

@@ -1,4 +1,4 @@
-"""Data sets of the library ``datasets``: what ``save_to_disk`` wrote into a folder, and names of the hub.
+"""Datasets of the library ``datasets``: what ``save_to_disk`` wrote into a folder, and names of the hub.
 
 Both are Arrow files, which are mapped into memory and never read as a whole. A folder needs no library but pyarrow.
 """
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from distcore.errors import DataError, nearest
 
 DICT, STATE = "dataset_dict.json", "state.json"
-"""Files by which a folder is known: of several splits, and of one data set."""
+"""Files by which a folder is known: of several splits, and of one dataset."""
 _HUB = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+))?")
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz")
 
@@ -27,7 +27,7 @@ class Split:
     data_set: str
     """The folder or the name of the hub."""
     name: str | None
-    """``None`` for a folder with one data set."""
+    """``None`` for a folder with one dataset."""
     files: tuple[Path, ...]
     """Arrow streams."""
     others: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Split:
     suffix: ClassVar[str] = ".arrow"
 
     def __str__(self) -> str:
-        """Return ``chats@train``, or ``chats`` where there is one data set."""
+        """Return ``chats@train``, or ``chats`` where there is one dataset."""
         return self.data_set if self.name is None else f"{self.data_set}@{self.name}"
 
 
@@ -70,15 +70,15 @@ def _parted(source: str) -> tuple[str, str | None]:
 def _of_dict(folder: Path, split: str | None) -> Split:
     names = _json(folder, DICT, "splits")
     chosen = _chosen(shown(folder), split, {str(name): () for name in names})
-    files = _data_files(folder / str(chosen.name), f"data set {chosen}")
+    files = _data_files(folder / str(chosen.name), f"dataset {chosen}")
     return Split(chosen.data_set, chosen.name, files, chosen.others)
 
 
 def _of_folder(folder: Path, split: str | None) -> Split:
     name = shown(folder)
     if split is not None:
-        raise DataError(f"data set {name}: has no splits, it is one data set; leave @{split} out")
-    return Split(name, None, _data_files(folder, f"data set {name}"))
+        raise DataError(f"dataset {name}: has no splits, it is one dataset; leave @{split} out")
+    return Split(name, None, _data_files(folder, f"dataset {name}"))
 
 
 def _chosen(data_set: str, split: str | None, files: Mapping[str, Sequence[Path]]) -> Split:
@@ -87,7 +87,7 @@ def _chosen(data_set: str, split: str | None, files: Mapping[str, Sequence[Path]
     if name not in files:
         there = ", ".join(f"{data_set}@{other}" for other in files) or "none"
         problem = f"has no split {name!r}{nearest(name, files)}" if split else "has no split 'train': name one"
-        raise DataError(f"data set {data_set}: {problem} (found: {there})")
+        raise DataError(f"dataset {data_set}: {problem} (found: {there})")
     return Split(data_set, name, tuple(files[name]), tuple(other for other in files if other != name))
 
 
@@ -104,7 +104,7 @@ def _json(folder: Path, file: str, key: str) -> list[Any]:
     try:
         found = json.loads((folder / file).read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"data set {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}") from None
+        raise DataError(f"dataset {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}") from None
     return list(found)
 
 

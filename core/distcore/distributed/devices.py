@@ -1,7 +1,7 @@
 """Which device a rank uses, and what depends on its kind; what the machine offers. No other module names a kind.
 
 ``torch.accelerator`` says which accelerator torch sees. What it lacks (seeds, bf16, figures of memory) is in the module
-that torch has for each kind, ``torch.get_device_module``. A kind that neither names here has torch's common behaviour.
+that torch has for each kind, ``torch.get_device_module``. A kind that neither names here has torch's common behavior.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], w
     ``workers``: the number of loader processes that collated them; 0: it was this process.
     """
     for micro, batch in batches:
-        # A loader process begins with a copy of the data set, and so of its generator: the first numbers are the same.
+        # A loader process begins with a copy of the dataset, and so of its generator: the first numbers are the same.
         again = [dataset.batch(micro.indices) for _ in range(2 if workers else 1)]
         if place := difference(each_tensor(batch, Tensor.cpu), again[-1]):
             raise TaskError(
-                f"data set: batch() gives other values for the same rows each time (at {place}), so no resume could "
+                f"dataset: batch() gives other values for the same rows each time (at {place}), so no resume could "
                 "repeat them; what is random belongs into at(epoch), with numbers of distcore.row_random"
             )
 

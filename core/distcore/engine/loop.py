@@ -113,7 +113,7 @@ def seed_step(run: Run, step: int) -> None:
 
     Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must not drift apart.
     """
-    # The constants of splitmix64, so that neighbouring seeds, steps and shards give numbers far apart.
+    # The constants of splitmix64, so that neighboring seeds, steps and shards give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
     seed(run.world.device, mixed & (2**63 - 1))
 

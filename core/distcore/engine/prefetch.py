@@ -29,7 +29,7 @@ class Ahead:
     """Takes steps from a stream, in its order, for one device.
 
     The thread reads data only between ``fetch`` and ``wait``, so that an evaluation or a save between two steps finds
-    the data set, its files and its tokenizer unused.
+    the dataset, its files and its tokenizer unused.
     """
 
     def __init__(self, device: torch.device) -> None:

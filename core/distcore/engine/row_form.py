@@ -46,7 +46,7 @@ class PaddingFree:
 
 
 def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
-    """Return the run with its model computing rows in their form, and data sets to go with it; every rank calls.
+    """Return the run with its model computing rows in their form, and datasets to go with it; every rank calls.
 
     Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
     goes on with padding and 'on' raises ConfigError.
@@ -100,13 +100,13 @@ def _with_facts(run: Run, facts: PaddingFree) -> Run:
 
 
 def _with_logits_selected(run: Run, task: BoundTask, data: Datasets) -> Datasets:
-    """Have the model leave out what is no target, and the data sets say what is, if the task can."""
+    """Have the model leave out what is no target, and the datasets say what is, if the task can."""
     can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
     return task.select_logits(run.module, data) if can else data
 
 
 def _padded(data: Datasets) -> Datasets | None:
-    """Return the data sets in their padded form; ``None`` if they have none."""
+    """Return the datasets in their padded form; ``None`` if they have none."""
     train, evaluation = padded_rows(data.train), padded_rows(data.evaluation)
     test = evaluation if data.test is data.evaluation else padded_rows(data.test)
     if train is None or evaluation is None or test is None:

@@ -114,7 +114,7 @@ def check(
     prediction = Prediction(config=config, path=path, file=file, id_column=id_column, rows=0, out=begun)
     prediction.out.check()
     data = predicting.data_of(path, resolved.config)
-    rows = sum(len(predicting.unlabelled(window, data).test) for window in prediction.windows(predicting))
+    rows = sum(len(predicting.unlabeled(window, data).test) for window in prediction.windows(predicting))
     if not rows:
         raise DataError(f"data file {file}: holds no rows")
     return replace(prediction, rows=rows)
@@ -149,9 +149,9 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     done = int(broadcast_from_main(run, hooks, str(begun)))
     if done and world.is_main:
         log.info("%s has %d of %d rows: going on behind them", out.part, done, prediction.rows)
-    evaluate_batch, said = task.evaluation(run, labelled=False), time.monotonic()
+    evaluate_batch, said = task.evaluation(run, labeled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
-        named = task.unlabelled(rows, data)
+        named = task.unlabeled(rows, data)
         with one_line_for_mixed_devices(run, hooks):
             found = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, found.outputs, named, rows)
@@ -164,7 +164,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
 
 
 def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Datasets, rows: FileRows) -> None:
-    out.add(task.unlabelled_lines(outputs, data, rows))
+    out.add(task.unlabeled_lines(outputs, data, rows))
 
 
 def _checked(resolved: Resolved) -> BoundTask:

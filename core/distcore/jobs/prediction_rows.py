@@ -32,7 +32,7 @@ def windows(task: BoundTask, source: Path, id_column: str | None, size: int, ski
 def content(source: Path) -> str:
     """Return a digest of what is in a file or, of a folder, of the names, sizes and times of change of its files.
 
-    Of a split of a data set it is that of its rows. Raises DataError if there is nothing.
+    Of a split of a dataset it is that of its rows. Raises DataError if there is nothing.
     """
     if split := find_split(str(source)):
         return source_digest(split)

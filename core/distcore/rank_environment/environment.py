@@ -1,4 +1,4 @@
-"""Recognise ranks that another launcher has started, by the environment variables that it set.
+"""Recognize ranks that another launcher has started, by the environment variables that it set.
 
 A launcher plugin is a function of the environment that returns this process's RankInfo, or ``None`` if it did not start
 the process. At most one of the three here answers: torchrun or mpirun may itself run inside an ``srun`` step, and then

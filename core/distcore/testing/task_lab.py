@@ -40,7 +40,7 @@ class TaskLab:
 
     @cached_property
     def data(self) -> Datasets:
-        """The task's data sets."""
+        """The task's datasets."""
         return self.task.prepare(self.config)
 
     def build(self) -> nn.Module:
@@ -56,7 +56,7 @@ class TaskLab:
         return chosen
 
     def few(self) -> Datasets:
-        """Return the data sets with the first rows of the evaluation data only, which also are the test data."""
+        """Return the datasets with the first rows of the evaluation data only, which also are the test data."""
         first = FirstRows(self.data.evaluation, 32)
         return replace(self.data, evaluation=first, test=first)
 
@@ -77,7 +77,7 @@ class TaskLab:
 
 
 class FirstRows:
-    """The first rows of a data set, at most ``count``; implements ``distcore.Dataset``."""
+    """The first rows of a dataset, at most ``count``; implements ``distcore.Dataset``."""
 
     def __init__(self, dataset: Dataset, count: int) -> None:
         self._dataset, self._rows = dataset, np.arange(min(len(dataset), count))

@@ -32,7 +32,7 @@ def same_rows_again(lab: TaskLab) -> Measured:
         rows = lab.rows(one)
         if fingerprint(one) != fingerprint(other) or count_differing(one.batch(rows), other.batch(rows)):
             differing.append(name)
-    return Measured(error=len(differing), bound=EXACT, note=f"data sets that differ: {', '.join(differing) or 'none'}")
+    return Measured(error=len(differing), bound=EXACT, note=f"datasets that differ: {', '.join(differing) or 'none'}")
 
 
 @task_law("order")

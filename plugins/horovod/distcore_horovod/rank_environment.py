@@ -1,4 +1,4 @@
-"""Recognise ranks that ``horovodrun`` has started. Imports neither torch nor Horovod, since every command calls it."""
+"""Recognize ranks that ``horovodrun`` has started. Imports neither torch nor Horovod, since every command calls it."""
 
 from __future__ import annotations
 

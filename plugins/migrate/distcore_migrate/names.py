@@ -40,7 +40,7 @@ DATA_SETS = {
     "cats_vs_dogs": "microsoft/cats_vs_dogs",
     "food101": "ethz/food101",
 }
-"""Data sets by the name that they had before the hub put an owner before it."""
+"""Datasets by the name that they had before the hub put an owner before it."""
 FROM_SCRATCH = {"gpt2": "gpt2-base", "llama": "llama-base", "bert": "bert-base", "t5": "t5-medium"}
 """``model_type`` of a model with random weights to a built-in model of that architecture."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
 from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
 
-LIMIT = none("cut the file to so many rows; of a data set, save_to_disk a part and give FOLDER@SPLIT")
+LIMIT = none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT")
 PADDED = no_effect("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
 REVISION = none("download that revision into a folder and give it as model", off=("main",))
 OPTIONS = "task_options."
@@ -161,7 +161,7 @@ MRPC = Script(
         "weight_decay": 0.01,
         "seed": 42,
     },
-    differs=("the script decays all parameters; here biases and normalisation weights get none",),
+    differs=("the script decays all parameters; here biases and normalization weights get none",),
 )
 SCRIPTS: dict[str, Script] = {
     "run_glue": Script(task="text-classification", defaults=GLUE_LENGTH),

@@ -33,7 +33,7 @@ SUMMARIES = {
     "EdinburghNLP/xsum": ("document", "summary"),
     "Samsung/samsum": ("dialogue", "summary"),
 }
-"""Columns that the summarization script knows by the data set."""
+"""Columns that the summarization script knows by the dataset."""
 
 
 def model(draft: Draft, task: str | None) -> None:
@@ -99,7 +99,7 @@ def _glue(draft: Draft, name: str) -> None:
 
 def _hub(draft: Draft, name: str, task: str | None) -> None:
     for file in ("train_file", "validation_file", "test_file"):
-        draft.note_fact("idle", file, "the script takes the data set")
+        draft.note_fact("idle", file, "the script takes the dataset")
     full = DATA_SETS.get(name, name)
     if "/" not in full:
         draft.note_fact("none", "dataset", "a name of the hub is OWNER/NAME")

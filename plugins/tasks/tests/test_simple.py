@@ -102,7 +102,7 @@ def test_a_data_set_that_varies_is_asked_for_each_epoch() -> None:
     ("sets", "message"),
     [
         ((Stream(), Stream()), r"data\(\) returned a Stream, which cannot be indexed: .*law 7"),
-        ((TensorDataset(torch.zeros(1)),), r"data\(\) returned 1 data sets; expected 2 or 3"),
+        ((TensorDataset(torch.zeros(1)),), r"data\(\) returned 1 datasets; expected 2 or 3"),
     ],
 )
 def test_data_that_cannot_be_used_is_one_line(sets: Any, message: str) -> None:

@@ -30,7 +30,7 @@ def share(cpus: Sequence[int], local_rank: int, local_size: int) -> tuple[int, .
 
 
 def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
-    """Return ``cpus`` such that neighbours belong together: by memory node, socket and core, then by number.
+    """Return ``cpus`` such that neighbors belong together: by memory node, socket and core, then by number.
 
     ``system`` stands for the folder in which Linux describes them. What it does not say counts as one.
     """

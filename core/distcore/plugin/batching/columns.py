@@ -1,4 +1,4 @@
-"""The columns of a data set, lengths and items: arrays, or anything that is read a few rows at a time."""
+"""The columns of a dataset, lengths and items: arrays, or anything that is read a few rows at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(column: Column, rows: np.ndarray) -> np.ndarray:
     values: np.ndarray[Any, Any] = np.asarray(column[rows])
     if values.shape != rows.shape:
         raise TaskError(
-            f"data set: its column {type(column).__name__} returned values of shape {values.shape} for rows of shape "
+            f"dataset: its column {type(column).__name__} returned values of shape {values.shape} for rows of shape "
             f"{rows.shape}; return one integer per row, in the order asked for"
         )
     return values

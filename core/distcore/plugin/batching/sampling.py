@@ -167,7 +167,7 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
 
 
 def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
-    """Return how a resolved config cuts the steps of a data set by tokens; ``None`` if it cuts them by rows."""
+    """Return how a resolved config cuts the steps of a dataset by tokens; ``None`` if it cuts them by rows."""
     if config.micro_batch_tokens is None:
         return None
     forward = config.loader.forward_tokens

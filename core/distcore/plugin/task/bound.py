@@ -85,7 +85,7 @@ class BoundTask:
         return self._call("suggest", {}, config)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the data sets; raises TaskError if the task lacks a method or a data set is only an iterator."""
+        """Return the datasets; raises TaskError if the task lacks a method or a dataset is only an iterator."""
         _ = self.loss
         self._check_evaluates()
         data = self.task.prepare(config)
@@ -127,7 +127,7 @@ class BoundTask:
         return undo
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have ``module`` compute logits at target positions only, if the task can; return data sets to go with it."""
+        """Have ``module`` compute logits at target positions only, if the task can; return datasets to go with it."""
         return self._call("select_logits", data, module, data)
 
     # Files of a run
@@ -137,7 +137,7 @@ class BoundTask:
         self._call("save", None, folder, config, data)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows from what ``save`` wrote into ``folder``; ``None`` if it wrote nothing.
+        """Return datasets without rows from what ``save`` wrote into ``folder``; ``None`` if it wrote nothing.
 
         Raises TaskError if the task returns anything else.
         """
@@ -147,7 +147,7 @@ class BoundTask:
         return data
 
     def data_of(self, checkpoint: Path, config: RunConfig) -> Datasets:
-        """Return the data sets with which the model of a checkpoint can be built.
+        """Return the datasets with which the model of a checkpoint can be built.
 
         They have no rows and come from what the task saved in the run folder; if the checkpoint was moved out of it,
         the data of ``config`` are prepared.
@@ -178,14 +178,14 @@ class BoundTask:
             return by_row
         return self.loss(model, batch)[None]
 
-    def evaluation(self, run: Run, labelled: bool = True) -> Evaluate:
+    def evaluation(self, run: Run, labeled: bool = True) -> Evaluate:
         """Return the function that evaluates a micro-batch; it raises TaskError for outputs of a wrong shape.
 
-        Rows that are not ``labelled`` have outputs alone, no sums.
+        Rows that are not ``labeled`` have outputs alone, no sums.
         """
         self._check_evaluates()
         outputs, generate = self._outputs(), self._own.get("generate")
-        sums = self._own.get("sums") if labelled and self._sums else None
+        sums = self._own.get("sums") if labeled and self._sums else None
         in_step = run.capabilities.shards_parameters and run.world.size > 1
         compiled = run.compiled is not None and run.config.compile != "off"
 
@@ -250,8 +250,8 @@ class BoundTask:
         ``name`` is the config's: a user cannot add a method to a task that is installed.
         """
         missing = []
-        if not self.has("unlabelled") or not (self.has("row_columns") or self.has("open_rows")):
-            missing.append("row_columns() and unlabelled()")
+        if not self.has("unlabeled") or not (self.has("row_columns") or self.has("open_rows")):
+            missing.append("row_columns() and unlabeled()")
         if not self.predicts:
             missing.append("predictions()")
         if not self.has("outputs") and not self.has("generate"):
@@ -271,16 +271,16 @@ class BoundTask:
         """Yield the records of a file or folder; ``None`` if the core is to read ``row_columns`` itself."""
         return self._call("open_rows", None, source, others)
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Datasets:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Datasets:
         """Return ``data`` with ``rows`` as its test rows; raises DataError for a row that the task refuses."""
-        dataset = self._own["unlabelled"](rows, data)
+        dataset = self._own["unlabeled"](rows, data)
         if not hasattr(type(dataset), "batch") or len(dataset) != len(rows.records):
             given = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else type(dataset).__name__
-            raise TaskError(f"task: unlabelled() returned {given}; expected a data set of {len(rows.records)} rows")
+            raise TaskError(f"task: unlabeled() returned {given}; expected a dataset of {len(rows.records)} rows")
         return replace(data, test=dataset)
 
-    def unlabelled_lines(self, outputs: Outputs, data: Datasets, rows: FileRows) -> list[str]:
-        """Return one line of predictions for each of ``rows``; ``data`` comes from ``unlabelled``.
+    def unlabeled_lines(self, outputs: Outputs, data: Datasets, rows: FileRows) -> list[str]:
+        """Return one line of predictions for each of ``rows``; ``data`` comes from ``unlabeled``.
 
         Raises TaskError for a line that is not a JSON object, or too many or too few of them.
         """

@@ -1,4 +1,4 @@
-"""The members of a data set: four that it must have, and those that the core uses if they are there."""
+"""The members of a dataset: four that it must have, and those that the core uses if they are there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DatasetSpec:
-    """The members that a data set may have. Nothing inherits from it; ``datasets.py`` asks for the optional ones."""
+    """The members that a dataset may have. Nothing inherits from it; ``datasets.py`` asks for the optional ones."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -48,7 +48,7 @@ class DatasetSpec:
     def content(self) -> str:
         """Digest of the content of all rows, in order, so that a resume on other rows is refused. Must not read rows.
 
-        A data set whose columns are no arrays must have it: then it covers length and items of each row, too.
+        A dataset whose columns are no arrays must have it: then it covers length and items of each row, too.
         """
         raise NotImplementedError
 
@@ -56,7 +56,7 @@ class DatasetSpec:
     def pads(self) -> bool:
         """Whether ``batch`` pads rows, whatever the model does; False where, for example, short rows share a sequence.
 
-        A micro-batch without padding costs its tokens, and is not split to reduce padding. A data set without this
+        A micro-batch without padding costs its tokens, and is not split to reduce padding. A dataset without this
         member leaves it to the model, which may compute padded rows without their padding.
         """
         raise NotImplementedError
@@ -64,6 +64,6 @@ class DatasetSpec:
     def padded(self) -> Dataset | None:
         """Return the same rows, padded: the losses of some are compared with these before the first step.
 
-        ``None`` if they are not the same then. A data set without this method is compared as it is.
+        ``None`` if they are not the same then. A dataset without this method is compared as it is.
         """
         raise NotImplementedError

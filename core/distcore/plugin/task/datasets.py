@@ -1,4 +1,4 @@
-"""What a data set may have beside its rows, asked in one place: the optional members of ``DatasetSpec``."""
+"""What a dataset may have beside its rows, asked in one place: the optional members of ``DatasetSpec``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def at_epoch(dataset: Dataset, epoch: int) -> Dataset:
 
 
 def content_of(dataset: Dataset) -> str | None:
-    """Return the digest of what the rows say; ``None`` for a data set without one."""
+    """Return the digest of what the rows say; ``None`` for a dataset without one."""
     content: str | None = getattr(dataset, "content", None)
     return content
 
 
 def own_padding(dataset: Dataset) -> bool | None:
-    """Return whether ``batch`` pads rows; ``None`` for a data set that leaves it to the model."""
+    """Return whether ``batch`` pads rows; ``None`` for a dataset that leaves it to the model."""
     own: bool | None = getattr(dataset, "pads", None)
     return own
 
@@ -52,7 +52,7 @@ def check_indexed(name: str, dataset: object) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__len__"):
         raise TaskError(
             f"task: prepare() returned as {name!r} a {type(dataset).__name__}, which is read from its start only: a "
-            "resume could not go on inside it (law 7); expected a data set with len() and batch(indices)"
+            "resume could not go on inside it (law 7); expected a dataset with len() and batch(indices)"
         )
     if not hasattr(type(dataset), "batch"):
         kind = type(dataset).__name__

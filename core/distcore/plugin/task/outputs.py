@@ -148,7 +148,7 @@ def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
     if len(shapes) > 1:
         found = " and ".join(map(str, sorted(shapes)))
         raise TaskError(
-            f"task: outputs() returned {name!r} with {what} of shapes {found}; {what} of a data set have one shape: "
+            f"task: outputs() returned {name!r} with {what} of shapes {found}; {what} of a dataset have one shape: "
             "return a distcore.Ragged, pad them to a fixed length, or return a number per row"
         )
     return torch.cat(tensors)

@@ -1,4 +1,4 @@
-"""The short path to a task of one's own: two data sets of torch, a model, and a loss per row."""
+"""The short path to a task of one's own: two datasets of torch, a model, and a loss per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distcore.config import RunConfig
 
 SAMPLED = 64
-"""Most rows that are read to tell a data set from others."""
+"""Most rows that are read to tell a dataset from others."""
 
 
 class Simple:
@@ -63,7 +63,7 @@ class Simple:
         return {}
 
     def collate(self, rows: list[Any]) -> Batch:
-        """Return rows of a data set as a batch, as ``torch.utils.data.default_collate`` does."""
+        """Return rows of a dataset as a batch, as ``torch.utils.data.default_collate`` does."""
         from torch.utils.data import default_collate
 
         return default_collate(rows)
@@ -73,15 +73,15 @@ class Simple:
         return {"lr": self.lr}
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the data sets in the form that the core asks for; raises TaskError for one without a length."""
+        """Return the datasets in the form that the core asks for; raises TaskError for one without a length."""
         sets = [_rows(dataset, self) for dataset in self.data()]
         if not 2 <= len(sets) <= 3:
-            raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} data sets; expected 2 or 3")
+            raise TaskError(f"task {type(self).__name__}: data() returned {len(sets)} datasets; expected 2 or 3")
         train, evaluation, test = (*sets, sets[1])[:3]
         return Datasets(train=train, evaluation=evaluation, test=test)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets:
-        """Return data sets without rows: the model is built from the options alone."""
+        """Return datasets without rows: the model is built from the options alone."""
         none = Rows([], self)
         return Datasets(train=none, evaluation=none, test=none)
 
@@ -100,7 +100,7 @@ class Simple:
 
 
 class Rows:
-    """The rows of a torch data set, collated by a ``Simple`` task; implements ``distcore.Dataset``."""
+    """The rows of a torch dataset, collated by a ``Simple`` task; implements ``distcore.Dataset``."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows`` has a length and can be indexed."""
@@ -117,7 +117,7 @@ class Rows:
 
     @property
     def content(self) -> str:
-        """A digest of rows that lie evenly over the data set, at most ``SAMPLED`` of them."""
+        """A digest of rows that lie evenly over the dataset, at most ``SAMPLED`` of them."""
         from torch import Tensor
         from torch.utils._pytree import tree_leaves
 
@@ -129,7 +129,7 @@ class Rows:
 
 
 class VaryingRows(Rows):
-    """The same for a data set whose rows differ between epochs."""
+    """The same for a dataset whose rows differ between epochs."""
 
     def __init__(self, rows: Any, task: Simple) -> None:
         """``rows.at(epoch)`` has a length and can be indexed."""
@@ -147,6 +147,6 @@ def _rows(dataset: Any, task: Simple) -> Rows:
     if not hasattr(type(dataset), "__len__") or not hasattr(type(dataset), "__getitem__"):
         raise TaskError(
             f"task {type(task).__name__}: data() returned a {type(dataset).__name__}, which cannot be indexed: a "
-            "resume could not go on inside it (law 7); expected data sets with len() and rows by number"
+            "resume could not go on inside it (law 7); expected datasets with len() and rows by number"
         )
     return Rows(dataset, task)

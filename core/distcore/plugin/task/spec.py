@@ -123,7 +123,7 @@ class TaskSpec:
         """Have ``module`` compute logits at target positions only; return ``data`` whose batches say where those are.
 
         Called after ``enable_padding_free``, where rows are computed without padding. Losses and gradients stay the
-        same; for batches of ``data`` as it was, and of ``padded`` of a data set, so does the model.
+        same; for batches of ``data`` as it was, and of ``padded`` of a dataset, so does the model.
 
         Example::
 
@@ -146,7 +146,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, enough for ``build_model`` and ``save``, from the files of ``save``.
+        """Return datasets without rows, enough for ``build_model`` and ``save``, from the files of ``save``.
 
         ``None`` if it wrote nothing into ``folder``. Without this method an export prepares the data again.
 
@@ -221,7 +221,7 @@ class TaskSpec:
     def sums(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Return sums over the rows of ``batch``, by name: of any shape, the same for every batch, on any device.
 
-        The core adds them up in float64 over all rows of the data set, each once. Called as ``outputs`` is.
+        The core adds them up in float64 over all rows of the dataset, each once. Called as ``outputs`` is.
 
         Example::
 
@@ -232,7 +232,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def report(self, outputs: Outputs, data: Datasets) -> dict[str, object]:
-        """Turn the outputs of a whole data set, on the CPU and in its order, into metrics as JSON values.
+        """Turn the outputs of a whole dataset, on the CPU and in its order, into metrics as JSON values.
 
         Without rows ``outputs`` is empty; the metrics must be there all the same. Before the first step it is tried on
         the outputs of one micro-batch, repeated until there is one for each row of the evaluation data.
@@ -248,7 +248,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def report_sums(self, sums: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Turn the sums over a whole data set, float64 on the CPU, into metrics as JSON values.
+        """Turn the sums over a whole dataset, float64 on the CPU, into metrics as JSON values.
 
         Without rows ``sums`` is empty; the metrics must be there all the same. No metric may have the name of one of
         ``report``.
@@ -295,18 +295,18 @@ class TaskSpec:
         """
         raise NotImplementedError
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a data set of ``rows`` to predict, in this order; raises DataError for a row that cannot be used.
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
+        """Return a dataset of ``rows`` to predict, in this order; raises DataError for a row that cannot be used.
 
-        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the data set, and
-        ``predictions`` what they return, with the data set as ``data.test``; it yields one line for each row, to which
+        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the dataset, and
+        ``predictions`` what they return, with the dataset as ``data.test``; it yields one line for each row, to which
         the core adds file and row, unless the line has a ``file`` of its own. Called for all rows of a file, some
         thousands at a time, before the first of them is predicted, and then again on every rank: what takes long
         belongs into ``batch``.
 
         Example::
 
-            def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+            def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
                 return Rows(len(rows.records), seed=rows.start)
         """
         raise NotImplementedError

@@ -31,7 +31,7 @@ Batch = Any
 Most tasks have a dict of tensors of shape ``(n, …)`` for n rows.
 """
 Outputs = dict[str, Any]
-"""Outputs of a whole data set: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i is of row i."""
+"""Outputs of a whole dataset: a tensor ``(rows, …)`` or a ``Ragged`` by name, on the CPU; entry i is of row i."""
 
 
 class Dataset(Protocol):

@@ -27,7 +27,7 @@ Column = tuple[np.ndarray, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """The rows of one data set: row i reads ``lengths[i]`` tokens from ``starts[i]``, and predicts one after each."""
+    """The rows of one dataset: row i reads ``lengths[i]`` tokens from ``starts[i]``, and predicts one after each."""
 
     tokens: np.ndarray
     """All rows one after the other, int32, shape ``(tokens,)``; a row's last target lies behind what it reads."""
@@ -137,7 +137,7 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
 
 
 class SequenceFiles:
-    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -180,7 +180,7 @@ def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
 
 
 def no_sequences(pad: int) -> SequenceDataset:
-    """Return a data set without rows."""
+    """Return a dataset without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
     return SequenceDataset(arrays=arrays, items=none, pad=pad, prompts=0, content="")

@@ -1,4 +1,4 @@
-"""Embedded data sets, which need no file: both are read from the installed Python, under its license.
+"""Embedded datasets, which need no file: both are read from the installed Python, under its license.
 
 =================  ===================================================================================
 ``stdlib-source``  documents: the source files of some packages of the standard library, one per row
@@ -25,14 +25,14 @@ _LENGTHS = range(12, 200)
 
 def stdlib_source() -> Rows:
     """Return the source files as documents."""
-    return check_rows("data set stdlib-source", "documents", ((text,) for text in stdlib.documents()))
+    return check_rows("dataset stdlib-source", "documents", ((text,) for text in stdlib.documents()))
 
 
 def stdlib_help() -> Rows:
     """Return the first line of each documented function and class with the first sentence of its docstring."""
     pairs = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
     kept = ((prompt, text) for prompt, text in pairs.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
-    return check_rows("data set stdlib-help", "prompts", kept)
+    return check_rows("dataset stdlib-help", "prompts", kept)
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)

@@ -21,7 +21,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
-    """Write the tokens of all rows into the new folder ``folder``, a data set's.
+    """Write the tokens of all rows into the new folder ``folder``, a dataset's.
 
     Returns them, mapped into memory, and how many rows were cut to ``max_seq_len``. Raises DataError or ModelError.
     """

@@ -60,7 +60,7 @@ class CausalOptions(PackingOptions):
     model: str = "gpt2-tiny"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-source"
-    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data file (.json .jsonl .csv .parquet), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     form: Literal["auto", "documents", "prompts", "messages"] = "auto"
     """What a row is: a document, a prompt with its completion, or a list of messages; auto: what the columns say."""
     columns: Columns = Columns()

@@ -1,4 +1,4 @@
-"""From options to tokenized data sets: read, check, split and tokenize rows, and cache the result by content."""
+"""From options to tokenized datasets: read, check, split and tokenize rows, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_fro
 
 
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
-    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
@@ -48,7 +48,7 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
 
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
+    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
     parts = _parts(options, seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
@@ -65,7 +65,7 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
-    """Return the data sets by name; raises DataError for rows of several forms."""
+    """Return the datasets by name; raises DataError for rows of several forms."""
     parts = parts_of(options, lambda source: _rows(source, options), seed)
     first = parts["train"].rows
     for name, part in parts.items():
@@ -88,7 +88,7 @@ def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
 
 
 def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
-    """Return what the report states of the rows of one data set."""
+    """Return what the report states of the rows of one dataset."""
     return {
         "documents" if part.rows.form == "documents" else "conversations": len(part.numbers),
         "rows": len(arrays.lengths),

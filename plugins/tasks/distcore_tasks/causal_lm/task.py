@@ -15,7 +15,7 @@ from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
 from distcore_tasks.causal_lm.prepare import prepare_rows
 from distcore_tasks.causal_lm.rows import given_column
-from distcore_tasks.causal_lm.unlabeled import UnlabelledPrompts, unlabelled_prompts
+from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_prompts
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
@@ -37,7 +37,7 @@ class CausalLM(SelectsLogits, CausalOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized data sets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -123,7 +123,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
-        if tokenizer is not None and isinstance(data.test, UnlabelledPrompts):
+        if tokenizer is not None and isinstance(data.test, UnlabeledPrompts):
             for prompt, generated in zip(data.test.texts, outputs["generated"], strict=True):
                 yield {"prompt": prompt, "generated": tokenizer.decode(_answer(generated, data.end))}
             return
@@ -142,16 +142,16 @@ class CausalLM(SelectsLogits, CausalOptions):
         """Yield what the model goes on from in each row: a prompt, a text or messages; raises DataError."""
         return read_records(source, {**given_column(source, self), **others})
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return prompts without answers; raises DataError for one that cannot be used, or leaves no room to go on."""
-        return unlabelled_prompts(rows, self, tokenized(data))
+        return unlabeled_prompts(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
         tokenized(data).save_tokenizer(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
         return without_rows(TokenizedDatasets, folder, no_sequences)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class UnlabelledPrompts:
+class UnlabeledPrompts:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     texts: list[str]
@@ -44,7 +44,7 @@ class UnlabelledPrompts:
         return left_padded([self.tokens[index] for index in indices], self.pad)
 
 
-def unlabelled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDatasets) -> UnlabelledPrompts:
+def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDatasets) -> UnlabeledPrompts:
     """Return the prompts of ``rows``; raises DataError, which names file and row, or ModelError without a template."""
     name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
     texts: list[str] = []
@@ -58,7 +58,7 @@ def unlabelled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDa
         tokens.append(np.asarray(prompt, np.int64))
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     items = ConstantColumn(len(texts), 1)
-    return UnlabelledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
+    return UnlabeledPrompts(texts=texts, tokens=tokens, pad=data.pad, lengths=lengths, items=items)
 
 
 def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool]:

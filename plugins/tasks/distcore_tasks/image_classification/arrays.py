@@ -37,7 +37,7 @@ def open_npz(path: Path) -> Images:
     return _open(name, str(path), f"npz-{FORMAT}-{_content(path)}", unpack)
 
 
-def open_unlabelled(path: Path) -> Arrays:
+def open_unlabeled(path: Path) -> Arrays:
     """Return the images of a ``.npz`` file that needs no labels; raises DataError, one line."""
     name = f"data file {path}"
 
@@ -45,7 +45,7 @@ def open_unlabelled(path: Path) -> Arrays:
         [images] = _arrays_of(name, path, folder, NAMES[:1])
         _check(name, images)
 
-    folder = cached_folder("images", f"npz-unlabelled-{FORMAT}-{_content(path)}", unpack)
+    folder = cached_folder("images", f"npz-unlabeled-{FORMAT}-{_content(path)}", unpack)
     return Arrays(str(path), np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)))
 
 
@@ -64,9 +64,9 @@ def digits() -> Images:
         found = load_digits()
         images = np.round(found.images * (255 / 16)).astype(np.uint8)  # of 17 shades of grey
         np.save(folder / "images.npy", images)
-        _write_labels(folder, images, found.target.tolist(), "data set digits")
+        _write_labels(folder, images, found.target.tolist(), "dataset digits")
 
-    return _open("data set digits", "digits", f"digits-{FORMAT}-{version('scikit-learn')}", write)
+    return _open("dataset digits", "digits", f"digits-{FORMAT}-{version('scikit-learn')}", write)
 
 
 EMBEDDED: dict[str, Callable[[], Images]] = {"digits": digits}

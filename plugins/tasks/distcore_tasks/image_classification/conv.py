@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 GROUPS = 8
-"""Groups of channels that are normalised together; batch normalisation would mix the images of a micro-batch."""
+"""Groups of channels that are normalized together; batch normalization would mix the images of a micro-batch."""
 
 
 class ConvBlock(nn.Module):
-    """A convolution, group normalisation and a rectifier."""
+    """A convolution, group normalization and a rectifier."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()

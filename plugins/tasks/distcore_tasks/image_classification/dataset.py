@@ -1,4 +1,4 @@
-"""The rows of a data set: images of a source, their classes, and how they change from epoch to epoch."""
+"""The rows of a dataset: images of a source, their classes, and how they change from epoch to epoch."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def check_pillow(name: str) -> None:
 def decode(encoded: bytes) -> Image:
     """Return an encoded image, its first one where it has several, upright and in red, green and blue.
 
-    Grey becomes equal parts of each, a palette its colours, and transparency is left out. Raises ValueError, one line,
+    Grey becomes equal parts of each, a palette its colors, and transparency is left out. Raises ValueError, one line,
     for what is no image, is damaged, or has more than 8 bits per channel.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
@@ -41,7 +41,7 @@ def decode(encoded: bytes) -> Image:
             mode = opened.mode
             if mode in EIGHT_BITS:
                 image = ImageOps.exif_transpose(opened)
-                # Pillow warns of a palette whose colours are transparent by degrees unless it becomes this first.
+                # Pillow warns of a palette whose colors are transparent by degrees unless it becomes this first.
                 return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
     except UnidentifiedImageError:
         raise ValueError("is no image that Pillow knows" if encoded else "is empty") from None

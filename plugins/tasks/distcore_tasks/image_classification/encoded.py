@@ -47,7 +47,7 @@ def open_rows(source: Source, columns: Columns) -> Images:
     )
 
 
-def open_unlabelled(source: Source, columns: Columns) -> Blob:
+def open_unlabeled(source: Source, columns: Columns) -> Blob:
     """Return the images of a Parquet file or a split that needs no labels; raises DataError as ``open_rows`` does."""
     name = source_name(source)
     check_pillow(name)

@@ -44,7 +44,7 @@ def open_folder(path: Path) -> Images:
     return Images(name=name, labels=labels, digests=digests, store=store, warnings=tuple(_left_out(name, others)))
 
 
-def open_unlabelled(path: Path) -> Files:
+def open_unlabeled(path: Path) -> Files:
     """Return all images below ``path``, by name, whatever folders they lie in; raises DataError as ``open_folder``."""
     name = f"image folder {path}"
     check_pillow(name)

@@ -68,6 +68,6 @@ def _check_layers(name: str, model: nn.Module) -> None:
 
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise ModelError(
-            f"model {name}: has batch normalisation, so what it learns would depend on the images that share a "
+            f"model {name}: has batch normalization, so what it learns would depend on the images that share a "
             "micro-batch; take a model without it, such as ViT, DeiT, Swin or ConvNeXt"
         )

@@ -1,4 +1,4 @@
-"""From options to data sets of images: sources opened and checked, rows split by class."""
+"""From options to datasets of images: sources opened and checked, rows split by class."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImageDatasets(Datasets):
 
 
 def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
-    """Return the data sets of a run; raises DataError, ModelError or ConfigError.
+    """Return the datasets of a run; raises DataError, ModelError or ConfigError.
 
     Every image is decoded once, to see that it can be; that is remembered in the cache.
     """
@@ -75,7 +75,7 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
 
 
 def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) -> ImageDatasets:
-    """Return data sets with classes but no images: enough to build a model and to predict with it."""
+    """Return datasets with classes but no images: enough to build a model and to predict with it."""
     empty = Images(name="", labels=[], digests=np.empty((0, 32), np.uint8), store=Files(Path(), []))
     none = np.empty(0, np.int64)
     rows = image_dataset(empty, none, none, preprocessing)
@@ -113,7 +113,7 @@ def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDat
 
 
 def _facts(rows: ImageDataset) -> dict[str, object]:
-    """Return what the report states of one data set."""
+    """Return what the report states of one dataset."""
     share = np.bincount(rows.labels).max() / len(rows)
     return {"rows": len(rows), "majority_share": round(float(share), 4)}
 

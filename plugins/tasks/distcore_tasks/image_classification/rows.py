@@ -1,4 +1,4 @@
-"""Labelled images of one source, as they lie on disk: read one by one, when a batch needs them."""
+"""Labeled images of one source, as they lie on disk: read one by one, when a batch needs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Images:
-    """Images with a label each; implements ``distcore_tasks.shared.classification.labels.Labelled``."""
+    """Images with a label each; implements ``distcore_tasks.shared.classification.labels.Labeled``."""
 
     name: str
     """What error messages call them, such as ``image folder photos``."""

@@ -1,4 +1,4 @@
-"""Where images come from: a folder, a file, a split of a data set, or a data set that comes with the task."""
+"""Where images come from: a folder, a file, a split of a dataset, or a dataset that comes with the task."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def open_source(source: str, columns: Columns) -> Images:
         return arrays.open_npz(path) if suffix == ".npz" else encoded.open_rows(path, columns)
 
 
-def open_unlabelled(source: Path | Split, columns: Columns) -> Store:
+def open_unlabeled(source: Path | Split, columns: Columns) -> Store:
     """Return the images of a folder, file or split, which need no labels, all decoded once; raises DataError."""
     if isinstance(source, Split):
-        return encoded.open_unlabelled(source, columns)
+        return encoded.open_unlabeled(source, columns)
     if source.is_dir():
-        return folders.open_unlabelled(source)
+        return folders.open_unlabeled(source)
     with _file(source) as suffix:
         if suffix == ".npz":
-            return arrays.open_unlabelled(source)
-        return encoded.open_unlabelled(source, columns)
+            return arrays.open_unlabeled(source)
+        return encoded.open_unlabeled(source, columns)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from distcore_tasks.image_classification.models import (
 from distcore_tasks.image_classification.options import ImageOptions
 from distcore_tasks.image_classification.prepare import ImageDatasets, prepare_images, without_rows
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
-from distcore_tasks.image_classification.unlabeled import UnlabelledImages, open_images, unlabelled_images
+from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
 from distcore_tasks.shared.classification.predictions import (
     class_lines,
     class_metrics,
@@ -39,7 +39,7 @@ class ImageClassification(ImageOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the data sets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
+        """Return the datasets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
         return prepare_images(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
@@ -64,17 +64,17 @@ class ImageClassification(ImageOptions):
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield a line for each image, in order: labels as the source writes them, ``row`` in a file with several."""
         data, test = _images(data), data.test
-        origins = test.origins() if isinstance(test, ImageDataset | UnlabelledImages) else repeat({})
+        origins = test.origins() if isinstance(test, ImageDataset | UnlabeledImages) else repeat({})
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         """Yield the images of a folder, by name, or of a file; raises DataError for those that cannot be decoded."""
         return open_images(source, self.columns, others)
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return images that are read when a batch needs them."""
         images: list[Any] = [image for (image,) in rows.records]
-        return unlabelled_images(rows.file, images, _images(data).preprocessing)
+        return unlabeled_images(rows.file, images, _images(data).preprocessing)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write ``labels.json`` and ``preprocessor_config.json``, what predictions need in addition to the weights."""
@@ -84,7 +84,7 @@ class ImageClassification(ImageOptions):
         data.preprocessing.save(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with what ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with what ``save`` wrote; ``None`` if it did not."""
         labels = read_labels(folder)
         return None if labels is None else without_rows(labels, read_preprocessing(str(folder), folder))
 
@@ -97,5 +97,5 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 def _images(data: Datasets) -> ImageDatasets:
     if not isinstance(data, ImageDatasets):
-        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data

@@ -15,7 +15,7 @@ from distcore_tasks.image_classification.arrays import check_resizing
 from distcore_tasks.image_classification.options import Columns
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.rows import Store, read_pixels
-from distcore_tasks.image_classification.sources import open_unlabelled
+from distcore_tasks.image_classification.sources import open_unlabeled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class StoredImage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UnlabelledImages:
+class UnlabeledImages:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     source: str
@@ -74,7 +74,7 @@ def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> It
     Those are of a Parquet file or a split. Raises DataError, also for a folder or an array, which have no columns.
     """
     found = find_split(str(source)) or source
-    store = open_unlabelled(found, columns)
+    store = open_unlabeled(found, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:
         return ((image,) for image in images)
@@ -83,8 +83,8 @@ def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> It
     return ((image, *record) for image, record in zip(images, read_records(found, others), strict=True))
 
 
-def unlabelled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabelledImages:
-    """Return these images as a data set; raises DataError where they would have to be resized and cannot be."""
+def unlabeled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabeledImages:
+    """Return these images as a dataset; raises DataError where they would have to be resized and cannot be."""
     if images:
         check_resizing(f"data file {source}", images[0].store, preprocessing.size)
-    return UnlabelledImages(source=f"data {source}", images=images, preprocessing=preprocessing)
+    return UnlabeledImages(source=f"data {source}", images=images, preprocessing=preprocessing)

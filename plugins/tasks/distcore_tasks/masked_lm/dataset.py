@@ -135,7 +135,7 @@ class VaryingMasks(MaskedDataset):
 
 
 def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat:
-    """Write one data set, some rows at a time, and the digest of its tokens into the new folder ``folder``.
+    """Write one dataset, some rows at a time, and the digest of its tokens into the new folder ``folder``.
 
     ``ordinary`` are the tokens that may be masked. Returns the tokens, mapped into memory.
     """
@@ -165,7 +165,7 @@ def open_rows(folder: Path, pad: int, masking: Masking, *, varying: bool) -> Mas
 
 
 def no_rows(pad: int) -> MaskedDataset:
-    """Return a data set without rows."""
+    """Return a dataset without rows."""
     none = np.empty(0, np.int64)
     tokens = Flat(none.astype(np.int32), np.zeros(1, np.int64))
     masking = Masking(probability=0.15, mask=0, ordinary=none, size=0, seed=0)

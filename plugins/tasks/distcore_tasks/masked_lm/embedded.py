@@ -24,12 +24,12 @@ def stdlib_lines() -> Texts:
     """Return the lines of 12 to 50 characters, without those around them."""
     lines = (line.strip() for text in stdlib.documents() for line in text.splitlines())
     kept = dict.fromkeys(line for line in lines if len(line) in _LENGTHS and not line.startswith("#"))
-    return check_texts("data set stdlib-lines", kept)
+    return check_texts("dataset stdlib-lines", kept)
 
 
 def stdlib_source() -> Texts:
     """Return the source files."""
-    return check_texts("data set stdlib-source", stdlib.documents())
+    return check_texts("dataset stdlib-source", stdlib.documents())
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)

@@ -1,4 +1,4 @@
-"""From options to tokenized data sets: read, check, split and tokenize texts, and cache the result by content."""
+"""From options to tokenized datasets: read, check, split and tokenize texts, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CACHED = CachedDatasets(kind="masked", version=1, embedded=EMBEDDED, made_from=M
 
 
 def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
-    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Masks are made when rows are read, so that
     ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
@@ -58,7 +58,7 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
 
 
 def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
+    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
     parts = parts_of(options, lambda source: _texts(source, options), seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)

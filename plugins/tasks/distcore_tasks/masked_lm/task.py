@@ -35,7 +35,7 @@ class MaskedLM(SelectsLogits, MaskedOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized data sets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -88,7 +88,7 @@ class MaskedLM(SelectsLogits, MaskedOptions):
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
         return without_rows(TokenizedDatasets, folder, no_rows)
 
 

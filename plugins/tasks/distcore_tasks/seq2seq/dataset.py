@@ -72,7 +72,7 @@ class PairDataset:
 
 
 class PairFiles:
-    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -97,7 +97,7 @@ class PairFiles:
 
 
 def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
-    """Write the digest of a data set's tokens beside them, and map them into memory: sources and targets."""
+    """Write the digest of a dataset's tokens beside them, and map them into memory: sources and targets."""
     source, target = (open_flat(folder, name) for name in NAMES)
     write_content(folder, flat_digest(source, target))
     return source, target
@@ -110,7 +110,7 @@ def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
 
 
 def no_pairs(pad: int) -> PairDataset:
-    """Return a data set without rows."""
+    """Return a dataset without rows."""
     none = Flat(np.empty(0, np.int32), np.zeros(1, np.int64))
     return _dataset(none, none, {}, pad, "")
 

@@ -1,4 +1,4 @@
-"""Embedded data sets, which need no file: both are read from the installed Python, under its license.
+"""Embedded datasets, which need no file: both are read from the installed Python, under its license.
 
 ================  =================================================================================
 ``stdlib-words``  a name in the source of the standard library, and the words that it consists of:
@@ -42,7 +42,7 @@ def stdlib_words() -> Pairs:
     """Return the names of several words with these words in small letters, in the order in which they first occur."""
     found = {name: _WORD.findall(name) for name in _names()}
     rows = ((name, " ".join(words).lower()) for name, words in found.items() if len(words) in _WORDS)
-    return check_pairs("data set stdlib-words", rows)
+    return check_pairs("dataset stdlib-words", rows)
 
 
 def stdlib_names() -> Pairs:
@@ -51,7 +51,7 @@ def stdlib_names() -> Pairs:
     for node, text in stdlib.documented(MODULES.split()):
         if len(text) in _LENGTHS:
             names.setdefault(text, node.name)
-    return check_pairs("data set stdlib-names", names.items())
+    return check_pairs("dataset stdlib-names", names.items())
 
 
 MADE_FROM = (FORMAT, MODULES)

@@ -19,7 +19,7 @@ from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 def encode(
     part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions, folder: Path
 ) -> tuple[Flat, Flat, dict[str, int]]:
-    """Write tokens and texts of all rows into the new folder ``folder``, a data set's.
+    """Write tokens and texts of all rows into the new folder ``folder``, a dataset's.
 
     Returns the tokens of sources and targets, mapped into memory, and how many of each were cut. Raises DataError for a
     row of whose source or target nothing is left.

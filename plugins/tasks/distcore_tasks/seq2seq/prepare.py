@@ -30,7 +30,7 @@ CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MA
 
 
 def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
-    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
@@ -52,7 +52,7 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
 
 
 def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per data set; return the tokenizer and the facts of each."""
+    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
     parts = parts_of(options, lambda source: _rows(source, options), seed)
     tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}

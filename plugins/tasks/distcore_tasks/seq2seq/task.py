@@ -14,7 +14,7 @@ from distcore_tasks.seq2seq.models import build_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.prepare import prepare_pairs
 from distcore_tasks.seq2seq.scores import scores
-from distcore_tasks.seq2seq.unlabeled import UnlabelledSources, unlabelled_sources
+from distcore_tasks.seq2seq.unlabeled import UnlabeledSources, unlabeled_sources
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
 from distcore_tasks.shared.token_metrics import token_report
@@ -36,7 +36,7 @@ class Seq2Seq(Seq2SeqOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized data sets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -122,7 +122,7 @@ class Seq2Seq(Seq2SeqOptions):
 
         Without targets ``source`` and ``generated`` alone.
         """
-        if isinstance(data.test, UnlabelledSources):
+        if isinstance(data.test, UnlabeledSources):
             for source, generated in zip(data.test.sources, _written(outputs, data), strict=True):
                 yield {"source": source, "generated": generated}
             return
@@ -139,14 +139,14 @@ class Seq2Seq(Seq2SeqOptions):
         """Return the column of rows without targets: the source."""
         return {"columns.source": self.columns.source}
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return sources that are tokenized when they are read; raises DataError for one that cannot be used.
 
         Raises ConfigError for more new tokens than the model has positions for.
         """
         if not self.from_scratch:
             check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
-        return unlabelled_sources(rows, self, tokenized(data))
+        return unlabeled_sources(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts as training did."""
@@ -154,7 +154,7 @@ class Seq2Seq(Seq2SeqOptions):
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
         return without_rows(TokenizedDatasets, folder, no_pairs)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class UnlabelledSources:
+class UnlabeledSources:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     sources: list[str]
@@ -47,7 +47,7 @@ class UnlabelledSources:
         return {name: torch.from_numpy(table.astype(np.int64)) for name, table in zip(names, found, strict=True)}
 
 
-def unlabelled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets) -> UnlabelledSources:
+def unlabeled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets) -> UnlabeledSources:
     """Return the sources of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
     sources: list[Any] = []
     for number, (source,) in enumerate(rows.records, rows.start):
@@ -56,4 +56,4 @@ def unlabelled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedD
         sources.append(source)
     lengths = np.fromiter(map(len, sources), np.int64, len(sources))
     items = ConstantColumn(len(lengths), 1)
-    return UnlabelledSources(sources=sources, options=options, data=data, lengths=lengths, items=items)
+    return UnlabeledSources(sources=sources, options=options, data=data, lengths=lengths, items=items)

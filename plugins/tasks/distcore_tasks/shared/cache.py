@@ -1,4 +1,4 @@
-"""Data sets that are prepared once: a digest of everything that their content depends on finds them again."""
+"""Datasets that are prepared once: a digest of everything that their content depends on finds them again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from distcore_tasks.shared.tokenized import tokens_of
 ENTRY = "entry.json"
 """File with the facts of a cache entry."""
 Build = Callable[[Path], tuple[Any, dict[str, Any]]]
-"""Fills a new cache entry, one folder per data set; returns the tokenizer and what ``Entry.said`` is to say."""
+"""Fills a new cache entry, one folder per dataset; returns the tokenizer and what ``Entry.said`` is to say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cache entry: one folder per data set, the tokenizer's folder, and ``ENTRY``."""
+    """A cache entry: one folder per dataset, the tokenizer's folder, and ``ENTRY``."""
 
     folder: Path
     """The entry."""
@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
-        """What the report states of each data set, by name."""
+        """What the report states of each dataset, by name."""
         facts: dict[str, dict[str, Any]] = self.said["facts"]
         return facts
 
@@ -51,16 +51,16 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedDatasets:
-    """The prepared data sets of one task."""
+    """The prepared datasets of one task."""
 
     kind: str
     """Name of their folder in the cache."""
     version: int
     """Version of the files in an entry: raise it when their layout or meaning changes."""
     embedded: Collection[str]
-    """Names of the embedded data sets."""
+    """Names of the embedded datasets."""
     made_from: tuple[object, ...]
-    """What the rows of embedded data sets depend on, apart from the Python that reads them."""
+    """What the rows of embedded datasets depend on, apart from the Python that reads them."""
 
     def entry(
         self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int, build: Build
@@ -95,7 +95,7 @@ def _write(folder: Path, build: Build) -> None:
 
 
 def total(facts: Mapping[str, Mapping[str, int]], name: str) -> int:
-    """Return the sum of one fact over all data sets."""
+    """Return the sum of one fact over all datasets."""
     return sum(part[name] for part in facts.values())
 
 

@@ -15,7 +15,7 @@ from distcore.data import ArrayFile, digest_arrays, map_array
 IGNORED = -100
 """Label of a position without a target."""
 CONTENT = "content.sha256"
-"""File with the digest of a data set's rows."""
+"""File with the digest of a dataset's rows."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +48,7 @@ class Flat:
         longest = lengths.max(initial=0)
         places = np.arange(longest) - ((longest - lengths)[:, None] if left else 0)
         mask = (places >= 0) & (places < lengths[:, None])
-        # Beside a shorter row this reads entries of its neighbours; the mask then replaces them.
+        # Beside a shorter row this reads entries of its neighbors; the mask then replaces them.
         entries = self.values.take(starts[:, None] + places, mode="clip")
         return np.where(mask, entries, self.values.dtype.type(fill)), mask
 
@@ -105,7 +105,7 @@ def flat_digest(*flats: Flat) -> str:
 
 
 def write_content(folder: Path, digest: str) -> None:
-    """Write the digest of a data set's rows beside them."""
+    """Write the digest of a dataset's rows beside them."""
     (folder / CONTENT).write_text(digest, encoding="ascii")
 
 

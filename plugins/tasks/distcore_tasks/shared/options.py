@@ -35,7 +35,7 @@ class TaskOptions:
     built_in_type: ClassVar[str] = "bert"
     """The type of the built-in models in transformers."""
     embedded: ClassVar[Collection[str]] = ()
-    """Names of the data sets that come with the task."""
+    """Names of the datasets that come with the task."""
     pretrained_lr: ClassVar[float] = 5e-5
     """Peak learning rate for fine-tuning pretrained weights."""
     beside: ClassVar[tuple[str, ...]] = TOKENIZERS
@@ -50,7 +50,7 @@ class TaskOptions:
     model: str
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str
-    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data file (.json .jsonl .csv .parquet), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     eval_data: str | None = None
     """File to evaluate on, instead of a part of ``data``."""
     test_data: str | None = None
@@ -67,7 +67,7 @@ class TaskOptions:
 
     @property
     def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded data set."""
+        """The options that name a file or a folder, and not a built-in model or an embedded dataset."""
         known = {*self.built_in, *self.embedded}
         names = ("model", "data", "eval_data", "test_data")
         return tuple(name for name in names if getattr(self, name) is not None and getattr(self, name) not in known)

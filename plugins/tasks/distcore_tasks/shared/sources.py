@@ -1,4 +1,4 @@
-"""Where a task's rows come from: a data file, a split of a data set, or a data set that comes with the task."""
+"""Where a task's rows come from: a data file, a split of a dataset, or a dataset that comes with the task."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def source_file(source: str, embedded: Collection[str]) -> Source:
     if not path.exists() and not path.suffix and path.name == source:
         known = ", ".join(embedded)
         hint = nearest(source, embedded)
-        raise DataError(f"data {source!r}: neither a file nor an embedded data set{hint} (embedded: {known})")
+        raise DataError(f"data {source!r}: neither a file nor an embedded dataset{hint} (embedded: {known})")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # messages stay short
 
 
 def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Source], R]) -> R:
-    """Return the rows of an embedded data set, or what ``read`` finds in a data file or split; raises DataError."""
+    """Return the rows of an embedded dataset, or what ``read`` finds in a data file or split; raises DataError."""
     reader = embedded.get(source)
     return reader() if reader else read(source_file(source, embedded))
 
 
 def rows_name(source: str, embedded: Collection[str]) -> str:
     """Return what messages call the rows of a source."""
-    return f"data set {source}" if source in embedded else source_name(source_file(source, embedded))
+    return f"dataset {source}" if source in embedded else source_name(source_file(source, embedded))
 
 
 def source_said(source: str, embedded: Collection[str]) -> str:
@@ -50,7 +50,7 @@ def source_said(source: str, embedded: Collection[str]) -> str:
 def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[str | None]:
     """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
 
-    ``made_from`` is what the rows of embedded data sets depend on. Raises DataError.
+    ``made_from`` is what the rows of embedded datasets depend on. Raises DataError.
     """
 
     def digest_of(source: str) -> str:
@@ -65,7 +65,7 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
 
 
 def unused_splits(options: TaskOptions) -> Iterator[str]:
-    """Yield a line if the data set has rows for evaluation that the options leave aside."""
+    """Yield a line if the dataset has rows for evaluation that the options leave aside."""
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
     found = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
     train, used = found.pop("data", None), set(map(str, found.values()))
@@ -75,7 +75,7 @@ def unused_splits(options: TaskOptions) -> Iterator[str]:
     left = {f"{train.data_set}@{name}": option for name, option in left.items()}
     unused = [f"--{option.replace('_', '-')} {split}" for split, option in left.items() if split not in used]
     if unused:
-        yield f"data set {train.data_set}: has splits that are not used; to use them: {' '.join(unused)}"
+        yield f"dataset {train.data_set}: has splits that are not used; to use them: {' '.join(unused)}"
 
 
 def text_problem(text: object, name: str = "text") -> str | None:

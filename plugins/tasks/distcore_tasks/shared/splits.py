@@ -1,4 +1,4 @@
-"""Data sets as parts of what a task has read: rows to train on, rows to evaluate on, and rows to test on."""
+"""Datasets as parts of what a task has read: rows to train on, rows to evaluate on, and rows to test on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Rows)
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[R]):
-    """Some rows of a source: those of one data set."""
+    """Some rows of a source: those of one dataset."""
 
     rows: R
     """All rows of the source."""
@@ -50,7 +50,7 @@ class Part(Generic[R]):
 
 
 def parts_of(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
-    """Return the data sets by name. Without ``test_data`` there is no ``test``: the evaluation rows serve as test.
+    """Return the datasets by name. Without ``test_data`` there is no ``test``: the evaluation rows serve as test.
 
     ``read`` returns the rows of a source. Raises DataError.
     """

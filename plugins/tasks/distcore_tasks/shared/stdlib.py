@@ -47,7 +47,7 @@ def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
 
 
 def fingerprint(name: str, *made_from: object) -> str:
-    """Return a digest that stands for the content of an embedded data set: no file is read.
+    """Return a digest that stands for the content of an embedded dataset: no file is read.
 
     ``made_from`` is what its rows depend on, apart from the Python that runs.
     """

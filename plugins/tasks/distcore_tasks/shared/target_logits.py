@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class SelectsLogits:
-    """The method ``select_logits`` of a task with a transformers model, whose data sets implement ``TellsTargets``."""
+    """The method ``select_logits`` of a task with a transformers model, whose datasets implement ``TellsTargets``."""
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have the head read target positions only; return data sets whose batches say where those are."""
+        """Have the head read target positions only; return datasets whose batches say where those are."""
         return select_logits(module, data)
 
 
 @runtime_checkable
 class TellsTargets(Dataset, Protocol):
-    """A data set whose batches may say where their targets are."""
+    """A dataset whose batches may say where their targets are."""
 
     def with_targets(self) -> Dataset:
         """Return the same rows, whose batches have ``targets``, int64 ``(targets,)``, ascending.

@@ -1,4 +1,4 @@
-"""Data sets of tokens, with the tokenizer that made them, for models that write text."""
+"""Datasets of tokens, with the tokenizer that made them, for models that write text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ D = TypeVar("D", bound=TokenizedDatasets)
 def tokenized(data: Datasets) -> TokenizedDatasets:
     """Return ``data`` as what ``prepare`` returned; raises TypeError if it is anything else."""
     if not isinstance(data, TokenizedDatasets):
-        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data
 
 
@@ -62,7 +62,7 @@ def count_tokens(tokenizer: Any) -> int:
 
 
 def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> D:
-    """Return data sets by name as a whole: without a ``test`` the evaluation rows serve as test."""
+    """Return datasets by name as a whole: without a ``test`` the evaluation rows serve as test."""
     return kind(
         train=sets["train"],
         evaluation=sets["evaluation"],
@@ -79,9 +79,9 @@ def without_rows(
     load: Callable[[str, Path], Any] = load_tokenizer,
     **others: Any,
 ) -> D | None:
-    """Return data sets with the tokenizer in ``folder`` but no rows: enough to build a model and to predict with it.
+    """Return datasets with the tokenizer in ``folder`` but no rows: enough to build a model and to predict with it.
 
-    ``empty`` returns a data set without rows for a padding token. ``None`` if ``folder`` has no tokenizer.
+    ``empty`` returns a dataset without rows for a padding token. ``None`` if ``folder`` has no tokenizer.
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None

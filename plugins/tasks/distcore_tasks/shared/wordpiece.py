@@ -19,7 +19,7 @@ from distcore_tasks.shared.lazy_rows import Values
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
-"""Most rows that a vocabulary is learned from; of a larger data set, evenly spaced rows are taken."""
+"""Most rows that a vocabulary is learned from; of a larger dataset, evenly spaced rows are taken."""
 _FIRST_CODE = 0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
 
 

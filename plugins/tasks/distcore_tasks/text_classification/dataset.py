@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IDS = "ids.json"
-"""File with the ids of a data set's rows, if they have any."""
+"""File with the ids of a dataset's rows, if they have any."""
 TYPES = "types.npy"
 """File with the types of its tokens, if they have any."""
 
@@ -45,7 +45,7 @@ class TokenDataset:
     content: str
     """SHA-256 over tokens, lengths, labels and types, in hexadecimal."""
     source: str
-    """The file that the rows came from, as the user named it, or the name of an embedded data set."""
+    """The file that the rows came from, as the user named it, or the name of an embedded dataset."""
     ids: Path | None = None
     """The file with their ids, if they have any."""
     types: Flat | None = None
@@ -59,7 +59,7 @@ class TokenDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
 
-        ``input_ids``, ``attention_mask`` and, if the data set has types, ``token_type_ids`` are int64 ``(n, longest)``,
+        ``input_ids``, ``attention_mask`` and, if the dataset has types, ``token_type_ids`` are int64 ``(n, longest)``,
         ``labels`` ``(n, …)``.
         """
         import torch
@@ -99,7 +99,7 @@ def write_tokens(
     source_rows: np.ndarray,
     ids: Sequence[int | str] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Write the arrays of one data set, their digest and the rows' ids into the new folder ``folder``.
+    """Write the arrays of one dataset, their digest and the rows' ids into the new folder ``folder``.
 
     ``encoded`` has the tokens of some rows at a time. Returns the tokens of each row, int64 ``(rows,)``, and how many
     rows were longer.
@@ -127,7 +127,7 @@ def write_tokens(
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
     """Map the arrays of ``write_tokens`` into memory; ``pad`` is the padding token, ``pad_left`` its side.
 
-    ``type_pad`` is its type, ``source`` the file or embedded data set that the rows came from.
+    ``type_pad`` is its type, ``source`` the file or embedded dataset that the rows came from.
     """
     tokens = open_flat(folder, "tokens")
     lengths = tokens.lengths
@@ -148,7 +148,7 @@ def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int
 
 
 def empty_dataset(pad: int) -> TokenDataset:
-    """Return a data set without rows; ``pad`` is the padding token."""
+    """Return a dataset without rows; ``pad`` is the padding token."""
     none = np.empty(0, np.int64)
     return TokenDataset(
         tokens=flat_rows([]),

@@ -1,6 +1,6 @@
-"""Embedded data sets, which need no file: paragraphs of Python's own docstrings.
+"""Embedded datasets, which need no file: paragraphs of Python's own docstrings.
 
-``stdlib-docs``: paragraphs, labelled by subject. The texts are the docstrings of the modules, classes and functions of
+``stdlib-docs``: paragraphs, labeled by subject. The texts are the docstrings of the modules, classes and functions of
 the standard library of the running Python, parsed from its source with ``ast`` (nothing is imported) and cut into
 paragraphs; paragraphs with code examples are left out. The label of a row is the subject of the module that it comes
 from, as ``SUBJECTS`` lists them.
@@ -69,12 +69,12 @@ _LENGTHS = range(40, 1001)
 
 def stdlib_docs() -> Rows:
     """Return the rows, from the cache if they are there; collecting them takes some seconds."""
-    return check_rows("data set stdlib-docs", _cached("stdlib-docs", collect))
+    return check_rows("dataset stdlib-docs", _cached("stdlib-docs", collect))
 
 
 def stdlib_pairs() -> Rows:
     """Return the rows, which have two texts each, from the cache if they are there."""
-    return check_rows("data set stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
+    return check_rows("dataset stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
 
 
 MADE_FROM = (FORMAT, SUBJECTS)

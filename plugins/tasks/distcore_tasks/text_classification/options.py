@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distcore_tasks.text_classification.problems.contract import Problem
 
 PAIRED = ("stdlib-pairs",)
-"""The embedded data sets that have two texts per row."""
+"""The embedded datasets that have two texts per row."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Columns:
     text_pair: str | None = None
     """Column that holds the second text of a pair; default: rows have one text."""
 
-    def settings(self, labelled: bool = True) -> dict[str, str]:
+    def settings(self, labeled: bool = True) -> dict[str, str]:
         """Return the columns of a file by config key, in the order of a row that is a list.
 
-        Those of rows that are not ``labelled`` are the texts alone: the core reads what names such a row.
+        Those of rows that are not ``labeled`` are the texts alone: the core reads what names such a row.
         """
         columns = {
             "columns.text": self.text,
             "columns.text_pair": self.text_pair,
-            "columns.label": self.label if labelled else None,
-            "columns.id": self.id if labelled else None,
+            "columns.label": self.label if labeled else None,
+            "columns.id": self.id if labeled else None,
         }
         return {setting: column for setting, column in columns.items() if column}
 
@@ -79,7 +79,7 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     model: str = "bert-mini"
     """Built-in name, local Hugging Face folder, or hub name."""
     data: str = "stdlib-docs"
-    """Data file (.json .jsonl .csv .parquet), data set of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
+    """Data file (.json .jsonl .csv .parquet), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"

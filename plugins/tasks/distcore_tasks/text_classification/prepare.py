@@ -1,4 +1,4 @@
-"""From a config to tokenized data sets: read, check, split and tokenize texts, and cache the result by content."""
+"""From a config to tokenized datasets: read, check, split and tokenize texts, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TextDatasets(TokenizedDatasets):
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
-    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. With an entry in the cache, the files are read for
     their digest only, and neither parsed nor tokenized. Raises DataError, ModelError or ConfigError.
@@ -64,7 +64,7 @@ def _rows(source: str, options: TextOptions) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The rows of one data set."""
+    """The rows of one dataset."""
 
     rows: Rows
     """Those of the source that it is a part of."""
@@ -89,7 +89,7 @@ class _Part:
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per data set; return the tokenizer and what ``_open`` needs."""
+    """Fill a new cache entry: one folder per dataset; return the tokenizer and what ``_open`` needs."""
     rows, problem = _rows(options.data, options), options.problem
     labels = problem.classes(rows)
     classes = [str(label) for label in labels]
@@ -110,7 +110,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
-    """Tokenize and write one data set; return the facts that the report states about it."""
+    """Tokenize and write one dataset; return the facts that the report states about it."""
     encoded = encode_all(tokenizer, part.texts, part.seconds, options)
     lengths, cut = write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
     return {

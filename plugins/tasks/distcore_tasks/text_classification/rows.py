@@ -1,4 +1,4 @@
-"""Labelled texts: the rows of a text-classification data set, checked one by one."""
+"""Labeled texts: the rows of a text-classification dataset, checked one by one."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def _rows(name: str, records: Values[Record], columns: Columns, problem: Problem
     return Rows(name, texts("text"), labels, columns_read.get("id"), seconds)
 
 
-def columns_of(columns: Columns, labelled: bool = True) -> list[str]:
+def columns_of(columns: Columns, labeled: bool = True) -> list[str]:
     """Return which columns a record has, in order: some of ``text``, ``text_pair``, ``label`` and ``id``."""
-    return [setting.rpartition(".")[2] for setting in columns.settings(labelled)]
+    return [setting.rpartition(".")[2] for setting in columns.settings(labeled)]
 
 
 def record_problem(record: Mapping[str, object]) -> str | None:

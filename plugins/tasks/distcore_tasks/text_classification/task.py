@@ -30,7 +30,7 @@ class TextClassification(TextOptions):
     embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized data sets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -68,7 +68,7 @@ class TextClassification(TextOptions):
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield for each row, in order, where it came from, its label if it has one, prediction and scores.
 
-        Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
+        Where: ``index`` in the dataset, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
         file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
         most probable first.
         """
@@ -80,13 +80,13 @@ class TextClassification(TextOptions):
 
     def row_columns(self) -> dict[str, str]:
         """Return the columns of rows without labels: the text and, of pairs, the second."""
-        return self.used_columns.settings(labelled=False)
+        return self.used_columns.settings(labeled=False)
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return texts that are tokenized when they are predicted; raises DataError for one that cannot be used."""
-        from distcore_tasks.text_classification.unlabeled import unlabelled_texts
+        from distcore_tasks.text_classification.unlabeled import unlabeled_texts
 
-        return unlabelled_texts(rows, self, _text(data))
+        return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
@@ -102,7 +102,7 @@ class TextClassification(TextOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
         from distcore_tasks.shared.classification.predictions import read_labels
         from distcore_tasks.shared.tokenized import without_rows
         from distcore_tasks.text_classification.dataset import empty_dataset
@@ -125,5 +125,5 @@ def _text(data: Datasets) -> TextDatasets:
     from distcore_tasks.text_classification.prepare import TextDatasets
 
     if not isinstance(data, TextDatasets):
-        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class UnlabelledTexts:
+class UnlabeledTexts:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     rows: FileRows
@@ -48,12 +48,12 @@ class UnlabelledTexts:
         return model_inputs(np.arange(len(records)), encoded.tokens, encoded.types, **fill)
 
 
-def unlabelled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabelledTexts:
+def unlabeled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabeledTexts:
     """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
-    names = columns_of(options.used_columns, labelled=False)
+    names = columns_of(options.used_columns, labeled=False)
     for number, record in enumerate(rows.records, rows.start):
         if problem := record_problem(dict(zip(names, record, strict=True))):
             raise row_error(f"data file {rows.file}", number, problem)
     lengths = np.fromiter((sum(map(len, map(str, record))) for record in rows.records), np.int64, len(rows.records))
     items = ConstantColumn(len(lengths), 1)
-    return UnlabelledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)
+    return UnlabeledTexts(rows=rows, options=options, data=data, lengths=lengths, items=items)

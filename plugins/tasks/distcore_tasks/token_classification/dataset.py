@@ -50,7 +50,7 @@ class TaggedDataset:
     content: str
     """SHA-256 over tokens and classes, in hexadecimal."""
     source: str = ""
-    """The file that the rows came from, as the user named it, or the name of an embedded data set."""
+    """The file that the rows came from, as the user named it, or the name of an embedded dataset."""
     origin: Path | None = None
     """``ROWS`` of these."""
 
@@ -75,7 +75,7 @@ class TaggedDataset:
 
 
 class TaggedFiles:
-    """The files of one data set, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -113,7 +113,7 @@ class TaggedFiles:
 
 
 def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
-    """Write the digest of a data set's rows beside them, and where they came from: their numbers, from 1, and ids."""
+    """Write the digest of a dataset's rows beside them, and where they came from: their numbers, from 1, and ids."""
     write_content(folder, flat_digest(*(open_flat(folder, name) for name in FLATS)))
     (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
 
@@ -126,7 +126,7 @@ def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
 
 
 def no_tagged(pad: int) -> TaggedDataset:
-    """Return a data set without rows."""
+    """Return a dataset without rows."""
     none = flat_rows([])
     return _dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
 

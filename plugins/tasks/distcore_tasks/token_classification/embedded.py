@@ -1,4 +1,4 @@
-"""An embedded data set, which needs no file: ``stdlib-code``, statements of Python's own source with what is named.
+"""An embedded dataset, which needs no file: ``stdlib-code``, statements of Python's own source with what is named.
 
 A row is a statement, or the first line of a compound one, as Python's tokenizer cuts it into words; strings are empty.
 Its tags are in IOB form, as the parser tells them:
@@ -12,7 +12,7 @@ Its tags are in IOB form, as the parser tells them:
 ``EXCEPTION``  what is raised or caught
 =============  ================================================================
 
-Which of them a word is, its neighbours tell: ``copy`` may be each of the first five, or none. No row occurs twice. The
+Which of them a word is, its neighbors tell: ``copy`` may be each of the first five, or none. No row occurs twice. The
 same Python gives the same rows in the same order; they are read under its license.
 """
 
@@ -43,7 +43,7 @@ def stdlib_code() -> Tagged:
     """Return the rows, from the cache if they are there; collecting them takes some seconds."""
     folder = cached_folder("embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write)
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    return check_tagged("data set stdlib-code", map(tuple, rows))
+    return check_tagged("dataset stdlib-code", map(tuple, rows))
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)

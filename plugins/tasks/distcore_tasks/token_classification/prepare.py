@@ -1,4 +1,4 @@
-"""From options to tokenized data sets: read, check, split and tokenize rows, and cache the result by content."""
+"""From options to tokenized datasets: read, check, split and tokenize rows, and cache the result by content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TagDatasets(TokenizedDatasets):
 
 
 def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
-    """Return the tokenized data sets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
 
     The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
@@ -63,7 +63,7 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
 
 
 def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per data set; return the tokenizer, the tags and the facts of each."""
+    """Fill a new cache entry: one folder per dataset; return the tokenizer, the tags and the facts of each."""
     parts = parts_of(options, lambda source: _rows(source, options), seed)
     train = parts["train"]
     labels = distinct_tags(train.rows)
@@ -81,7 +81,7 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
 def _write_part(
     folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
-    """Tokenize and write one data set, some rows at a time; return the facts that the report states about it."""
+    """Tokenize and write one dataset, some rows at a time; return the facts that the report states about it."""
     found = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
         for some in chunks(encode_tags(part, classes)):

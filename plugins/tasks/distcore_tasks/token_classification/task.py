@@ -39,7 +39,7 @@ class TokenClassification(TagOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized data sets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if they were prepared before.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -96,7 +96,7 @@ class TokenClassification(TagOptions):
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield for each row, in order, where it came from, its tags if it has them, ``prediction`` and tags.
 
-        Where: ``index`` in the data set, ``file`` and ``row`` and, with a column for it, ``id``. Both are lists with
+        Where: ``index`` in the dataset, ``file`` and ``row`` and, with a column for it, ``id``. Both are lists with
         one entry per word, as the data file writes tags, ``None`` for a word that was cut off.
         """
         data, test = _tagged(data), data.test
@@ -113,7 +113,7 @@ class TokenClassification(TagOptions):
         """Return the column of rows without tags: the words."""
         return {"columns.tokens": self.columns.tokens}
 
-    def unlabelled(self, rows: FileRows, data: Datasets) -> Dataset:
+    def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
         """Return words that are tokenized when they are predicted; raises DataError for a row that cannot be used."""
         data = _tagged(data)
         return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
@@ -129,7 +129,7 @@ class TokenClassification(TagOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return data sets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if it did not."""
         labels = read_labels(folder)
         if labels is None:
             return None
@@ -157,5 +157,5 @@ def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) 
 
 def _tagged(data: Datasets) -> TagDatasets:
     if not isinstance(data, TagDatasets):
-        raise TypeError(f"expected the data sets of prepare(), found {type(data).__name__}")
+        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data

@@ -26,9 +26,9 @@ def prepared(tmp_path: Path) -> tuple[CausalLM, Any]:
     return task, task.prepare(RunConfig())
 
 
-def unlabelled(prepared: tuple[CausalLM, Any], *given: object) -> Any:
+def unlabeled(prepared: tuple[CausalLM, Any], *given: object) -> Any:
     task, data = prepared
-    return task.unlabelled(FileRows(file="new.jsonl", start=5, records=[(one,) for one in given]), data)
+    return task.unlabeled(FileRows(file="new.jsonl", start=5, records=[(one,) for one in given]), data)
 
 
 def opened(task: CausalLM, folder: Path, *rows: object) -> list[tuple[object, ...]]:
@@ -54,7 +54,7 @@ def test_ids_stand_behind_what_the_model_goes_on_from(tmp_path: Path) -> None:
 
 
 def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tuple[CausalLM, Any]) -> None:
-    found = unlabelled(prepared, "after 1", "after 1 2")
+    found = unlabeled(prepared, "after 1", "after 1 2")
     batch, tokenizer = found.batch(np.asarray([1, 0])), prepared[1].loaded_tokenizer
     assert set(batch) == {"prompt_ids", "prompt_mask"}
     read = [tokenizer.decode(ids[mask.bool()]) for ids, mask in zip(*batch.values(), strict=True)]
@@ -64,7 +64,7 @@ def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tupl
 
 def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: tuple[CausalLM, Any]) -> None:
     asked = "<|user|>what is 2?<|end|><|assistant|>"
-    found = unlabelled(prepared, [USER], [USER, ANSWER], [USER, ANSWER, USER])
+    found = unlabeled(prepared, [USER], [USER, ANSWER], [USER, ANSWER, USER])
     assert found.texts == [asked, asked, f"{asked}even<|end|>{asked}"]
     [read] = found.batch(np.asarray([0]))["prompt_ids"]
     assert prepared[1].loaded_tokenizer.decode(read) == asked
@@ -73,7 +73,7 @@ def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: 
 def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalLM, Any]) -> None:
     task, data = prepared
     model = task.build_model(RunConfig(), data).eval()
-    batch = unlabelled(prepared, "after 1", "after 2").batch(np.arange(2))
+    batch = unlabeled(prepared, "after 1", "after 2").batch(np.arange(2))
     assert task.outputs(model, batch) == {}
     found = task.generate(model, batch, False)
     assert found["generated"].shape == (2, GENERATED)  # type: ignore[union-attr]
@@ -91,16 +91,16 @@ def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalL
 )
 def test_a_bad_prompt_is_named_by_file_and_row(given: object, problem: str, prepared: tuple[CausalLM, Any]) -> None:
     with pytest.raises(DataError, match=f"^data file new.jsonl, row 6: {problem}"):
-        unlabelled(prepared, "good", given)
+        unlabeled(prepared, "good", given)
 
 
 def test_a_prompt_leaves_room_for_what_is_to_come(prepared: tuple[CausalLM, Any]) -> None:
     long = (CausalLM(max_seq_len=1024), prepared[1])
     with pytest.raises(DataError, match=r"the model takes 960: .* --set task_options.max_new_tokens=N"):
-        unlabelled(long, "x" * 1000)
+        unlabeled(long, "x" * 1000)
 
 
 def test_messages_need_a_chat_template(prepared: tuple[CausalLM, Any]) -> None:
     prepared[1].loaded_tokenizer.chat_template = None
     with pytest.raises(ModelError, match=r"data file new.jsonl: the model's tokenizer has no chat template"):
-        unlabelled(prepared, [USER])
+        unlabeled(prepared, [USER])

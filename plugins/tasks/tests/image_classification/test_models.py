@@ -93,10 +93,10 @@ def test_another_size_than_the_model_has_is_refused(folder: Path) -> None:
         ImageClassification(model=str(folder), image_size=32).prepare(RunConfig())
 
 
-def test_batch_normalisation_is_refused(folder: Path) -> None:
+def test_batch_normalization_is_refused(folder: Path) -> None:
     shape = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic")
     ResNetForImageClassification(shape).save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"has batch normalisation, .*take a model without it"):
+    with pytest.raises(ModelError, match=r"has batch normalization, .*take a model without it"):
         build_model(ImageOptions(model=str(folder)), CLASSES, 16)
 
 

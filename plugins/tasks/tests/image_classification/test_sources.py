@@ -98,7 +98,7 @@ def test_without_pillow_one_line_says_how_to_install_it(photos: Path, monkeypatc
         data.touch()
         with pytest.raises(DataError, match=install):
             prepared(data)
-    with pytest.raises(DataError, match=f"^data set digits, from 8 x 8 pixels to 16 x 16: {install}"):
+    with pytest.raises(DataError, match=f"^dataset digits, from 8 x 8 pixels to 16 x 16: {install}"):
         prepared("digits", image_size=16)
 
 
@@ -292,7 +292,7 @@ def test_arrays_of_another_form_get_one_line(tmp_path: Path, case: str) -> None:
 
 
 OTHERS = {
-    "digitz": "data 'digitz': neither a file nor an embedded data set.*did you mean 'digits'",
+    "digitz": "data 'digitz': neither a file nor an embedded dataset.*did you mean 'digits'",
     "nowhere/old/photos": "data nowhere/old/photos: no such folder or file",
     "rows.csv": "unknown extension '.csv' .expected a folder of images, .parquet, .npz, or a folder of save_to_disk",
     "damaged.npz": "damaged.npz: not a readable .npz file",

@@ -32,7 +32,7 @@ def rows(*sources: object) -> FileRows:
 
 def test_the_model_reads_a_source_as_in_training(tmp_path: Path) -> None:
     task, data = prepared(tmp_path)
-    found = task.unlabelled(rows(*(source for source, _ in PAIRS)), data)
+    found = task.unlabeled(rows(*(source for source, _ in PAIRS)), data)
     places = np.asarray([3, 0, 8])
     batch, trained = found.batch(places), data.evaluation.batch(places)
     assert set(batch) == {"input_ids", "attention_mask"}
@@ -43,7 +43,7 @@ def test_the_model_reads_a_source_as_in_training(tmp_path: Path) -> None:
 def test_it_writes_what_the_run_did_or_64_tokens(tmp_path: Path, asked: int, written: int) -> None:
     task, data = prepared(tmp_path, max_new_tokens=asked)
     model = task.build_model(RunConfig(), data).eval()
-    batch = task.unlabelled(rows("one", "two"), data).batch(np.arange(2))
+    batch = task.unlabeled(rows("one", "two"), data).batch(np.arange(2))
     assert task.outputs(model, batch) == {}
     assert task.generate(model, batch, False)["generated"].shape == (2, written)
     assert bool(task.generate(model, data.evaluation.batch(np.arange(2)), False)) is (asked > 0)
@@ -52,7 +52,7 @@ def test_it_writes_what_the_run_did_or_64_tokens(tmp_path: Path, asked: int, wri
 def test_a_source_that_cannot_be_read_is_named_by_file_and_row(tmp_path: Path) -> None:
     task, data = prepared(tmp_path)
     with pytest.raises(DataError, match=r"data file new.jsonl, row 6: source is an integer \(7\), expected a string"):
-        task.unlabelled(rows("good", 7), data)
+        task.unlabeled(rows("good", 7), data)
 
 
 def test_a_model_with_fewer_positions_than_new_tokens_says_how_many_it_has(tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_a_model_with_fewer_positions_than_new_tokens_says_how_many_it_has(tmp_p
     (folder / "model.safetensors").touch()
     _, data = prepared(tmp_path)
     with pytest.raises(ConfigError, match=r"positions for 32 tokens; use --set task_options.max_new_tokens=32$"):
-        Seq2Seq(model=str(folder)).unlabelled(rows("good"), data)
+        Seq2Seq(model=str(folder)).unlabeled(rows("good"), data)

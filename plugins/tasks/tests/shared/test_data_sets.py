@@ -1,4 +1,4 @@
-"""Data sets of datasets in every task: the same rows as a file gives, in a run, under ranks and on resume."""
+"""Datasets of datasets in every task: the same rows as a file gives, in a run, under ranks and on resume."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tm
     task, rows = CASES[case]
     save(tmp_path / "set", rows, validation=rows[:6], test=rows[:8])
     source = str(tmp_path / "set")
-    line = f"data set {source}: has splits that are not used; to use them:"
+    line = f"dataset {source}: has splits that are not used; to use them:"
     [found] = [line for line in prepared(task, source).warnings if "not used" in line]
     assert found == f"{line} --eval-data {source}@validation --test-data {source}@test"
     half = prepared(task, source, eval_data=f"{source}@validation")
@@ -153,7 +153,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
-    """A folder with the data set ``set``, its rows as a file, and a run of each, ``set-run`` and ``file-run``."""
+    """A folder with the dataset ``set``, its rows as a file, and a run of each, ``set-run`` and ``file-run``."""
     folder = tmp_path_factory.mktemp("runs")
     rows = CASES["pairs"][1]
     save(folder / "set", rows, shards=2, validation=rows[:6])

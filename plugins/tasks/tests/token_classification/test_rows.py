@@ -169,8 +169,8 @@ def test_rows_without_tags_are_checked_alike(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     data: Any = task.prepare(RunConfig())
     with pytest.raises(DataError, match=r"data file new.jsonl, row 12: word 2 is empty"):
-        task.unlabelled(FileRows(file="new.jsonl", start=11, records=[(["a"],), (["a", ""],)]), data)
-    rows: Any = task.unlabelled(FileRows(file="new.jsonl", start=1, records=[(["Ada", "came"],), (["to"],)]), data)
+        task.unlabeled(FileRows(file="new.jsonl", start=11, records=[(["a"],), (["a", ""],)]), data)
+    rows: Any = task.unlabeled(FileRows(file="new.jsonl", start=1, records=[(["Ada", "came"],), (["to"],)]), data)
     assert rows.batch(np.asarray([1, 0]))["words"].tolist() == [1, 2]
 
 

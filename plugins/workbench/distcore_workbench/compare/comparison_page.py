@@ -18,7 +18,7 @@ PARTS = {
     "training_seconds": ("a", "training"),
     "rest_seconds": ("d", "evaluation, saving, ending"),
 }
-"""Part of the wall time to its colour, a class of the style, and its name in the legend."""
+"""Part of the wall time to its color, a class of the style, and its name in the legend."""
 
 
 def page(facts: Facts) -> str:
@@ -66,7 +66,7 @@ def _speed(row: Facts, facts: Facts) -> tuple[str, list[Part], tuple[float, floa
 
 
 def _wall(row: Facts, facts: Facts) -> tuple[str, list[Part], None, str]:
-    parts = [Part(max(0.0, row[key]), colour, f"{what}: {row[key]:.2f} s") for key, (colour, what) in PARTS.items()]
+    parts = [Part(max(0.0, row[key]), color, f"{what}: {row[key]:.2f} s") for key, (color, what) in PARTS.items()]
     return _label(row, facts), parts, None, f"{row['wall_seconds']:.1f} s"
 
 

@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 760, 220, 70, 30, 8, 24
 TICKS = 5
 """Lines of the grid, roughly, in each direction."""
 MOST_POINTS = 500
-"""Points of a curve; of more, neighbours are joined to their mean."""
+"""Points of a curve; of more, neighbors are joined to their mean."""
 MOST_DOTS = 60
 """Points of a curve up to which each has a dot that shows its value."""
 
@@ -35,7 +35,7 @@ def line_chart(chart: Chart, names: Sequence[str]) -> str:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Return at most ``MOST_POINTS``: the means of neighbours, or the points themselves if there are no more."""
+    """Return at most ``MOST_POINTS``: the means of neighbors, or the points themselves if there are no more."""
     if len(points) <= MOST_POINTS:
         return list(points)
     cuts = [len(points) * index // MOST_POINTS for index in range(MOST_POINTS + 1)]
@@ -87,14 +87,14 @@ def _curve(
     curve: Curve, points: Sequence[tuple[float, float]], axes: tuple[_Axis, _Axis], dashed: bool, name: str
 ) -> str:
     x, y = axes
-    colour = COLOURS[curve.run % len(COLOURS)]
+    color = COLOURS[curve.run % len(COLOURS)]
     path = "L".join(f"{x(step):.1f} {y(value):.1f}" for step, value in points)
-    kind = f"curve {colour} dashed" if dashed else f"curve {colour}"
+    kind = f"curve {color} dashed" if dashed else f"curve {color}"
     title = escape(f"{name}, {curve.group}")
     drawn = f'<path class="{kind}" d="M{path}"><title>{title}</title></path>'
     for step, value in points if len(points) <= MOST_DOTS else ():
         drawn += (
-            f'<circle class="{colour}" cx="{x(step):.1f}" cy="{y(value):.1f}" r="2.5">'
+            f'<circle class="{color}" cx="{x(step):.1f}" cy="{y(value):.1f}" r="2.5">'
             f"<title>{title}, step {step:.0f}: {short(value)}</title></circle>"
         )
     return drawn

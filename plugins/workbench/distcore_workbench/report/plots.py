@@ -21,7 +21,7 @@ class Part:
 
     value: float
     """Its length, in the unit of the plot."""
-    colour: str
+    color: str
     """A class of the page's style."""
     what: str
     """Text of the tooltip."""
@@ -36,7 +36,7 @@ def bars(rows: Sequence[tuple[str, list[Part], tuple[float, float] | None, str]]
         drawn.append(_name(index, name))
         for part in parts:
             drawn.append(
-                f'<rect class="{part.colour}" x="{_x(end, longest):.1f}" y="{y:.1f}" '
+                f'<rect class="{part.color}" x="{_x(end, longest):.1f}" y="{y:.1f}" '
                 f'width="{part.value / longest * PLOT:.1f}" height="{BAR}"><title>{escape(part.what)}</title></rect>'
             )
             end += part.value

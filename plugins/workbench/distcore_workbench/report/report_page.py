@@ -39,7 +39,7 @@ svg .curve { fill: none; stroke-width: 1.6; stroke-linejoin: round; } svg .dashe
 .legend span { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; border-radius: 2px; }
 """
 COLOURS = "abcdefgh"
-"""The classes of the style that are colours."""
+"""The classes of the style that are colors."""
 
 
 def command_line() -> str:
@@ -91,8 +91,8 @@ def remark_list(lines: Iterable[str]) -> str:
 
 
 def legend(keys: Iterable[tuple[str, str]]) -> str:
-    """Return what the colours mean as HTML: pairs of a colour, one of ``COLOURS``, and its meaning."""
-    shown = "".join(f'<span class="{colour}"></span>{escape(what)}' for colour, what in keys)
+    """Return what the colors mean as HTML: pairs of a color, one of ``COLOURS``, and its meaning."""
+    shown = "".join(f'<span class="{color}"></span>{escape(what)}' for color, what in keys)
     return f'<small class="legend">{shown}</small>'
 
 

@@ -41,7 +41,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(["compare", *arguments]) == 0
-    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without colours
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without colors
     return [" ".join(line.split()) for line in text.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Warnings about labelled rows that can be trained on, but perhaps not as they were meant."""
+"""Warnings about labeled rows that can be trained on, but perhaps not as they were meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from distcore_tasks.shared.classification.labels import Labelled, each_label
+from distcore_tasks.shared.classification.labels import Labeled, each_label
 
 ENOUGH = 3
 """Rows of a class below which a line names it."""
@@ -17,7 +17,7 @@ NAMED = 5
 
 
 def check_classes(
-    rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+    rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield what is odd: the option that names the source, and a line on its rows, which says where as errors do.
 
@@ -41,7 +41,7 @@ def is_integer(label: object) -> bool:
     return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
 
 
-def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
+def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield the words among numbers that no other row has: in a CSV file they turn all labels into strings."""
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
@@ -51,7 +51,7 @@ def _odd_labels(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
         yield f"{what}: so all labels are strings; correct it if it is a slip"
 
 
-def _rare_classes(rows: Labelled, counts: Counter[str]) -> Iterator[str]:
+def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield the classes that have too few rows, with these rows."""
     found: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
     for row, label in each_label(rows) if found else ():

@@ -1,4 +1,4 @@
-"""Labelled rows: their classes, and the data sets that they are split into. For texts, images and others."""
+"""Labeled rows: their classes, and the datasets that they are split into. For texts, images and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.splits import split_rows
 
 
-class Labelled(Protocol):
+class Labeled(Protocol):
     """Rows of one source, each with a label or, where several classes may apply, with a list of labels."""
 
     @property
@@ -35,15 +35,15 @@ class Labelled(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Labelled)
+R = TypeVar("R", bound=Labeled)
 
 
 def row_places(rows: Sequence[int]) -> str:
-    """Return what ``Labelled.places`` does for the rows of a file, which messages count from 1."""
+    """Return what ``Labeled.places`` does for the rows of a file, which messages count from 1."""
     return f"row{'s' * (len(rows) > 1)} {' and '.join(str(row + 1) for row in rows)}"
 
 
-def row_problem(rows: Labelled, row: int, problem: str) -> DataError:
+def row_problem(rows: Labeled, row: int, problem: str) -> DataError:
     """Return the error for a row, counted from 0."""
     return DataError(f"{rows.name}, {rows.places([row])}: {problem}")
 
@@ -68,7 +68,7 @@ def id_problem(named: Sequence[object]) -> str | None:
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
 
 
-def each_label(rows: Labelled) -> Iterator[tuple[int, int | str]]:
+def each_label(rows: Labeled) -> Iterator[tuple[int, int | str]]:
     """Yield the number of a row, counted from 0, with each label that it has."""
     for row, labels in enumerate(rows.labels):
         if isinstance(labels, list):
@@ -77,7 +77,7 @@ def each_label(rows: Labelled) -> Iterator[tuple[int, int | str]]:
             yield row, labels
 
 
-def distinct_labels(rows: Labelled) -> list[int] | list[str]:
+def distinct_labels(rows: Labeled) -> list[int] | list[str]:
     """Return the distinct labels, sorted: class ``i`` is the ``i``-th of them.
 
     Raises DataError if there are fewer than two.
@@ -90,7 +90,7 @@ def distinct_labels(rows: Labelled) -> list[int] | list[str]:
     return labels
 
 
-def class_numbers(rows: Labelled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:
+def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield what ``each_label`` does, with class numbers; raises DataError for a label that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
     for row, label in each_label(rows):
@@ -101,7 +101,7 @@ def class_numbers(rows: Labelled, classes: Sequence[str]) -> Iterator[tuple[int,
         yield row, numbers[str(label)]
 
 
-def encode_labels(rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
     """Return the class number of each row, int64 ``(rows,)``; raises DataError for a label that is not a class."""
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
@@ -109,7 +109,7 @@ def encode_labels(rows: Labelled, classes: Sequence[str]) -> np.ndarray:
 def split_parts(
     rows: R, encode: Callable[[R], np.ndarray], options: TaskOptions, seed: int, read: Callable[[str], R]
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
-    """Yield for each data set its name, the source of its rows, which of them it has, and their encoded labels.
+    """Yield for each dataset its name, the source of its rows, which of them it has, and their encoded labels.
 
     ``rows`` are those of the training source, and ``read`` opens another one. ``encode`` returns the labels of all rows
     of a source as an array; where these are class numbers, int64 ``(rows,)``, each class stays in training. Without

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from distcore import Direction
-from distcore_tasks.shared.classification.labels import Labelled
+from distcore_tasks.shared.classification.labels import Labeled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,23 +31,23 @@ class Problem(Protocol):
         """Yield what is wrong with each label, ``None`` if nothing is."""
         ...
 
-    def classes(self, rows: Labelled) -> list[int] | list[str]:
+    def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return the labels of the classes, none where there are no classes.
 
         Raises DataError if all rows have the same label.
         """
         ...
 
-    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
         """Return what a model is to say of each row, ``(rows, …)``; raises DataError for a label that is no class."""
         ...
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:
-        """Return what the report states of the encoded labels of a data set, as JSON values."""
+        """Return what the report states of the encoded labels of a dataset, as JSON values."""
         ...
 
     def warnings(
-        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield what is odd, as ``check_classes`` does; ``evaluation`` are the encoded labels of these rows."""
         ...

@@ -10,7 +10,7 @@ import numpy as np
 from distcore import Direction
 from distcore.data import describe_value
 from distcore_tasks.shared.classification.checks import check_classes
-from distcore_tasks.shared.classification.labels import Labelled, class_numbers, distinct_labels, label_problem
+from distcore_tasks.shared.classification.labels import Labeled, class_numbers, distinct_labels, label_problem
 from distcore_tasks.shared.classification.predictions import answer_lines, best_scored, scores_of
 from distcore_tasks.text_classification.problems.contract import Origins
 
@@ -43,11 +43,11 @@ class MultiLabel:
             problems = (label_problem(one, first, "an earlier one is") for one in some)
             yield next(filter(None, problems), _duplicate(some))
 
-    def classes(self, rows: Labelled) -> list[int] | list[str]:
+    def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return the distinct labels, sorted."""
         return distinct_labels(rows)
 
-    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
         """Return which classes apply to each row, uint8 ``(rows, classes)``."""
         table = np.zeros((len(rows), len(classes)), np.uint8)
         for row, number in class_numbers(rows, classes):
@@ -62,7 +62,7 @@ class MultiLabel:
         }
 
     def warnings(
-        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield what ``check_classes`` does."""
         return check_classes(rows, np.nonzero(evaluation)[1], classes, held_out)

@@ -12,7 +12,7 @@ import numpy as np
 
 from distcore import DataError, Direction
 from distcore.data import describe_value
-from distcore_tasks.shared.classification.labels import Labelled
+from distcore_tasks.shared.classification.labels import Labeled
 from distcore_tasks.shared.classification.predictions import answer_lines
 from distcore_tasks.text_classification.problems.contract import Origins
 
@@ -39,14 +39,14 @@ class Regression:
             else:
                 yield None if abs(label) <= LARGEST else f"label is {label!r}, expected a finite number of fp32"
 
-    def classes(self, rows: Labelled) -> list[int] | list[str]:
+    def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return none; raises DataError if all rows have the same number."""
         if len(set(rows.labels)) < 2:
             problem = f"all {len(rows)} rows have the label {rows.labels[0]!r}: there is nothing to learn"
             raise DataError(f"{rows.name}: {problem}")
         return []
 
-    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
         """Return the numbers, fp32 ``(rows,)``."""
         return np.asarray(rows.labels, np.float32)
 
@@ -58,7 +58,7 @@ class Regression:
         }
 
     def warnings(
-        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Nothing is odd about numbers."""
         yield from ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from distcore_tasks.shared.classification.checks import check_classes, is_integer
-from distcore_tasks.shared.classification.labels import Labelled, distinct_labels, encode_labels, label_problem
+from distcore_tasks.shared.classification.labels import Labeled, distinct_labels, encode_labels, label_problem
 from distcore_tasks.shared.classification.predictions import METRICS, class_lines, class_metrics, class_outputs
 from distcore_tasks.text_classification.problems.contract import Origins
 
@@ -29,11 +29,11 @@ class SingleLabel:
         """A label is an integer from 0 or a string, all of them of the type of the first."""
         return (label_problem(label, labels[0]) for label in labels)
 
-    def classes(self, rows: Labelled) -> list[int] | list[str]:
+    def classes(self, rows: Labeled) -> list[int] | list[str]:
         """Return the distinct labels, sorted."""
         return distinct_labels(rows)
 
-    def encode(self, rows: Labelled, classes: Sequence[str]) -> np.ndarray:
+    def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
         """Return class numbers, int64 ``(rows,)``."""
         return encode_labels(rows, classes)
 
@@ -42,7 +42,7 @@ class SingleLabel:
         return {"majority_share": round(float(np.bincount(labels).max() / len(labels)), 4)}
 
     def warnings(
-        self, rows: Labelled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
+        self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield what ``check_classes`` does."""
         return check_classes(rows, evaluation, classes, held_out)
