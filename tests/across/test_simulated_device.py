@@ -130,7 +130,7 @@ def test_data_that_fail_end_the_step_that_needs_them(found: dict[str, Any]) -> N
     assert failed["threads"] == []
 
 
-def test_the_data_set_is_not_read_while_the_run_evaluates(found: dict[str, Any]) -> None:
+def test_the_dataset_is_not_read_while_the_run_evaluates(found: dict[str, Any]) -> None:
     assert found["overlaps"] == []
 
 

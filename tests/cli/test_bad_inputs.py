@@ -144,7 +144,7 @@ VALUES = {
     "--set lr": r"--set lr: expected KEY=VALUE",
     "--set =3": r"--set : expected a dotted key",
     "--set optimizer.=3": r"--set optimizer.: expected a dotted key",
-    "--set optimizer.eps=1": r"unknown key 'optimizer' \(did you mean 'optimizer'\?\)",
+    "--set optimiser.eps=1": r"unknown key 'optimiser' \(did you mean 'optimizer'\?\)",
     "--set optimizer.epz=1": r"unknown key 'optimizer.epz' \(did you mean 'eps'\?\)",
     "--set optimizer=3": r"optimizer = 3: .*dictionary",
     "--lr 1 --set lr.peak=3": r"--set lr.peak: lr has a value of its own and no keys below it",

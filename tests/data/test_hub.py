@@ -39,7 +39,7 @@ def repositories(root: Path) -> None:
     BertForSequenceClassification(config).save_pretrained(model)
 
 
-def test_a_model_and_the_splits_of_a_data_set_are_downloaded_once_and_then_need_no_network(tmp_path: Path) -> None:
+def test_a_model_and_the_splits_of_a_dataset_are_downloaded_once_and_then_need_no_network(tmp_path: Path) -> None:
     repositories(tmp_path / "hub")
     names = ["--data", "tiny/chats@train", "--test-data", "tiny/chats@test", "--model", "tiny/bert"]
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -39,7 +39,7 @@ def rows(source: str, **columns: str) -> list[tuple[object, ...]]:
     return list(read_records(split(source), columns or COLUMNS))
 
 
-def test_a_folder_is_one_data_set_or_several_splits_of_which_train_is_the_first(here: Path) -> None:
+def test_a_folder_is_one_dataset_or_several_splits_of_which_train_is_the_first(here: Path) -> None:
     save(here / "one", texts(5), shards=2)
     save(here / "several", texts(5), shards=3, validation=texts(2, "other"))
     assert rows("one") == rows("several") == rows(f"{here}/several@train") == [(f"row {n}",) for n in range(5)]
@@ -85,7 +85,7 @@ def test_a_digest_is_of_the_content_wherever_it_is(here: Path) -> None:
     assert source_digest(split("other")) != source_digest(split("one"))
 
 
-def test_of_a_large_data_set_some_rows_are_in_memory(here: Path) -> None:
+def test_of_a_large_dataset_some_rows_are_in_memory(here: Path) -> None:
     text, size = "word " * 50, 20_000 * 250
     save(here / "large", [{"text": f"{text}{number}"} for number in range(20_000)])
     found, before, allocated, count = split("large"), pa.total_allocated_bytes(), 0, 0
@@ -147,7 +147,7 @@ def test_a_label_without_a_name_is_named_by_its_row(here: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["rows.jsonl", "data/rows.jsonl", "stdlib-docs", "../a/b", "/a/b", "a/b/c", "~/a"])
-def test_what_is_no_data_set_is_not_looked_for_in_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_dataset_is_not_looked_for_in_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert find_split(source) is None
 
@@ -204,7 +204,7 @@ def test_a_config_is_part_of_the_name(hub: Path) -> None:
         find_split("tiny/many:one@tset")
 
 
-def test_without_its_files_a_data_set_of_the_hub_is_fetched_again(hub: Path) -> None:
+def test_without_its_files_a_dataset_of_the_hub_is_fetched_again(hub: Path) -> None:
     put(hub, "tiny/chats", "default", "chat")
     first = split("tiny/chats")
     shutil.rmtree(hub)

@@ -58,7 +58,7 @@ def test_a_task_is_asked_in_one_module() -> None:
     assert asking({"task"}) - declared == {"plugin/task/bound.py"}
 
 
-def test_a_data_set_is_asked_in_one_module() -> None:
+def test_a_dataset_is_asked_in_one_module() -> None:
     # Answers of a task, the torch datasets of `Simple`, and a law that counts the rows of its own dataset.
     others = {"plugin/task/bound.py", "plugin/task/simple.py", "testing/laws/resume.py"}
     assert asking(DATA_SETS) - others == {"plugin/task/datasets.py"}

@@ -163,7 +163,7 @@ class Packed(Rows):
     pads = False
 
 
-def test_a_plan_follows_the_config_and_what_its_data_set_says() -> None:
+def test_a_plan_follows_the_config_and_what_its_dataset_says() -> None:
     config = RunConfig(micro_batch_tokens=300, loader={"forward_tokens": 7})
     assert training_plan(config, Rows(50)).by_tokens == TokenCut(tokens=300, forward=7)
     assert training_plan(config, Packed(50)).by_tokens == TokenCut(tokens=300, forward=7, pads=False)

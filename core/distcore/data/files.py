@@ -51,7 +51,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
 def source_name(source: Source) -> str:
     """Return what messages call the source: ``data file reviews.csv``, ``dataset reviews@train``."""
-    return f"data {'set' if isinstance(source, Split) else 'file'} {source}"
+    return f"{'dataset' if isinstance(source, Split) else 'data file'} {source}"
 
 
 def check_source(source: Source) -> None:

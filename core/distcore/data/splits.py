@@ -24,7 +24,7 @@ _FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz")
 class Split:
     """The rows of one split; as a string it is what the user called it."""
 
-    data_set: str
+    dataset: str
     """The folder or the name of the hub."""
     name: str | None
     """``None`` for a folder with one dataset."""
@@ -36,7 +36,7 @@ class Split:
 
     def __str__(self) -> str:
         """Return ``chats@train``, or ``chats`` where there is one dataset."""
-        return self.data_set if self.name is None else f"{self.data_set}@{self.name}"
+        return self.dataset if self.name is None else f"{self.dataset}@{self.name}"
 
 
 def find_split(source: str) -> Split | None:
@@ -71,7 +71,7 @@ def _of_dict(folder: Path, split: str | None) -> Split:
     names = _json(folder, DICT, "splits")
     chosen = _chosen(shown(folder), split, {str(name): () for name in names})
     files = _data_files(folder / str(chosen.name), f"dataset {chosen}")
-    return Split(chosen.data_set, chosen.name, files, chosen.others)
+    return Split(chosen.dataset, chosen.name, files, chosen.others)
 
 
 def _of_folder(folder: Path, split: str | None) -> Split:
@@ -81,14 +81,14 @@ def _of_folder(folder: Path, split: str | None) -> Split:
     return Split(name, None, _data_files(folder, f"dataset {name}"))
 
 
-def _chosen(data_set: str, split: str | None, files: Mapping[str, Sequence[Path]]) -> Split:
+def _chosen(dataset: str, split: str | None, files: Mapping[str, Sequence[Path]]) -> Split:
     """Return the split that is asked for, else ``train``, else the only one; raises DataError."""
     name = split or (next(iter(files)) if len(files) == 1 else "train")
     if name not in files:
-        there = ", ".join(f"{data_set}@{other}" for other in files) or "none"
+        there = ", ".join(f"{dataset}@{other}" for other in files) or "none"
         problem = f"has no split {name!r}{nearest(name, files)}" if split else "has no split 'train': name one"
-        raise DataError(f"dataset {data_set}: {problem} (found: {there})")
-    return Split(data_set, name, tuple(files[name]), tuple(other for other in files if other != name))
+        raise DataError(f"dataset {dataset}: {problem} (found: {there})")
+    return Split(dataset, name, tuple(files[name]), tuple(other for other in files if other != name))
 
 
 def _data_files(folder: Path, name: str) -> tuple[Path, ...]:

@@ -87,7 +87,7 @@ class Stream(IterableDataset[Any]):
         return iter([])
 
 
-def test_a_data_set_that_varies_is_asked_for_each_epoch() -> None:
+def test_a_dataset_that_varies_is_asked_for_each_epoch() -> None:
     @dataclass(frozen=True)
     class Varies(Lines):
         def data(self) -> Any:

@@ -72,10 +72,10 @@ def unused_splits(options: TaskOptions) -> Iterator[str]:
     if train is None:
         return
     left = {name: option for name, option in HELD_OUT.items() if name in train.others and given[option] is None}
-    left = {f"{train.data_set}@{name}": option for name, option in left.items()}
+    left = {f"{train.dataset}@{name}": option for name, option in left.items()}
     unused = [f"--{option.replace('_', '-')} {split}" for split, option in left.items() if split not in used]
     if unused:
-        yield f"dataset {train.data_set}: has splits that are not used; to use them: {' '.join(unused)}"
+        yield f"dataset {train.dataset}: has splits that are not used; to use them: {' '.join(unused)}"
 
 
 def text_problem(text: object, name: str = "text") -> str | None:

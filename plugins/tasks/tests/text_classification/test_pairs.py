@@ -205,7 +205,7 @@ def test_stdlib_pairs_are_pairs_without_a_column_for_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.programs
-def test_an_embedded_data_set_of_the_other_kind_is_refused() -> None:
+def test_an_embedded_dataset_of_the_other_kind_is_refused() -> None:
     with pytest.raises(DataError, match=r"^dataset stdlib-docs: has one text per row, but columns.text_pair asks for"):
         replace(TASK, data="stdlib-docs").prepare(RunConfig())
     single = replace(TASK, columns=replace(COLUMNS, text_pair=None), eval_data="stdlib-pairs")

@@ -149,7 +149,7 @@ def test_predictions_of_a_test_file_name_its_rows_by_the_ids_that_they_have(task
 
 
 @pytest.mark.programs
-def test_predictions_of_an_embedded_data_set_have_its_name(task):
+def test_predictions_of_an_embedded_dataset_have_its_name(task):
     data = replace(task, data="stdlib-docs", columns=Columns(id="name")).prepare(CONFIG)
     first, *_ = task.predictions(scored([0], [0]), data)
     assert (first["file"], first["row"], "id" in first) == ("stdlib-docs", int(data.test.source_rows[0]) + 1, False)

@@ -52,7 +52,7 @@ def prepared(task: Any, source: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_data_set_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -> None:
+def test_a_dataset_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -> None:
     task, rows = CASES[case]
     from_file = prepared(task, write_lines(tmp_path / "rows.jsonl", rows))
     found = prepared(task, str(save(tmp_path / "set", rows, shards=3)))
@@ -78,7 +78,7 @@ def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
     assert rows == [row["messages"] for row in named]
 
 
-def test_classes_are_words_where_the_data_set_names_them(tmp_path: Path) -> None:
+def test_classes_are_words_where_the_dataset_names_them(tmp_path: Path) -> None:
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(30)]
     save(tmp_path / "set", rows, features)
