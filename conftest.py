@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+from importlib.metadata import distributions
+
+import pytest
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # tells all later processes how wide the terminal is, so it goes before what follows
@@ -12,3 +15,12 @@ for name in ("COLUMNS", "LINES"):
     os.unsetenv(name)  # also where it was set behind the back of os.environ
 
 pytest_plugins = ["rank_watch", "shared_fixtures"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of the core that need another distribution beside it, where that is not installed."""
+    installed = {distribution.name for distribution in distributions()}
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            if missing := [name for name in mark.args if name not in installed]:
+                item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))

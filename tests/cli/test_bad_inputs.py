@@ -21,6 +21,8 @@ from work_folder import enter, install
 
 from distcore.cli.main import main
 
+pytestmark = pytest.mark.needs("distcore-tasks", "distcore-ddp")
+
 GOOD = [["good morning", 0], ["good evening", 0], ["bad luck", 1], ["bad news", 1], ["good day", 0], ["bad day", 1]]
 JOB = "train --data good.json --model bert-tiny --out run"
 

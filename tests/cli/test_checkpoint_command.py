@@ -16,6 +16,8 @@ from distcore.cli.main import main
 from distcore.jobs.export import fill
 from distcore.plugin.strategy.state import State
 
+pytestmark = pytest.mark.needs("distcore-tasks")
+
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

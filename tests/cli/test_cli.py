@@ -24,7 +24,6 @@ from distcore.cli.task_flags import task_flags
 from distcore.config import RunConfig, load_config
 from distcore.errors import nearest
 
-OF_TEXT = task_flags("text-classification", ()).flags
 HEAVY = ("torch", "transformers", "pydantic", "pluggy", "rich", "numpy", "yaml")
 SET_ONLY = {
     "strategy_options", "optimizer", "schedule", "clip", "gradient_checkpointing", "checkpoints",
@@ -48,7 +47,12 @@ def field_of(flag: Flag) -> tuple[object, object]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *([name, "--help"] for name in ("train", "predict", "compare", "strategies")), ["--version"]],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in ("train", "predict", "strategies")),
+        pytest.param(["compare", "--help"], marks=pytest.mark.needs("distcore-workbench")),
+    ],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
@@ -75,6 +79,7 @@ def test_what_no_command_is_needed_for_imports_no_plugin(argument: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["train", "--help", "--task=text-classification"], ["tasks"]], ids=" ".join)
+@pytest.mark.needs("distcore-tasks")
 def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     code = (
         "import sys; from distcore.cli.main import main\n"
@@ -94,6 +99,7 @@ def test_a_task_is_described_without_torch(arguments: list[str]) -> None:
     assert re.search(of_help if "--help" in arguments else of_table, done.stdout)
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_help_of_a_task_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--task", "text-clasification", "--help"]) == 2
     assert "did you mean 'text-classification'" in capsys.readouterr().err
@@ -118,8 +124,9 @@ def test_a_flag_says_the_default_and_choices_of_its_field(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "here"), WORDS_OF_OTHERS.items(), ids=list(WORDS_OF_OTHERS))
+@pytest.mark.needs("distcore-tasks")
 def test_a_flag_of_another_library_is_named_by_what_there_is(theirs: str, here: str) -> None:
-    names = {flag.name for flag in (*FLAGS, *OF_TEXT)}
+    names = {flag.name for flag in (*FLAGS, *task_flags("text-classification", ()).flags)}
     assert theirs not in names
     assert set(re.findall(r"--[\w-]+", here)) <= {*names, "--set"}
     for key, value in re.findall(r"--set (\S+)=(\S+)", here):
@@ -136,7 +143,11 @@ def test_a_slip_of_the_keys_is_the_name_of_that_length(word: str, meant: str) ->
 
 def test_every_field_has_a_flag_or_is_known_to_need_set() -> None:
     assert {flag.key.partition(".")[0] for flag in FLAGS} | SET_ONLY == set(RunConfig.model_fields)
-    assert {flag.key.partition(".")[0] for flag in OF_TEXT} == {"task_options"}
+
+
+@pytest.mark.needs("distcore-tasks")
+def test_every_flag_of_a_task_sets_an_option_of_it() -> None:
+    assert {flag.key.partition(".")[0] for flag in task_flags("text-classification", ()).flags} == {"task_options"}
 
 
 def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> None:
@@ -146,6 +157,7 @@ def test_set_overrides_flags_and_flags_override_the_file(work_folder: Path) -> N
     assert (config.lr, config.epochs, config.seed, config.optimizer.options["eps"]) == (0.3, 4, 3, 1e-6)
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +183,7 @@ def test_dry_run_prints_a_config_that_trains_and_starts_nothing(
     assert "micro-batches of its first step: 2, of 4, 4 rows" in out
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --set device=cpu --global-batch-size 16 --out run --dry-run"
     packed, job = job, f"{job} --packing off"
@@ -187,6 +200,7 @@ def test_a_dry_run_says_how_steps_are_cut_by_tokens(work_folder: Path, capsys: p
 
 
 @pytest.mark.programs
+@pytest.mark.needs("distcore-tasks")
 def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = "train --data rows.json --model bert-tiny --max-steps 2 --log-every 1 --out run"
     assert main(job.split()) == 0
@@ -206,6 +220,7 @@ def test_train_reports_and_its_config_trains_again(work_folder: Path, capsys: py
 
 
 @pytest.mark.ranks
+@pytest.mark.needs("distcore-tasks")
 def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(work_folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *LOOPBACK, "-m", "distcore"]
     job = "train --data rows.json --model bert-tiny --strategy ddp --max-steps 1 --set device=cpu --out run"
@@ -215,6 +230,7 @@ def test_ranks_that_a_launcher_started_join_and_the_main_one_reports(work_folder
     assert json.loads((work_folder / "run/report.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (work_folder / "mine.py").write_text(
         "from distcore import hookimpl\n"
@@ -228,6 +244,7 @@ def test_a_defect_is_one_line_and_a_traceback_file(work_folder: Path, capsys: py
     assert "on_run_start" in file.read_text()
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies", "--json"]) == 0
     found = {facts["name"]: facts for facts in json.loads(capsys.readouterr().out)}
@@ -238,6 +255,7 @@ def test_strategies_as_json_say_what_each_declares_and_its_options(capsys: pytes
     assert bucket["doc"].startswith("Gradient bucket size in MiB")
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_strategies_as_tables_fit_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out

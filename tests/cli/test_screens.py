@@ -108,6 +108,7 @@ def test_listings_fit_eighty_columns_and_keep_names_whole(
         assert not names - words
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies", "ddp"]) == 0
     out = capsys.readouterr().out
@@ -119,6 +120,7 @@ def test_one_strategy_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> No
     assert [facts["name"] for facts in json.loads(capsys.readouterr().out)] == ["ddp"]
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "text-classification"]) == 0
     out = capsys.readouterr().out
@@ -133,6 +135,7 @@ def test_one_task_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         ("tasks text", "no task named 'text'"),
     ],
 )
+@pytest.mark.needs("distcore-ddp")
 def test_a_name_that_is_not_there_is_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     out, err = capsys.readouterr()

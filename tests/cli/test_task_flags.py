@@ -110,6 +110,7 @@ def test_short_keys_are_options_of_the_task_and_nothing_else(own: str) -> None:
         load_config(None, {"task": own, "epoch": 3})
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_the_default_task_is_what_a_distribution_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.default_task() == "text-classification"
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "")
@@ -133,6 +134,7 @@ def test_without_a_default_task_help_has_the_flags_of_the_config(
     assert "unknown flag '--epoch' (did you mean '--epochs'?)" in capsys.readouterr().err
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_two_default_tasks_are_refused_and_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site").mkdir()
     install(tmp_path / "site", "other", "[distcore.default_task]\nmine = other:Mine\n")
@@ -141,6 +143,7 @@ def test_two_default_tasks_are_refused_and_both_named(tmp_path: Path, monkeypatc
         registry.default_task()
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_the_flags_of_a_task_are_found_without_torch_and_numpy() -> None:
     code = (
         "import sys; from distcore.cli.task_flags import task_flags; task_flags('auto', ());"

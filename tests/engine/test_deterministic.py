@@ -78,6 +78,7 @@ def test_an_operation_without_such_an_algorithm_is_one_line(tmp_path: Path) -> N
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_a_strategy_that_cannot_is_refused_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

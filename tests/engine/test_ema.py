@@ -146,6 +146,7 @@ class Plain:
 """
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_a_strategy_that_does_not_declare_it_is_refused_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_run_folder_is_resumed_only_from_its_own_checkpoints(tmp_path: Path) -
         check_out(own.model_copy(update={"out": str(tmp_path / "other")}))
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_a_process_can_train_again_after_a_run_that_failed(tmp_path: Path) -> None:
     config = RunConfig(
         strategy="ddp", out=str(tmp_path / "run"), max_steps=1, global_batch_size=4, lr=0.01, device="cpu"

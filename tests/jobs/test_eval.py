@@ -9,6 +9,8 @@ import pytest
 
 from distcore.cli.main import main
 
+pytestmark = pytest.mark.needs("distcore-tasks")
+
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world", ["--strategy single", "--strategy ddp --nproc 2", "--strategy ddp --nproc 3"])

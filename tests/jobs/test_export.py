@@ -16,6 +16,8 @@ from distcore.checkpoint.provenance import provenance
 from distcore.cli.main import main
 from distcore.config import RunConfig, load_config
 
+pytestmark = pytest.mark.needs("distcore-tasks")
+
 LONG = "good text " * 400
 """More tokens than the model has positions."""
 

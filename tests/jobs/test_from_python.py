@@ -63,6 +63,7 @@ class Lines(Simple):
         ({"epochs": 0, "sed": 1}, "RunConfig: epochs = 0: input should be greater than or equal to 1 (and 1 more)"),
     ],
 )
+@pytest.mark.needs("distcore-tasks")
 def test_a_wrong_config_is_one_line(given: dict[str, object], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RunConfig(**given)
@@ -76,6 +77,7 @@ def test_a_wrong_part_of_a_config_is_one_line_too() -> None:
     assert str(caught.value) == "Clip: unknown key 'nrom' (did you mean 'norm'?)"
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_ranks_that_one_process_cannot_be_are_refused_before_they_start() -> None:
     with pytest.raises(ConfigError, match=r"^nproc = 2: strategy 'single' runs in one process; .*ddp"):
         train(RunConfig(nproc=2, device="cpu"))

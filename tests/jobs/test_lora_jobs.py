@@ -17,9 +17,8 @@ import distcore
 from distcore import load_config
 from distcore.checkpoint import Checkpoint
 from distcore.cli.main import main
-from distcore_tasks.shared.pretrained import tokenizer_files
 
-pytestmark = pytest.mark.programs
+pytestmark = [pytest.mark.programs, pytest.mark.needs("distcore-tasks")]
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 TRAINING = (
@@ -30,6 +29,8 @@ TRAINING = (
 
 def base_folder(folder: Path, tokenizer: Path, seed: int = 0) -> Path:
     """A BERT that has seen no class, and so has neither pooler nor head."""
+    from distcore_tasks.shared.pretrained import tokenizer_files
+
     files = tokenizer_files(tokenizer)
     torch.manual_seed(seed)
     BertForMaskedLM(BertConfig(vocab_size=200, **SMALL)).save_pretrained(folder)

@@ -48,6 +48,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(tmp_path: Path)
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed/config.yaml").write_text("")
@@ -55,6 +56,7 @@ def test_what_the_user_can_mend_is_not_tried_again(tmp_path: Path, capsys: pytes
     assert "holds another run" in capsys.readouterr().err
 
 
+@pytest.mark.needs("distcore-ddp")
 def test_under_another_launcher_that_one_restarts(tmp_path: Path) -> None:
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     arguments = [sys.executable, "-m", "distcore", *command(tmp_path, "out", "--nproc", "1", "--max-restarts", "2")]

@@ -14,7 +14,6 @@ from distcore import RunConfig
 from distcore.cli.main import main
 from distcore.launchers.processes import cores
 from distcore.launchers.processes.cores import cgroup_quota
-from distcore_workbench.compare.comparison import warnings_of
 
 
 @pytest.mark.parametrize(
@@ -74,6 +73,7 @@ def test_a_quota_counts_as_that_many_cores(files: dict[str, str], quota: float, 
     assert cgroup_quota(tmp_path) == quota
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +89,10 @@ def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
     assert cores.crowded(RunConfig(nproc=16, device="cuda")) is None
 
 
+@pytest.mark.needs("distcore-workbench")
 def test_a_comparison_on_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distcore_workbench.compare.comparison import warnings_of
+
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(psutil, "getloadavg", lambda: (0.9, 9.0, 9.0))
     assert cores.foreign_load() is None

@@ -198,6 +198,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("flags", REFUSED)
+@pytest.mark.needs("distcore-tasks")
 def test_a_combination_that_cannot_work_is_refused_before_ranks_start(
     flags: str, work_folder: Path, image_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,12 +211,14 @@ def test_a_combination_that_cannot_work_is_refused_before_ranks_start(
     assert not (work_folder / "run").exists()
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_the_dry_run_shows_alpha_filled_in(work_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = "--data rows.json --model bert-tiny --max-seq-len 8 --lora 4 --strategy fsdp --nproc 2 --dry-run"
     assert main(["train", *flags.split()]) == 0
     assert "lora:\n  rank: 4\n  alpha: 8.0\n" in capfd.readouterr().out
 
 
+@pytest.mark.needs("distcore-tasks")
 def test_without_peft_the_line_says_what_to_install(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_value_is_that_of_the_option_which_the_strategy_declares(
     assert strategies.expanded(config) is config
 
 
+@pytest.mark.needs("distcore-fsdp")
 def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
     config = resolve(load_config(None, {"strategy": "fsdp:grad", "nproc": 2, "device": "cpu"})).config
     assert (config.strategy, config.strategy_options) == ("fsdp", {"sharding": "grad"})
@@ -58,6 +59,7 @@ def test_a_run_with_it_is_resolved_to_name_and_option() -> None:
         ),
     ],
 )
+@pytest.mark.needs("distcore-fsdp")
 def test_what_means_nothing_is_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises((ConfigError, StrategyError), match=message):
         strategies.expanded(load_config(None, changes))
