@@ -19,7 +19,7 @@ class DistcoreError(Exception):
 
     def __str__(self) -> str:
         """Return the message on one line, whatever stands in the names and values of the user that it repeats."""
-        return NOT_ON_A_LINE.sub(lambda found: found[0].encode("unicode_escape").decode(), super().__str__())
+        return NOT_ON_A_LINE.sub(lambda match: match[0].encode("unicode_escape").decode(), super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows in place of a traceback: where in distcore it was raised helps nobody."""

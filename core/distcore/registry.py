@@ -48,11 +48,11 @@ def entries(group: str) -> dict[str, EntryPoint]:
 
 def offers(group: str) -> dict[str, list[EntryPoint]]:
     """Return, by name and sorted, all entry points of that name, one per distribution, without blocked ones."""
-    found: dict[str, list[EntryPoint]] = {}
+    offered: dict[str, list[EntryPoint]] = {}
     for entry in sorted(all_offers(group), key=lambda entry: (entry.name, distribution(entry))):
         if not _blocked(entry):
-            found.setdefault(entry.name, []).append(entry)
-    return found
+            offered.setdefault(entry.name, []).append(entry)
+    return offered
 
 
 def only(group: str, offered: list[EntryPoint]) -> EntryPoint:
@@ -147,10 +147,10 @@ def all_offers(group: str) -> list[EntryPoint]:
 def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     """All entry points for distcore; ``places`` tells what was installed or removed since, as pip does."""
     ours: dict[str, Distribution] = {}
-    for found in distributions():
-        if "[distcore." in (found.read_text("entry_points.txt") or ""):
-            ours.setdefault(_identity(found)[0], found)  # of two versions, Python imports the first on the path
-    entries = (entry for found in ours.values() for entry in found.entry_points)
+    for package in distributions():
+        if "[distcore." in (package.read_text("entry_points.txt") or ""):
+            ours.setdefault(_identity(package)[0], package)  # of two versions, Python imports the first on the path
+    entries = (entry for package in ours.values() for entry in package.entry_points)
     return tuple(entry for entry in entries if entry.group.startswith("distcore."))
 
 
@@ -164,8 +164,8 @@ def _state(place: str) -> tuple[str, int]:
 
 
 @cache  # the metadata is a long file
-def _identity(found: Distribution) -> tuple[str, str]:
-    return found.name, found.version
+def _identity(package: Distribution) -> tuple[str, str]:
+    return package.name, package.version
 
 
 def _owner(entry: EntryPoint) -> str:

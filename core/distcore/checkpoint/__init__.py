@@ -98,10 +98,10 @@ def find(resume: str, out: Path) -> Path | None:
         if not (path / MANIFEST).is_file():
             raise CheckpointError(f"resume = {resume!r}: no checkpoint there (a folder step-NNNNNNNN with {MANIFEST})")
         return path
-    found = next(complete_checkpoints(folder), None)
-    if found is None and (every := checkpoints_in(folder)):
+    newest = next(complete_checkpoints(folder), None)
+    if newest is None and (every := checkpoints_in(folder)):
         raise CheckpointError(f"resume = 'auto': none of {len(every)} checkpoints is whole: {problem_of(every[0])}")
-    return found
+    return newest
 
 
 def resume(
@@ -116,26 +116,26 @@ def resume(
     out, asked = Path(str(run.config.out)), run.config.resume
     if run.world.is_main:
         clean_up(Files(), out / "checkpoints")
-    found = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
-    path = broadcast_from_main(run, hooks, str(found or ""))
-    if not path:
+    newest = on_all_ranks(run, hooks, "resume", lambda: find(asked, out) if asked and run.world.is_main else None)
+    shared = broadcast_from_main(run, hooks, str(newest or ""))
+    if not shared:
         if asked and run.world.is_main:
             log.info("no checkpoint in %s: starting at step 0", out)
         return None
-    newest = Path(path)
-    earlier = [other for other in checkpoints_in(newest.parent) if other < newest] if asked == "auto" else []
+    path = Path(shared)
+    earlier = [other for other in checkpoints_in(path.parent) if other < path] if asked == "auto" else []
     while True:
         try:
-            progress, job_state = load(run, hooks, newest, data, on_resume)
+            progress, job_state = load(run, hooks, path, data, on_resume)
             break
         except DamagedError as error:
             if not earlier:
                 raise
             log.warning("skipped: %s", error)
-            newest = earlier.pop(0)
-    tidy = partial(remove_newer, out / "checkpoints", newest, Files())
+            path = earlier.pop(0)
+    tidy = partial(remove_newer, out / "checkpoints", path, Files())
     on_all_ranks(run, hooks, "resume", tidy if run.world.is_main else _nothing)
-    return newest, progress, job_state
+    return path, progress, job_state
 
 
 def load(

@@ -46,11 +46,11 @@ def _chosen(target: Path, step: int | None, best: bool) -> tuple[Path, str]:
 
 
 def _of_step(target: Path, every: list[Path], step: int) -> Path:
-    found = next((path for path in every if path.name == _name(step)), None)
-    if found is None:
+    chosen = next((path for path in every if path.name == _name(step)), None)
+    if chosen is None:
         there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in reversed(every))
         raise CheckpointError(f"{target}: no checkpoint of step {step} (there are: {there})")
-    return found
+    return chosen
 
 
 def _best(target: Path, every: list[Path], judged: Judgement | None) -> tuple[Path, str]:

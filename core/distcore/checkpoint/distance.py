@@ -37,12 +37,12 @@ class Distance:
     """Name of the tensor with the largest difference; empty if there is no difference."""
 
 
-def difference(found: Tensor, expected: Tensor) -> Difference:
+def difference(actual: Tensor, expected: Tensor) -> Difference:
     """Compare two tensors of any shape and dtype, in float64 on the CPU."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return Difference(math.inf, math.inf)
     expected = expected.detach().cpu().double()
-    apart = found.detach().cpu().double() - expected
+    apart = actual.detach().cpu().double() - expected
     largest = float(apart.abs().max()) if apart.numel() else 0.0
     return Difference(largest, float(apart.norm()) / (float(expected.norm()) or 1.0))
 
@@ -56,11 +56,11 @@ def distance(path: Path, reference: Path) -> Distance:
         if name not in one or name not in other or one.entry(name).shape != other.entry(name).shape:
             return Distance(largest=math.inf, relative=math.inf, tensor=name.removeprefix(MODEL))
         expected = other[name].double()
-        found = difference(one[name], expected)
+        error = difference(one[name], expected)
         norm = float(expected.norm())
-        apart, size = apart + (found.relative * (norm or 1.0)) ** 2, size + norm**2
-        if found.largest > largest or math.isnan(found.largest):  # NaN is not greater than anything
-            largest, where = found.largest, name.removeprefix(MODEL)
+        apart, size = apart + (error.relative * (norm or 1.0)) ** 2, size + norm**2
+        if error.largest > largest or math.isnan(error.largest):  # NaN is not greater than anything
+            largest, where = error.largest, name.removeprefix(MODEL)
     return Distance(largest=largest, relative=math.sqrt(apart / (size or 1.0)), tensor=where)
 
 
@@ -74,5 +74,5 @@ def differing(one: Checkpoint, other: Checkpoint) -> Iterator[tuple[float, str]]
         if a.shape != b.shape or a.dtype != b.dtype:
             yield math.inf, f"{name}  {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
         elif not torch.equal(a, b):
-            found = difference(b, a)
-            yield found.relative, f"{name}  largest difference {found.largest:.3g}, relative {found.relative:.3g}"
+            error = difference(b, a)
+            yield error.relative, f"{name}  largest difference {error.largest:.3g}, relative {error.relative:.3g}"

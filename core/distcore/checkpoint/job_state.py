@@ -98,10 +98,10 @@ def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
     """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
     tree = config.model_dump(mode="json")
     options = {f"task_options.{name}": value for name, value in config.task_options.items()}
-    found = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
+    values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
     # The name stands among what is fixed, and may be a file that has been moved.
-    found["optimizer"] = {key: value for key, value in found["optimizer"].items() if key != "name"}
-    return found | options | {"total_steps": total_steps}
+    values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "name"}
+    return values | options | {"total_steps": total_steps}
 
 
 def check_job(

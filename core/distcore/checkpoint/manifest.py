@@ -250,12 +250,12 @@ def size_of(file: Path) -> int:
     Raises CheckpointError, without opening it, for a link, a pipe or a device; DamagedError if it cannot be read.
     """
     try:
-        found = file.lstat()
+        status = file.lstat()
     except OSError as error:
         raise DamagedError(f"{file}: cannot be read: {error.strerror}") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file}: is not a regular file")
-    return found.st_size
+    return status.st_size
 
 
 def read_json(file: Path) -> bytes:

@@ -60,7 +60,7 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
     ``model`` is the name of the model's class.
     """
     # Checkpoints of earlier versions have none.
-    found = job_state.get("environment") or environment(config.strategy, config.task)
+    versions = job_state.get("environment") or environment(config.strategy, config.task)
     return Provenance(
         model=model,
         task=without_folder(config.task),
@@ -72,7 +72,7 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
         ranks=int(config.nproc),
         device=config.device,
         precision=config.precision,
-        environment=", ".join(f"{package} {number}" for package, number in found.items()),
+        environment=", ".join(f"{package} {number}" for package, number in versions.items()),
     )
 
 
@@ -84,11 +84,11 @@ def environment(strategy: str, task: str) -> dict[str, str]:
 
     What runs from its sources, without metadata, is left out.
     """
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *_distributions("tasks", task))):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _behind(strategy: str) -> Iterator[str]:

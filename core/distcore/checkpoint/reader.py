@@ -57,8 +57,8 @@ class Checkpoint:
             )
         if entry.boxes is not None or entry.grid is not None:
             rows = _rows_around(entry, start, count)
-            found = self._assemble(name, entry, rows).reshape(-1)
-            return found[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
+            block = self._assemble(name, entry, rows).reshape(-1)
+            return block[start - rows.offset[0] * math.prod(entry.shape[1:]) :][:count].clone()
         parts = [
             self._read_overlap(entry, piece, start, count) for piece in entry.pieces if _overlap(piece, start, count)
         ]
@@ -116,9 +116,9 @@ class Checkpoint:
                 if file in wanted:
                     wanted[file][key] = (entry.dtype, count)
         for file, keys in wanted.items():
-            found = self._header(file)
-            if odd := sorted(key for key in found.keys() | keys.keys() if found.get(key) != keys.get(key)):
-                here, there = (tensors.get(odd[0], "nothing") for tensors in (found, keys))
+            header = self._header(file)
+            if odd := sorted(key for key in header.keys() | keys.keys() if header.get(key) != keys.get(key)):
+                here, there = (tensors.get(odd[0], "nothing") for tensors in (header, keys))
                 raise DamagedError(
                     f"{self.path / file}: damaged: its header says {here} of {odd[0]!r}, the manifest {there}"
                 )

@@ -44,10 +44,10 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _under(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``given`` with what it leaves open filled in."""
-    found = dict(given)
+    merged = dict(given)
     for key, value in values.items():
-        if isinstance(value, dict) and isinstance(found.get(key, {}), dict):
-            found[key] = _under(found.get(key, {}), value)
+        if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):
+            merged[key] = _under(merged.get(key, {}), value)
         else:
-            found.setdefault(key, value)
-    return found
+            merged.setdefault(key, value)
+    return merged

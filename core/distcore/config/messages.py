@@ -64,8 +64,8 @@ def _keys(location: tuple[int | str, ...]) -> list[str]:
 
 def _deeper(model: type[BaseModel], key: str) -> str:
     """A hint where a tree inside the config has this key."""
-    found = [f"{tree}.{key}" for tree in model.model_fields if key in _keys_at(model, [tree])]
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    paths = [f"{tree}.{key}" for tree in model.model_fields if key in _keys_at(model, [tree])]
+    return f" (did you mean {paths[0]!r}?)" if paths else ""
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:

@@ -35,10 +35,10 @@ def parse_value(text: str) -> Any:
 def parse_values(text: str) -> list[Any]:
     """Read values separated by commas, each as ``parse_value`` does; a comma in brackets separates none."""
     try:
-        found = yaml.safe_load(f"[{text}]")
+        values = yaml.safe_load(f"[{text}]")
     except yaml.YAMLError:
-        found = text.split(",")
-    return [_number_if(value) for value in found]
+        values = text.split(",")
+    return [_number_if(value) for value in values]
 
 
 def _number_if(value: Any) -> Any:

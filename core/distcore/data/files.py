@@ -181,9 +181,9 @@ def _as_list(columns: Columns) -> str:
 
 def _missing(setting: str, names: Iterable[str], columns: Columns) -> str:
     names = list(names)
-    found = ", ".join(map(str, names)) or "none"
+    existing = ", ".join(map(str, names)) or "none"
     column = columns[setting]
-    return f"no column {column!r}{nearest(column, names)} (found: {found}); name it with --set {setting}=NAME"
+    return f"no column {column!r}{nearest(column, names)} (found: {existing}); name it with --set {setting}=NAME"
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Record]:

@@ -32,17 +32,17 @@ def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
     key = hashlib.sha256(json.dumps([FORMAT, name, config]).encode()).hexdigest()[:40]
     for _ in range(2):
         folder = cached_folder("hub", key, lambda folder: _fetch(folder, name, config))
-        found = json.loads((folder / SPLITS).read_text(encoding="utf-8"))
-        if all(Path(file).is_file() for files in found.values() for file in files):
+        splits = json.loads((folder / SPLITS).read_text(encoding="utf-8"))
+        if all(Path(file).is_file() for files in splits.values() for file in files):
             break
         (folder / MANIFEST).unlink(missing_ok=True)  # the cache of datasets was emptied: fetch it again
-    return {split: tuple(map(Path, files)) for split, files in found.items()}
+    return {split: tuple(map(Path, files)) for split, files in splits.items()}
 
 
 def _fetch(folder: Path, name: str, config: str | None) -> None:
     splits = _load(name, config)
-    found = {split: [entry["filename"] for entry in rows.cache_files] for split, rows in splits.items()}
-    (folder / SPLITS).write_text(json.dumps(found), encoding="utf-8")
+    files = {split: [entry["filename"] for entry in rows.cache_files] for split, rows in splits.items()}
+    (folder / SPLITS).write_text(json.dumps(files), encoding="utf-8")
 
 
 def _load(name: str, config: str | None) -> Mapping[str, Any]:
@@ -65,19 +65,19 @@ def _loaded(name: str, config: str | None) -> Mapping[str, Any]:
     from datasets.packaged_modules.cache.cache import Cache as Cached
     from huggingface_hub import dataset_info
 
-    found: Mapping[str, Any]
+    splits: Mapping[str, Any]
     try:
         dataset_info(name, timeout=SECONDS)  # load_dataset itself tries for half a minute
     except Exception as error:
         try:
             owned = name.split("/")[1]
             cached = Cached(dataset_name=owned, repo_id=name, config_name=config, version="auto", hash="auto")
-            found = cached.as_dataset()
+            splits = cached.as_dataset()
         except ValueError as lacking:
             raise ValueError(f"{error}; in its cache: {lacking}") from None
     else:
-        found = datasets.load_dataset(name, config, keep_in_memory=False)
-    return found
+        splits = datasets.load_dataset(name, config, keep_in_memory=False)
+    return splits
 
 
 @contextmanager

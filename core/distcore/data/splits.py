@@ -53,13 +53,13 @@ def find_split(source: str) -> Split | None:
             return _of_folder(folder, split)
         if folder.exists():
             return None
-    found = _HUB.fullmatch(source)
-    if found is None or Path(found["name"]).suffix.lower() in _FILES:
+    match = _HUB.fullmatch(source)
+    if match is None or Path(match["name"]).suffix.lower() in _FILES:
         return None
     from distcore.data.hub import hub_files
 
-    called = found["name"] + (f":{found['config']}" if found["config"] else "")
-    return _chosen(called, found["split"], hub_files(found["name"], found["config"]))
+    called = match["name"] + (f":{match['config']}" if match["config"] else "")
+    return _chosen(called, match["split"], hub_files(match["name"], match["config"]))
 
 
 def _parted(source: str) -> tuple[str, str | None]:
@@ -102,10 +102,10 @@ def _data_files(folder: Path, name: str) -> tuple[Path, ...]:
 
 def _json(folder: Path, file: str, key: str) -> list[Any]:
     try:
-        found = json.loads((folder / file).read_text(encoding="utf-8"))[key]
+        value = json.loads((folder / file).read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"dataset {shown(folder)}: {file} cannot be used: {type(error).__name__} {error}") from None
-    return list(found)
+    return list(value)
 
 
 def shown(path: Path) -> str:

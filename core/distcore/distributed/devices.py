@@ -68,8 +68,8 @@ def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
 
 def _seen() -> str | None:
     """Return the kind of the accelerator that torch sees here."""
-    found = torch.accelerator.current_accelerator()
-    return found.type if found is not None and count_devices(found.type) else None
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
 
 
 def count_devices(kind: str) -> int:

@@ -81,7 +81,7 @@ class Held:
         pieces = [part for part in self._parts(name) if isinstance(part, Piece) and not part.replica]
         values = [piece.values.to(device, torch.float32) for piece in pieces]
         first = next((piece.shape for piece in pieces if piece.start == 0), ())
-        told = self._hooks.gather_outputs(
+        gathered = self._hooks.gather_outputs(
             self._run,
             {
                 "values": torch.cat([torch.empty(0, device=device), *values]),
@@ -90,11 +90,11 @@ class Held:
                 "shape": torch.tensor(first, dtype=torch.long, device=device),
             },
         )
-        shape, found = tuple(told["shape"].tolist()), told["values"]
-        if len(found) != prod(shape) or not len(told["start"]):
+        shape, flat = tuple(gathered["shape"].tolist()), gathered["values"]
+        if len(flat) != prod(shape) or not len(gathered["start"]):
             raise self._refusal(name, "all of it")
-        whole = torch.empty_like(found)
-        for start, part in zip(told["start"].tolist(), torch.split(found, told["count"].tolist()), strict=True):
+        whole = torch.empty_like(flat)
+        for start, part in zip(gathered["start"].tolist(), torch.split(flat, gathered["count"].tolist()), strict=True):
             whole[start : start + len(part)] = part
         return whole.view(shape)
 

@@ -26,14 +26,14 @@ class Best:
 
 
 def update_best(
-    run: Run, progress: Progress, best: Best | None, found: Evaluation, metrics: Mapping[str, Direction]
+    run: Run, progress: Progress, best: Best | None, evaluation: Evaluation, metrics: Mapping[str, Direction]
 ) -> tuple[Best | None, bool]:
-    """Return the best evaluation so far, ``found`` included, and whether it is ``found``.
+    """Return the best evaluation so far, ``evaluation`` included, and whether it is ``evaluation``.
 
     ``metrics`` says of each metric whether less or more of it is better.
     """
     metric = run.config.checkpoints.best
-    value = found.metrics.get(metric) if metric else None
+    value = evaluation.metrics.get(metric) if metric else None
     if metric is not None and isinstance(value, float | int) and math.isfinite(value):
         sign = -1 if metrics[metric] == "min" else 1
         if best is None or sign * value > sign * best.value:

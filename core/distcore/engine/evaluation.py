@@ -38,12 +38,12 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
     with averaged(run, hooks):
-        found = collect(run, hooks, dataset, bound.evaluation(run))
+        collected = collect(run, hooks, dataset, bound.evaluation(run))
     return Evaluation(
-        outputs=found.outputs,
-        metrics=bound.metrics(found, dataset, data),
-        evaluated=len(found.index),
-        unique=len(torch.unique(found.index)),
+        outputs=collected.outputs,
+        metrics=bound.metrics(collected, dataset, data),
+        evaluated=len(collected.index),
+        unique=len(torch.unique(collected.index)),
         dataset_size=len(dataset),
     )
 
@@ -53,14 +53,14 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) 
 
     Every rank calls. Raises AgreementError if a row comes back twice or not at all.
     """
-    found = gather(run, hooks, forward_all(run, hooks, dataset, evaluate_batch))
-    evaluated, unique = len(found.index), len(torch.unique(found.index))
+    collected = gather(run, hooks, forward_all(run, hooks, dataset, evaluate_batch))
+    evaluated, unique = len(collected.index), len(torch.unique(collected.index))
     if not evaluated == unique == len(dataset):
         raise AgreementError(
             f"strategy {hooks.name!r}: evaluation returned {evaluated} rows, {unique} of them different, "
             f"for a dataset of {len(dataset)}"
         )
-    return found.take(torch.argsort(found.index))
+    return collected.take(torch.argsort(collected.index))
 
 
 def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
@@ -71,14 +71,14 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
     well; on a CPU, where a start would wait for them, some of them. Raises TaskError before the first step rather than
     after the last.
     """
-    bound, rows, found = BoundTask.of(task), len(data.evaluation), Collected()
+    bound, rows, collected = BoundTask.of(task), len(data.evaluation), Collected()
     if rows:
-        found = forward_all(run, hooks, data.evaluation, bound.evaluation(run), rehearsing=True)
-        found = found.take(torch.arange(rows) % len(found.index))
-    metrics, best = bound.metrics(found, data.evaluation, data), run.config.checkpoints.best
+        collected = forward_all(run, hooks, data.evaluation, bound.evaluation(run), rehearsing=True)
+        collected = collected.take(torch.arange(rows) % len(collected.index))
+    metrics, best = bound.metrics(collected, data.evaluation, data), run.config.checkpoints.best
     if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
         log.warning("the report has no %r, so no best checkpoint is kept; `metrics` of the task says what it has", best)
-    bound.try_predictions(found.outputs, replace(data, test=data.evaluation))
+    bound.try_predictions(collected.outputs, replace(data, test=data.evaluation))
 
 
 def _first_of(sampler: Sampler, rows: int | None) -> Sampler:

@@ -156,8 +156,8 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, row
     ``rows`` is the fingerprint of the training rows.
     """
     progress, best = Progress(), None
-    if found := checkpoint.resume(run, hooks, rows, task.on_resume):
-        path, progress, job_state = found
+    if resumed := checkpoint.resume(run, hooks, rows, task.on_resume):
+        path, progress, job_state = resumed
         best = saved_best(job_state.get("best"), run.config.checkpoints.best)
         log.info("resumed from %s at step %d", path, progress.step)
 

@@ -83,8 +83,8 @@ class MLflow(Tracker):
         self._client.set_terminated(self._id, status="FINISHED" if finished else "KILLED")
 
     def _new_run(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        existing = self._client.get_experiment_by_name(self.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self.experiment)
         return str(self._client.create_run(experiment, run_name=name).info.run_id)
 
     def _steps_of(self, metric: str) -> set[int]:

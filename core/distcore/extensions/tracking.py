@@ -102,8 +102,8 @@ class Tracker(ABC):
     def _begin(self, run: Run, progress: Progress) -> None:
         file = Path(str(run.config.out), FILE)
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if found := self.open(run, progress, known.get(self.name)):
-            write_atomically(file, strict_json(known | {self.name: found}, indent=1))
+        if identifier := self.open(run, progress, known.get(self.name)):
+            write_atomically(file, strict_json(known | {self.name: identifier}, indent=1))
 
     def _sum_up(self, run: Run, report: Report) -> None:
         out, step = Path(str(run.config.out)), report["steps"]
@@ -140,5 +140,5 @@ def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:
 
 def _is_installed(library: str) -> bool:
     """Return True unless the library is missing; a folder of that name, as trackers leave them, is none."""
-    found = find_spec(library)
-    return found is not None and found.origin is not None
+    spec = find_spec(library)
+    return spec is not None and spec.origin is not None

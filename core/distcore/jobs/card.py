@@ -64,9 +64,9 @@ def _body(
     if job_state["weights"] == "ema":
         yield f"Its weights are an exponential moving average of those that were trained, of decay {config.ema.decay}."
     yield from use
-    if found := _evaluation(run, known.steps):
+    if metrics := _evaluation(run, known.steps):
         yield from ("", "## Evaluation", "", "| metric | value |", "|---|---|")
-        yield from (f"| {metric} | {value:.4g} |" for metric, value in found.items())
+        yield from (f"| {metric} | {value:.4g} |" for metric, value in metrics.items())
     yield from ("", "## Data", "")
     yield f"- training: {known.data}, {known.rows}"
     yield f"- SHA-256 of the training rows: `{known.data_sha256}`"
@@ -102,13 +102,13 @@ def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
 def _evaluation(run: Path, step: int) -> dict[str, float]:
     """Return the metrics of the evaluation after ``step``, as metrics.jsonl has them; none if there was no such one."""
     file = run / "metrics.jsonl"
-    found: dict[str, object] = {}
+    metrics: dict[str, object] = {}
     for line in lines_up_to(step, file) if file.is_file() else ():
         values = json.loads(line)
         if values.get("step") == step:
-            found |= {key.removeprefix("eval/"): value for key, value in values.items() if key.startswith("eval/")}
+            metrics |= {key.removeprefix("eval/"): value for key, value in values.items() if key.startswith("eval/")}
     counts = ("unique", "dataset_size")  # the same as ``evaluated``
-    return {name: value for name, value in found.items() if isinstance(value, float | int) and name not in counts}
+    return {name: value for name, value in metrics.items() if isinstance(value, float | int) and name not in counts}
 
 
 def _shareable(config: RunConfig) -> str:

@@ -153,8 +153,8 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     for rows in prediction.windows(task, skip=done):
         named = task.unlabeled(rows, data)
         with one_line_for_mixed_devices(run, hooks):
-            found = collect(run, hooks, named.test, evaluate_batch)
-        write = partial(_write, out, task, found.outputs, named, rows)
+            collected = collect(run, hooks, named.test, evaluate_batch)
+        write = partial(_write, out, task, collected.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else _nothing)
         done += len(rows.records)
         if world.is_main and time.monotonic() - said > LOG_SECONDS:

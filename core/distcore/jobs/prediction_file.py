@@ -78,8 +78,8 @@ class PredictionFile:
     def _other_fact(self) -> str | None:
         """Return the name of the first fact in which the part differs, ``None`` if it has the same ones."""
         try:
-            found = json.loads(self._about.read_text(encoding="utf-8"))
-            return next((name for name, value in self.facts.items() if found.get(name) != value), None)
+            recorded = json.loads(self._about.read_text(encoding="utf-8"))
+            return next((name for name, value in self.facts.items() if recorded.get(name) != value), None)
         except (OSError, ValueError, AttributeError):
             return next(iter(self.facts))
 
@@ -89,7 +89,7 @@ def _whole_lines(file: Path) -> tuple[int, int]:
     lines = end = position = 0
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):
-            if found := block.count(b"\n"):
-                lines, end = lines + found, position + block.rindex(b"\n") + 1
+            if newlines := block.count(b"\n"):
+                lines, end = lines + newlines, position + block.rindex(b"\n") + 1
             position += len(block)
     return lines, end

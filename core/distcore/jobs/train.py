@@ -211,9 +211,9 @@ def check(resolved: Resolved) -> Datasets:
     config = resolved.config
     Hooks(config.strategy, resolved.strategy, load_extensions(config))
     check_out(config)
-    found = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
-    if found is not None:
-        checkpoint.read_job_state(found)
+    newest = checkpoint.find(config.resume, Path(str(config.out))) if config.resume else None
+    if newest is not None:
+        checkpoint.read_job_state(newest)
     data = resolved.task.prepare(config)
     check_model(config, resolved.task, data, resolved.strategy)
     complete(resolved, data)

@@ -41,8 +41,8 @@ def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
         return Host(name=name, slots=nproc)
     slots = re.fullmatch(r"slots=([1-9]\d*)", " ".join(rest))
     if slots is None:
-        found = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
-        raise ConfigError(f"{where}: {name} has {found}; expected: {name} slots=N, the number of ranks")
+        given = f"{' '.join(rest)!r}" if rest else "no slots, and there is no --nproc"
+        raise ConfigError(f"{where}: {name} has {given}; expected: {name} slots=N, the number of ranks")
     return Host(name=name, slots=int(slots[1]))
 
 

@@ -26,14 +26,14 @@ def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
 
     Raises ConfigError for what is not NAME=VALUE.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if file := next((path for folder in folders if (path := folder / ENV_FILE).is_file()), None):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                found |= _pair(line.strip().removeprefix("export "), f"{file}, line {number}")
+                variables |= _pair(line.strip().removeprefix("export "), f"{file}, line {number}")
     for text in given:
-        found |= _pair(text, "--env")
-    return found
+        variables |= _pair(text, "--env")
+    return variables
 
 
 def _pair(text: str, where: str) -> dict[str, str]:

@@ -64,33 +64,33 @@ def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
     and 1. Random numbers, as those of dropout, are the same as without compilation. Raises ConfigError if there are no
     repeated blocks.
     """
-    found = Compilations()
+    counts = Compilations()
     if config.compile == "off":
-        return found
+        return counts
     parts = [module] if config.compile == "on" else outermost(module, repeated_classes(module))
     if not parts:
         raise ConfigError(f"compile = 'regions': {type(module).__name__} has no repeated blocks; use --compile on")
-    _count(found)
+    _count(counts)
     for part in parts:
         part.forward = torch.compile(part.forward, dynamic=True, options={"fallback_random": True})
-    return found
+    return counts
 
 
-def _count(found: Compilations) -> None:
-    """Count in ``found``, as long as it is there, what torch compiles in this process."""
+def _count(counts: Compilations) -> None:
+    """Count in ``counts``, as long as it is there, what torch compiles in this process."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler  # slow to import
 
-    alive, started = weakref.ref(found), [0.0]
+    alive, started = weakref.ref(counts), [0.0]
 
     def begin(compilation: Any) -> None:
         started[0] = time.perf_counter()
-        if (counts := alive()) is not None and compilation.callback_trigger is CallbackTrigger.DYNAMO:
-            counts.compilations += 1
-            counts.recompilations += not str(compilation.compile_id).endswith("/0")
+        if (current := alive()) is not None and compilation.callback_trigger is CallbackTrigger.DYNAMO:
+            current.compilations += 1
+            current.recompilations += not str(compilation.compile_id).endswith("/0")
 
     def end(_: Any) -> None:
-        if (counts := alive()) is not None:
-            counts.seconds += time.perf_counter() - started[0]
+        if (current := alive()) is not None:
+            current.seconds += time.perf_counter() - started[0]
 
     callback_handler.register_start_callback(begin)
     callback_handler.register_end_callback(end)

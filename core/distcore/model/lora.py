@@ -162,7 +162,7 @@ def _made(module: Any, folder: Path | None) -> set[str]:
     if folder is None:
         return set()
     with silence_transformers():
-        _, found = type(module).from_pretrained(
+        _, report = type(module).from_pretrained(
             folder,
             config=module.config,
             device_map="meta",
@@ -170,7 +170,7 @@ def _made(module: Any, folder: Path | None) -> set[str]:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    names = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    names = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     return names & {name for name, _ in module.named_parameters(remove_duplicate=False)}
 
 

@@ -44,7 +44,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
 
 def digest_of_files(folder: Path) -> str:
     """Return a SHA-256 over names and contents of the weights' files in ``folder``; raises ModelError."""
-    files = next((found for kind in FILES if (found := sorted(folder.glob(kind)))), [])
+    files = next((matching for kind in FILES if (matching := sorted(folder.glob(kind)))), [])
     try:
         with ThreadPoolExecutor() as threads:  # hashing leaves other threads their turn
             digests = list(threads.map(_digest_of_file, files))

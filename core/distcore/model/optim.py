@@ -93,9 +93,9 @@ def freeze(config: RunConfig, module: nn.Module) -> None:
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad or not adapter]
     frozen = {name for name in names if re.search(config.freeze, name)}
     if len(frozen) in (0, len(names)):
-        found = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
+        extent = f"is found in {'every' if frozen else 'no'} parameter's name{adapter}"
         some = ", ".join(names[:: max(1, len(names) // 5)][:5])
-        raise ConfigError(f"freeze = {config.freeze!r}: {found}; names are such as {some}")
+        raise ConfigError(f"freeze = {config.freeze!r}: {extent}; names are such as {some}")
     for name, parameter in module.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)

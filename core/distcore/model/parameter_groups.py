@@ -42,7 +42,7 @@ def parameter_groups(config: RunConfig, module: nn.Module, weight_decay: float |
 
 def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> dict[str, Group]:
     """The first of ``optimizer.groups`` whose pattern is found, by parameter name."""
-    found: dict[str, Group] = {}
+    rules: dict[str, Group] = {}
     for index, group in enumerate(config.optimizer.groups):
         where = f"optimizer.groups.{index}"
         if group.weight_decay is not None and weight_decay is None:
@@ -53,8 +53,8 @@ def _rules(config: RunConfig, names: list[str], weight_decay: float | None) -> d
             raise ConfigError(
                 f"{where}.match = {group.match!r}: is found in no trained parameter's name; names are such as {some}"
             )
-        found = dict.fromkeys(matched, group) | found
-    return found
+        rules = dict.fromkeys(matched, group) | rules
+    return rules
 
 
 def _depths(config: RunConfig, module: nn.Module) -> dict[str, int]:

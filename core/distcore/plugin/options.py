@@ -37,14 +37,14 @@ def options_of(cls: type[object], above: str = "") -> list[Option]:
     A field whose type is a dataclass gives one option per field of that: ``columns.text``. ``above`` is what stands
     before each name.
     """
-    docs, found = field_docs(cls), []
+    docs, options = field_docs(cls), []
     for field in _fields(cls):
         if inner := _dataclass_of(cls, field.name):
-            found += options_of(inner, f"{above}{field.name}.")
+            options += options_of(inner, f"{above}{field.name}.")
         else:
             text = _type_text(field.type)
-            found.append(Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, "")))
-    return found
+            options.append(Option(f"{above}{field.name}", text, _default_text(field), docs.get(field.name, "")))
+    return options
 
 
 def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
@@ -105,10 +105,10 @@ def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> 
 def _dataclass_of(cls: type[object], name: str) -> type[object] | None:
     """Return the dataclass that is the type of the field ``name``; ``None`` for every other type."""
     try:
-        found = get_type_hints(cls)[name]
+        field_type = get_type_hints(cls)[name]
     except (NameError, TypeError):  # a type that is imported for type checkers only
         return None
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+    return field_type if isinstance(field_type, type) and dataclasses.is_dataclass(field_type) else None
 
 
 def field_docs(cls: type[object]) -> dict[str, str]:
@@ -147,9 +147,9 @@ def _type_text(annotation: object) -> str:
     return re.sub(r"Annotated\[([\w.]+), Field\(([^()]*)\)\]", _with_bounds, text)
 
 
-def _with_bounds(found: re.Match[str]) -> str:
-    bounds = (bound.strip().split("=") for bound in found[2].split(","))
-    return f"{found[1]} " + " and ".join(f"{SIGNS.get(name, name)} {value}" for name, value in bounds)
+def _with_bounds(match: re.Match[str]) -> str:
+    bounds = (bound.strip().split("=") for bound in match[2].split(","))
+    return f"{match[1]} " + " and ".join(f"{SIGNS.get(name, name)} {value}" for name, value in bounds)
 
 
 def _default_text(field: dataclasses.Field[object]) -> str:

@@ -45,7 +45,7 @@ def is_loopback(address: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """Return the name of this machine's interface that has ``address``."""
-    return next((name for name, found in _interfaces().items() if address in {a.address for a in found}), None)
+    return next((name for name, addresses in _interfaces().items() if address in {a.address for a in addresses}), None)
 
 
 def spans_machines(rank_info: RankInfo) -> bool:
@@ -106,13 +106,13 @@ def _address_abroad() -> str | None:
         interfaces = {chosen: interfaces[chosen]}
     elif address := _route_to(ELSEWHERE):
         return address
-    found = (a.address for addresses in interfaces.values() for a in addresses if a.family == socket.AF_INET)
-    return next((address for address in found if not is_loopback(address)), None)
+    candidates = (a.address for addresses in interfaces.values() for a in addresses if a.family == socket.AF_INET)
+    return next((address for address in candidates if not is_loopback(address)), None)
 
 
 def _addresses_of(name: str) -> set[str]:
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name.strip("[]"), None)}
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(name.strip("[]"), None)}
     except OSError:
         return set()
 

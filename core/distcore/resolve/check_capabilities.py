@@ -76,8 +76,8 @@ def say_compiled(config: RunConfig, mode: str) -> None:
 
 def optimizers_of(declared: Capabilities) -> list[str]:
     """Return the names of the optimizers that a strategy takes, of all that are installed; imports those."""
-    found = set(declared.optimizers)
+    names = set(declared.optimizers)
     for name in registry.offers("optimizers"):
         with contextlib.suppress(DistcoreError):
-            found |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
-    return sorted(found)
+            names |= {name} if declared.takes_optimizer(name, optimizer_class(name).elementwise) else set()
+    return sorted(names)

@@ -96,7 +96,7 @@ class Case:
     def measured_in(self, lab: Any) -> Finding:
         """Measure the case in ``lab`` and return its result, whatever is raised."""
         try:
-            return self.found(self.measure(lab))
+            return self.finding(self.measure(lab))
         except Skip as reason:
             return self.skipped(str(reason))
         except DistcoreError as error:
@@ -112,7 +112,7 @@ class Case:
         """Return the result of a case that failed before it had an error to report."""
         return Finding(law=self.law, case=self.name, held=False, note=reason)
 
-    def found(self, measured: Measured) -> Finding:
+    def finding(self, measured: Measured) -> Finding:
         """Return the result of a measurement. An error of NaN is broken, because no comparison with NaN is true."""
         return Finding(
             law=self.law,

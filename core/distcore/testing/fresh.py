@@ -80,19 +80,19 @@ def _after_a_step(config: RunConfig, folder: Path) -> list[str]:
 
 def _needs(names: list[str]) -> set[str]:
     """These distributions and all that they require, directly or not, as far as it is installed."""
-    found: set[str] = set()
+    needed: set[str] = set()
     while names:
         name = names.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             with suppress(PackageNotFoundError):
                 names += _requirements(distribution(name))
-    return found
+    return needed
 
 
-def _requirements(found: Distribution | None, extras: bool = False) -> list[str]:
+def _requirements(package: Distribution | None, extras: bool = False) -> list[str]:
     """Names of what a distribution requires, for its ``extras`` or without them."""
-    needed = (line for line in (found.requires if found else None) or [] if extras or "extra ==" not in line)
+    needed = (line for line in (package.requires if package else None) or [] if extras or "extra ==" not in line)
     return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 
 

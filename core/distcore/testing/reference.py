@@ -124,13 +124,13 @@ def _autocast(config: RunConfig) -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
-def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Return the largest relative L2 distance of a tensor in ``found`` from the expected one, and that tensor's name.
+def apart(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
+    """Return the largest relative L2 distance of a tensor in ``actual`` from the expected one, and that tensor's name.
 
     The distance is infinite if a tensor is missing or has another shape; tensors that are not expected are ignored.
     """
-    if missing := sorted(expected.keys() - found.keys()):
+    if missing := sorted(expected.keys() - actual.keys()):
         return float("inf"), f"{len(missing)} tensors are missing, first {missing[0]}"
-    distances = {name: difference(found[name], value).relative for name, value in expected.items()}
+    distances = {name: difference(actual[name], value).relative for name, value in expected.items()}
     worst = max(distances, key=lambda name: (distances[name] != distances[name], distances[name]))
     return distances[worst], worst

@@ -89,13 +89,13 @@ def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list
     For each: the findings of its cases, or the error that kept it from being set up or torn down. A case that takes
     the ranks down is broken; what was not measured by then is measured in new ranks.
     """
-    found: dict[int, list[Finding] | DistcoreError] = {}
+    results: dict[int, list[Finding] | DistcoreError] = {}
     for nproc in dict.fromkeys(int(subject.config.nproc) for subject in subjects):
         numbers = [number for number, subject in enumerate(subjects) if subject.config.nproc == nproc]
         with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
             work = _Work(tuple(subjects[number] for number in numbers), nproc, Path(folder), limit)
-            found |= dict(zip(numbers, work.do(), strict=True))
-    return [found[number] for number in range(len(subjects))]
+            results |= dict(zip(numbers, work.do(), strict=True))
+    return [results[number] for number in range(len(subjects))]
 
 
 def _chosen(cases: Mapping[str, Case], only: Iterable[str]) -> Iterator[Case]:
@@ -115,7 +115,7 @@ class _Work:
     limit: float
     todo: list[tuple[int, int]] = field(default_factory=list)
     """Subject and case, by number."""
-    found: dict[tuple[int, int], Finding] = field(default_factory=dict)
+    findings: dict[tuple[int, int], Finding] = field(default_factory=dict)
     failed: dict[int, DistcoreError] = field(default_factory=dict)
 
     def do(self) -> list[list[Finding] | DistcoreError]:
@@ -131,7 +131,7 @@ class _Work:
         return [self.failed.get(number) or self._findings(number) for number in range(len(self.subjects))]
 
     def _findings(self, number: int) -> list[Finding]:
-        return [self.found[number, case] for case in range(len(self.subjects[number].cases))]
+        return [self.findings[number, case] for case in range(len(self.subjects[number].cases))]
 
     def _plan(self, number: int, subject: Subject) -> None:
         """Skip what the strategy declares not to keep; measure here what starts processes; leave the rest to ranks."""
@@ -139,9 +139,9 @@ class _Work:
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
             if reason:
-                self.found[number, index] = case.skipped(reason)
+                self.findings[number, index] = case.skipped(reason)
             elif case.name in JOB_CASES:
-                self.found[number, index] = self._measure_here(number, case)
+                self.findings[number, index] = self._measure_here(number, case)
             else:
                 self.todo.append((number, index))
 
@@ -189,7 +189,7 @@ class _Work:
     def _break(self, pair: tuple[int, int], why: str) -> None:
         case = self.subjects[pair[0]].cases[pair[1]]
         broken = [finding for finding in self._read(pair) if finding.held is False]
-        self.found[pair] = replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why)
+        self.findings[pair] = replace(broken[0], note=f"{broken[0].note}; {why}") if broken else case.broken(why)
 
     def _fail(self, number: int, error: DistcoreError) -> None:
         self.failed[number] = error
@@ -199,8 +199,8 @@ class _Work:
         for pair in self.todo:
             written = self._read(pair)
             if len(written) == self.nproc:
-                self.found.setdefault(pair, merged(written))
-        self.todo = [pair for pair in self.todo if pair not in self.found]
+                self.findings.setdefault(pair, merged(written))
+        self.todo = [pair for pair in self.todo if pair not in self.findings]
 
     def _read(self, pair: tuple[int, int]) -> list[Finding]:
         files = [finding_file(self.folder, name_of(*pair), rank) for rank in range(self.nproc)]

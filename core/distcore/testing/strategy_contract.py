@@ -86,11 +86,11 @@ def _measured(items: Iterable[Any], limit: float) -> Outcomes:
             subjects[tested] = subject_of(tested.strategy, tested.nproc, tested.options, only=cases)
         except DistcoreError as error:
             outcomes |= {(tested, case): error for case in cases}
-    for tested, found in _in_turns(subjects, limit):
-        if isinstance(found, DistcoreError):
-            outcomes |= {(tested, case): found for case in asked[tested]}
+    for tested, findings in _in_turns(subjects, limit):
+        if isinstance(findings, DistcoreError):
+            outcomes |= {(tested, case): findings for case in asked[tested]}
         else:
-            outcomes |= {(tested, finding.case): finding for finding in found}
+            outcomes |= {(tested, finding.case): finding for finding in findings}
     return outcomes
 
 

@@ -82,8 +82,8 @@ def loss_counts_items(lab: TaskLab) -> Measured:
     """The reported loss is the training loss per item: ``items`` counts what the loss adds up."""
     few = lab.few()
     model = lab.build()
-    found = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
-    reported = lab.task.metrics(found, few.evaluation, few).get("loss")
+    collected = lab.evaluated(model, few.evaluation.batch(np.arange(len(few.evaluation))), len(few.evaluation))
+    reported = lab.task.metrics(collected, few.evaluation, few).get("loss")
     if not isinstance(reported, int | float):
         raise Skip("the task reports no loss")
     with torch.no_grad():
@@ -101,8 +101,8 @@ def loss_is_fp32(lab: TaskLab) -> Measured:
     with torch.autocast("cpu", torch.bfloat16):
         loss = lab.loss(model, batch)
     wrong = int(loss.dtype != torch.float32) + int(loss.dim() > 0) + int(not loss.requires_grad)
-    found = f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} gradient"
-    return Measured(error=wrong, bound=EXACT, note=found)
+    note = f"{loss.dtype}, shape {tuple(loss.shape)}, {'with' if loss.requires_grad else 'without'} gradient"
+    return Measured(error=wrong, bound=EXACT, note=note)
 
 
 @task_law("gradient")
@@ -129,11 +129,11 @@ def rows_alone(lab: TaskLab) -> Measured:
     alone = [lab.evaluated(model, lab.data.evaluation.batch(row[None]), 1) for row in rows]
     worst, where = 0.0, "no outputs"
     for name, value in together.outputs.items():
-        found = max(largest(row_of(value, i), row_of(one.outputs[name], 0)) for i, one in enumerate(alone))
-        worst, where = max((worst, where), (found, f"output {name!r}"))
+        error = max(largest(row_of(value, i), row_of(one.outputs[name], 0)) for i, one in enumerate(alone))
+        worst, where = max((worst, where), (error, f"output {name!r}"))
     for name, total in together.sums.items():
-        found = relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
-        worst, where = max((worst, where), (found, f"sum {name!r}"))
+        error = relative(total, torch.stack([one.sums[name] for one in alone]).sum(0))
+        worst, where = max((worst, where), (error, f"sum {name!r}"))
     return Measured(error=worst, bound=FP32, note=f"largest difference in {where}")
 
 
@@ -161,8 +161,8 @@ def metrics_are_there(lab: TaskLab) -> Measured:
     """The report has a number for every metric that the task declares, and the same names without rows."""
     few = lab.few()
     rows = np.arange(len(few.evaluation))
-    found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
-    metrics = lab.task.metrics(found, few.evaluation, few)
+    collected = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    metrics = lab.task.metrics(collected, few.evaluation, few)
     declared = lab.task.declared_metrics
     missing = [name for name in declared if not isinstance(metrics.get(name), int | float)]
     missing += [name for name in declared if name not in lab.task.metrics(Collected(), few.evaluation, few)]
@@ -176,8 +176,8 @@ def predictions_for_all_rows(lab: TaskLab) -> Measured:
         raise Skip("the task has no predictions()")
     few = lab.few()
     rows = np.arange(len(few.evaluation))
-    found = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
-    lines = list(lab.task.predictions(found.outputs, few))
+    collected = lab.evaluated(lab.build(), few.evaluation.batch(rows), len(rows))
+    lines = list(lab.task.predictions(collected.outputs, few))
     return Measured(error=abs(len(lines) - len(rows)), bound=EXACT, note=f"{len(lines)} lines for {len(rows)} rows")
 
 

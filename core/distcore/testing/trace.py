@@ -85,23 +85,23 @@ class Trace:
 
 def positions(folder: Path, size: int) -> dict[int, Position]:
     """Return the last position of each of ``size`` ranks, by rank; ranks that wrote none are left out."""
-    found = {}
+    last_positions = {}
     for rank in range(size):
         file = _file(folder, rank)
         if file.exists() and (text := file.read_text().strip()):
-            found[rank] = Position(**json.loads(text))
-    return found
+            last_positions[rank] = Position(**json.loads(text))
+    return last_positions
 
 
-def who_is_stuck(found: dict[int, Position]) -> str:
+def who_is_stuck(positions: dict[int, Position]) -> str:
     """Return one line: the ranks with the fewest hook calls, where they are stuck, and where the others wait.
 
-    ``found`` must not be empty: ValueError.
+    ``positions`` must not be empty: ValueError.
     """
-    behind = min(position.calls for position in found.values())
-    ranks = [rank for rank, position in found.items() if position.calls == behind]
-    stuck = f"rank {', '.join(map(str, ranks))} is stuck {found[ranks[0]]}"
-    others = [f"rank {rank} waits {position}" for rank, position in found.items() if rank not in ranks]
+    behind = min(position.calls for position in positions.values())
+    ranks = [rank for rank, position in positions.items() if position.calls == behind]
+    stuck = f"rank {', '.join(map(str, ranks))} is stuck {positions[ranks[0]]}"
+    others = [f"rank {rank} waits {position}" for rank, position in positions.items() if rank not in ranks]
     return "; ".join([stuck, *others])
 
 

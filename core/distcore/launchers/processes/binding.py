@@ -44,11 +44,11 @@ def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
 
 def parse_cpus(text: str) -> list[int]:
     """Return the numbers of Linux's list of CPUs: ``0-2,8`` for 0, 1, 2 and 8. Raises ValueError."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 def _place(cpu: int, system: Path) -> tuple[int, int]:

@@ -231,10 +231,10 @@ def _is_lost_peer(error: BaseException | None) -> bool:
 def _error_class(name: str) -> type[DistcoreError]:
     """Return the class of that name; DistcoreError if a plugin defines it and only ranks have imported that plugin."""
     classes = [DistcoreError]
-    for found in classes:
-        if found.__name__ == name:
-            return found
-        classes += found.__subclasses__()
+    for error_class in classes:
+        if error_class.__name__ == name:
+            return error_class
+        classes += error_class.__subclasses__()
     return DistcoreError
 
 

@@ -33,13 +33,13 @@ def options_in_argument(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 def _named(asked: str, text: str) -> dict[str, Any]:
     """Return the options of ``OPTION=VALUE,OPTION=VALUE``; what they may be is checked where they are used."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in text.split(","):
         option, equals, value = part.strip().partition("=")
-        if not (option and equals and value) or option in found:
+        if not (option and equals and value) or option in options:
             raise ConfigError(f"strategy = {asked!r}: expected OPTION=VALUE,OPTION=VALUE after the colon, not {part!r}")
-        found[option] = parse_value(value)
-    return found
+        options[option] = parse_value(value)
+    return options
 
 
 def _declared(asked: str, name: str, text: str) -> dict[str, Any]:

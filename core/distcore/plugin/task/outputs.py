@@ -92,8 +92,8 @@ def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
     outputs: dict[str, Tensor | Ragged] = dict(every)
     # In a call of their own: ranks have as many rows under each name, but not as many entries.
     if ragged := {name: value.values for name, value in mine.outputs.items() if isinstance(value, Ragged)}:
-        found = _gather(run, hooks, ragged)
-        outputs |= {name: Ragged(values, every[name]) for name, values in found.items()}
+        flat = _gather(run, hooks, ragged)
+        outputs |= {name: Ragged(values, every[name]) for name, values in flat.items()}
     sums = {}
     if mine.sums:
         parts = {name: total[None] if run.world.speaks else total[None][:0] for name, total in mine.sums.items()}
@@ -111,8 +111,10 @@ def _check_rows(method: str, name: str, value: object, rows: int) -> None:
     if isinstance(value, Ragged):
         lengths = value.lengths
         if lengths.shape != (rows,) or lengths.dtype != torch.int64:
-            found = f"{tuple(lengths.shape)} and {lengths.dtype}"
-            raise TaskError(f"{said} with lengths of shape {found} for {rows} rows; expected ({rows},) and torch.int64")
+            received = f"{tuple(lengths.shape)} and {lengths.dtype}"
+            raise TaskError(
+                f"{said} with lengths of shape {received} for {rows} rows; expected ({rows},) and torch.int64"
+            )
         entries = len(value.values) if value.values.dim() else 0
         if int(lengths.sum()) != entries or bool((lengths < 0).any()):
             total = int(lengths.sum())
@@ -146,9 +148,9 @@ def _joined(name: str, parts: list[Tensor | Ragged]) -> Tensor | Ragged:
 def _cat(name: str, tensors: list[Tensor], what: str) -> Tensor:
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
-        found = " and ".join(map(str, sorted(shapes)))
+        listed = " and ".join(map(str, sorted(shapes)))
         raise TaskError(
-            f"task: outputs() returned {name!r} with {what} of shapes {found}; {what} of a dataset have one shape: "
+            f"task: outputs() returned {name!r} with {what} of shapes {listed}; {what} of a dataset have one shape: "
             "return a distcore.Ragged, pad them to a fixed length, or return a number per row"
         )
     return torch.cat(tensors)

@@ -91,8 +91,8 @@ class Simple:
 
     def outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the metrics of each row, the loss among them; shape ``(n,)`` each."""
-        found = self.row_metrics(model, batch)
-        return found if "loss" in found else {"loss": self.row_loss(model, batch), **found}
+        metrics = self.row_metrics(model, batch)
+        return metrics if "loss" in metrics else {"loss": self.row_loss(model, batch), **metrics}
 
     def report(self, outputs: Mapping[str, Tensor], data: Datasets) -> dict[str, object]:
         """Return the mean of each metric over the rows; ``None`` without rows."""

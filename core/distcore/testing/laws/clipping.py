@@ -46,7 +46,7 @@ def learning_rates(lab: Lab) -> Measured:
     job = lab.job(Problem(), schedule={"name": "linear", "warmup_steps": 3})
     if job.run.scheduler is None:
         raise Skip("the strategy owns the schedule")
-    found = job.train(9).rates
+    rates = job.train(9).rates
     solution = solve(job.task, job.run.config, 10)
-    error = max(abs(a - b) for a, b in zip(found, solution.rates[1:], strict=True))
-    return Measured(error=error, bound=FP32 * 0.01, note=f"last rate {found[-1]:.3g}, due {solution.rates[-1]:.3g}")
+    error = max(abs(a - b) for a, b in zip(rates, solution.rates[1:], strict=True))
+    return Measured(error=error, bound=FP32 * 0.01, note=f"last rate {rates[-1]:.3g}, due {solution.rates[-1]:.3g}")

@@ -54,14 +54,14 @@ def buffers_agree(lab: Lab) -> Measured:
     job = lab.job(Problem(evaluation_rows=4 * lab.world.size))
     with torch.no_grad():
         job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)  # stands for what a rank has collected
-    found = job.evaluate()
+    evaluation = job.evaluate()
     saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
     plain = untrained(job.task, job.run.config, job.data).eval()
     with torch.no_grad():
         plain.get_buffer("scale").copy_(saved)
         rows = np.arange(len(job.data.evaluation))
         expected = job.task.outputs(plain, job.data.evaluation.batch(rows))["loss"]
-    error = float((found.outputs["loss"] - expected).abs().max())
+    error = float((evaluation.outputs["loss"] - expected).abs().max())
     return Measured(error=error, bound=FORWARD, note=f"largest difference of a row's loss; saved {float(saved):g}")
 
 
@@ -93,15 +93,15 @@ def _error(job: Job, size: int) -> float:
     dataset = Rows(size, seed=2)
     job = replace(job, data=replace(job.data, evaluation=dataset))
     try:
-        found = job.evaluate()
+        evaluation = job.evaluate()
     except AgreementError as error:
         raise AgreementError(f"with {size} rows: {error}") from error
     if size == 0:
-        return 0.0 if found.evaluated == 0 else float("inf")
+        return 0.0 if evaluation.evaluated == 0 else float("inf")
     expected = _plain(job, dataset)
-    if found.outputs["label"].tolist() != expected["label"].tolist():
+    if evaluation.outputs["label"].tolist() != expected["label"].tolist():
         return float("inf")
-    return float((found.outputs["loss"] - expected["loss"]).abs().max())
+    return float((evaluation.outputs["loss"] - expected["loss"]).abs().max())
 
 
 @torch.no_grad()

@@ -25,9 +25,9 @@ def partitions(lab: Lab) -> Measured:
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     rows = 4 * lab.global_batch + 2
-    found = [compared(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
-    found.append(compared(lab, Problem(rows=rows), **BY_TOKENS))
-    worst = max(found, key=lambda measured: (measured.error != measured.error, measured.error))
+    measurements = [compared(lab, Problem(rows=rows), micro_batch_size=size) for size in sizes]
+    measurements.append(compared(lab, Problem(rows=rows), **BY_TOKENS))
+    worst = max(measurements, key=lambda measured: (measured.error != measured.error, measured.error))
     return Measured(error=worst.error, bound=FP32, note=f"{worst.note}; micro-batches {sizes} and by tokens")
 
 
@@ -133,10 +133,10 @@ def distance(trained: Trained, solution: Solution, bound: float = FP32) -> Measu
     return Measured(error=errors[worst], bound=bound, note=f"worst: {worst}{_steps_of(worst, trained, solution)}")
 
 
-def _worst(found: list[float], expected: list[float]) -> float:
-    if len(found) != len(expected):
+def _worst(actual: list[float], expected: list[float]) -> float:
+    if len(actual) != len(expected):
         return float("inf")
-    errors = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    errors = [abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True)]
     return next((error for error in errors if error != error), max(errors))
 
 
@@ -145,5 +145,5 @@ def _steps_of(worst: str, trained: Trained, solution: Solution) -> str:
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     if worst not in pairs:
         return ""
-    found, expected = pairs[worst]
-    return f", step 1: {found[0]:.6g} for {expected[0]:.6g}" if found else ""
+    actual, expected = pairs[worst]
+    return f", step 1: {actual[0]:.6g} for {expected[0]:.6g}" if actual else ""

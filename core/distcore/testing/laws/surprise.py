@@ -24,19 +24,19 @@ def collectives_per_step(lab: Lab) -> Measured:
     if declared is None:
         raise Skip("the strategy declares that the number depends on the model")
     job = lab.job(Problem(rows=10 * lab.global_batch), clip={"norm": None})
-    found = _collectives(job)
-    each = sum(found.values()) / STEPS
-    kinds = ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(found.items())) or "none"
+    counts = _collectives(job)
+    each = sum(counts.values()) / STEPS
+    kinds = ", ".join(f"{count / STEPS:g} {name}" for name, count in sorted(counts.items())) or "none"
     return Measured(error=abs(each - declared), bound=EXACT, note=f"per step: {kinds}; declared: {declared}")
 
 
 @job_law("surprise")
 def imports_no_other_strategy(lab: JobLab) -> Measured:
     """A training step in a new process imports no other strategy, and no package that only other strategies require."""
-    found = lab.foreign_modules()
-    if isinstance(found, str):
-        return Measured(error=float("inf"), bound=EXACT, note=found)
-    return Measured(error=len(found), bound=EXACT, note=f"foreign modules: {', '.join(found) or 'none'}")
+    modules = lab.foreign_modules()
+    if isinstance(modules, str):
+        return Measured(error=float("inf"), bound=EXACT, note=modules)
+    return Measured(error=len(modules), bound=EXACT, note=f"foreign modules: {', '.join(modules) or 'none'}")
 
 
 def _collectives(job: Job) -> Counter[str]:
