@@ -166,7 +166,7 @@ def train(setting: Setting, sources: dict[str, str | None], folder: str) -> None
             path, out, config, hooks, world, replace(setting.problem, dropout=0.1 if DROPOUT in source else 0.0)
         )
         # Ranks of one data shard have the same rows, and one of them speaks for it.
-        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows if world.speaks else []))
+        (out / f"rows-{world.rank}.json").write_text(json.dumps(recorder.rows if world.is_shard_leader else []))
         recorder.rows.clear()
     hooks.teardown(world)
 

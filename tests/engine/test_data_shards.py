@@ -31,14 +31,14 @@ class Pairs(DDPStrategy):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         world: World = super().setup(config, rank_info)
-        return replace(world, shard=world.rank // 2, shards=world.size // 2, speaks=world.rank % 2 == 0)
+        return replace(world, shard=world.rank // 2, shards=world.size // 2, is_shard_leader=world.rank % 2 == 0)
 
 
 class BothSpeak(Pairs):
     @hookimpl
     def setup(self, config: RunConfig, rank_info: RankInfo) -> World:
         world: World = super().setup(config, rank_info)
-        return replace(world, speaks=True)
+        return replace(world, is_shard_leader=True)
 
 
 class OtherRows(Pairs):
@@ -64,7 +64,7 @@ def test_two_ranks_per_data_shard_keep_every_law(nproc: int) -> None:
 
 @pytest.mark.ranks
 def test_two_ranks_that_speak_for_one_shard_are_refused() -> None:
-    assert "(rank, shard, shards, speaks)" in findings(BothSpeak, "true-world")["true-world"].note
+    assert "(rank, shard, shards, is_shard_leader)" in findings(BothSpeak, "true-world")["true-world"].note
 
 
 def train_with_other_rows(folder: Path) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from distcore import RunConfig, hookimpl, train
-from distcore.distributed.devices import attention_in_bf16
+from distcore.distributed.devices import allow_bf16_attention
 from distcore.plugin.extensions import load_extensions
 from distcore.testing.problem import Problem
 
@@ -48,7 +48,7 @@ def test_it_lasts_as_long_as_a_bf16_run(
 
 
 def fail_inside(config: RunConfig) -> None:
-    with attention_in_bf16(config):
+    with allow_bf16_attention(config):
         assert is_set()
         raise ValueError("on purpose")
 
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_fp32_rounded(tmp_path: Path) -> None:
         return [found.detach(), *torch.autograd.grad(found.float().square().sum(), given)]
 
     expected = attended(torch.float32)
-    with attention_in_bf16(config(tmp_path, precision="bf16")):
+    with allow_bf16_attention(config(tmp_path, precision="bf16")):
         found = attended(torch.bfloat16)
     for one, other in zip(expected, found, strict=True):
         assert other.dtype == torch.bfloat16

@@ -25,7 +25,7 @@ T = TypeVar("T")
 def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
     """Raise AgreementError if the backend's world is another than was started, or its data shards are."""
     world = run.world
-    mine = torch.tensor([[world.rank, world.shard, world.shards, world.speaks]], device=world.device)
+    mine = torch.tensor([[world.rank, world.shard, world.shards, world.is_shard_leader]], device=world.device)
     told = hooks.gather_outputs(run, {"world": mine})["world"].tolist()
     seen, wanted = [rank for rank, *_ in told], rank_info.size
     if world.size != wanted or seen != list(range(wanted)):
@@ -34,11 +34,11 @@ def check_world(run: Run, hooks: Hooks, rank_info: RankInfo) -> None:
             f"in which ranks {seen} answer; it fell back to fewer processes"
         )
     shards = wanted // run.capabilities.ranks_per_shard
-    speakers = sorted(shard for _, shard, _, speaks in told if speaks)
-    if speakers != list(range(shards)) or any(not 0 <= shard < n == shards for _, shard, n, _ in told):
+    leaders = sorted(shard for _, shard, _, is_leader in told if is_leader)
+    if leaders != list(range(shards)) or any(not 0 <= shard < n == shards for _, shard, n, _ in told):
         raise AgreementError(
             f"strategy {hooks.name!r}: declares {run.capabilities.ranks_per_shard} ranks per data shard, so {shards} "
-            f"data shards of {wanted} ranks, but its ranks report (rank, shard, shards, speaks) {told}"
+            f"data shards of {wanted} ranks, but its ranks report (rank, shard, shards, is_shard_leader) {told}"
         )
 
 
@@ -66,7 +66,7 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
     mine = [torch.from_numpy(micro.indices) for micro, _ in batches if not micro.is_padding]
     mine = mine or [torch.empty(0, dtype=torch.long)]
     _check_same_rows(run, hooks, torch.cat(mine))
-    if not run.world.speaks:
+    if not run.world.is_shard_leader:
         mine = [torch.empty(0, dtype=torch.long)]
     rows = hooks.gather_outputs(run, {"index": torch.cat(mine).to(run.world.device)})["index"].cpu()
     seen, counts = np.unique(rows.numpy(), return_counts=True)

@@ -179,10 +179,10 @@ def _peak_of_process() -> int:
 
 
 @contextmanager
-def deterministic(config: RunConfig) -> Iterator[None]:
-    """Have torch take only algorithms that repeat themselves bit for bit, while a run lasts, if the config says so.
+def force_determinism(config: RunConfig) -> Iterator[None]:
+    """Restrict torch to algorithms that repeat bit for bit inside the ``with`` block, if the config asks for it.
 
-    Raises ConfigError, one line, for an operation of the model that has no such form on its device.
+    Raises ConfigError, one line, for an operation of the model without such an algorithm on its device.
     """
     if not config.deterministic:
         yield
@@ -210,11 +210,11 @@ def deterministic(config: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def attention_in_bf16(config: RunConfig) -> Iterator[None]:
-    """Have attention with dropout multiply in bf16 on a CPU, while a bf16 run lasts.
+def allow_bf16_attention(config: RunConfig) -> Iterator[None]:
+    """Let attention with dropout multiply in bf16 inside the ``with`` block, for a bf16 run on a CPU.
 
-    torch has no kernel for it there: it computes step by step, and casts what is in bf16 to fp32 first. The softmax
-    itself is summed in fp32 either way.
+    torch has no fused kernel for it there. Its unfused attention would cast bf16 inputs to fp32 first. The softmax is
+    summed in fp32 either way.
     """
     backend = torch.backends.cuda  # where torch keeps the setting of all devices
     if config.precision != "bf16" or config.device != "cpu":

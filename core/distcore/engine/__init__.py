@@ -1,1 +1,1 @@
-"""The run: the training loop, and what stands around it. Begin with `loop`."""
+"""A run: the training loop, evaluation, and the trainer around them. Begin with `loop`."""

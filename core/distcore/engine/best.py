@@ -1,4 +1,4 @@
-"""The best evaluation of a run: which it is, and which one a checkpoint says it was."""
+"""The best evaluation of a run: keep it up to date, and read it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Best:
     """The best evaluation so far."""
 
     step: int
-    """Optimizer step after which it was done."""
+    """Optimizer step of the evaluation."""
     metric: str
-    """Name of the metric that is compared."""
+    """Name of the compared metric."""
     value: float
-    """Its value."""
+    """Value of the metric."""
     waited: int = 0
     """Evaluations since, none of them better."""
 
@@ -28,9 +28,9 @@ class Best:
 def update_best(
     run: Run, progress: Progress, best: Best | None, evaluation: Evaluation, metrics: Mapping[str, Direction]
 ) -> tuple[Best | None, bool]:
-    """Return the best evaluation so far, ``evaluation`` included, and whether it is ``evaluation``.
+    """Return the best of ``best`` and the new ``evaluation``, and True if the new one is better.
 
-    ``metrics`` says of each metric whether less or more of it is better.
+    ``metrics`` maps each metric to its better direction.
     """
     metric = run.config.checkpoints.best
     value = evaluation.metrics.get(metric) if metric else None
@@ -42,12 +42,12 @@ def update_best(
 
 
 def out_of_patience(config: RunConfig, best: Best | None) -> bool:
-    """Return whether the run ends here for want of a better evaluation; all ranks have the same, and agree."""
+    """Return True if the last ``patience`` evaluations were not better. All ranks compare the same evaluations."""
     return config.patience > 0 and best is not None and best.waited >= config.patience
 
 
 def saved_best(saved: object, metric: str | None) -> Best | None:
-    """Return the best evaluation that state.json has as ``saved``; ``None`` if another metric was compared."""
+    """Return the best evaluation from ``saved``, its value in state.json; ``None`` if it has another metric."""
     if not isinstance(saved, dict) or metric is None or saved.get("metric") != metric:
         return None
     step, value, waited = saved.get("step"), saved.get("value"), saved.get("waited", 0)

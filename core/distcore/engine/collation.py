@@ -1,4 +1,4 @@
-"""Randomness in collation is refused: a resume, or another number of ranks, would train on other values."""
+"""Refuse random collation: after a resume, or with another number of ranks, the values would differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from distcore.plugin.task.task import Batch, Dataset
 
 
 def check_collation(dataset: Dataset, batches: list[tuple[MicroBatch, Batch]], workers: int) -> None:
-    """Collate these micro-batches again; raises TaskError, which names the place, where values differ.
+    """Collate these micro-batches again; raise TaskError, with the place of the first different value.
 
-    ``workers``: the number of loader processes that collated them; 0: it was this process.
+    ``workers`` is the number of loader processes that collated them; 0: this process did.
     """
     for micro, batch in batches:
-        # A loader process begins with a copy of the dataset, and so of its generator: the first numbers are the same.
+        # A loader process begins with a copy of the dataset and of its generator, so the first collation here draws the
+        # same numbers as the loader's; only the second one shows that they change.
         again = [dataset.batch(micro.indices) for _ in range(2 if workers else 1)]
         if place := difference(each_tensor(batch, Tensor.cpu), again[-1]):
             raise TaskError(

@@ -12,9 +12,9 @@ from distcore.distributed.agreement import share_buffers
 from distcore.distributed.devices import UNPINNED
 from distcore.engine.loader import MicroBatches, to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.prefetch import Ahead
+from distcore.engine.prefetch import Prefetcher
 from distcore.errors import AgreementError
-from distcore.model.averages import averaged
+from distcore.model.averages import use_average
 from distcore.plugin.batching.sampling import evaluation_plan
 from distcore.plugin.strategy.contract import Evaluation, MicroBatch, Run, Sampler
 from distcore.plugin.strategy.hooks import Hooks
@@ -24,20 +24,20 @@ from distcore.plugin.task.task import Dataset, Datasets, Task
 
 log = logging.getLogger("distcore")
 
-REHEARSED = 8
-"""Most rows of a rehearsal on a CPU."""
+SANITY_ROWS = 8
+"""Largest number of rows in a sanity check on a CPU."""
 
 
 def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Datasets) -> Evaluation:
-    """Run the task's evaluation over ``dataset`` on all ranks, of the average of the weights where there is one.
+    """Run the task's evaluation over ``dataset`` on all ranks, with the averaged weights if the run keeps an average.
 
-    Returns the same result on every rank. ``data`` are the run's datasets, which the task's report may need. Raises
+    Returns the same result on every rank. The task's report may need ``data``, the run's datasets. Raises
     AgreementError if a row comes back twice or not at all, because the strategy's sampler or gather is wrong; TaskError
-    for what the task must not return.
+    for invalid outputs of the task.
     """
     share_buffers(run, hooks)
     bound = BoundTask.of(task)
-    with averaged(run, hooks):
+    with use_average(run, hooks):
         collected = collect(run, hooks, dataset, bound.evaluation(run))
     return Evaluation(
         outputs=collected.outputs,
@@ -49,7 +49,7 @@ def evaluate(run: Run, hooks: Hooks, task: Task, dataset: Dataset, data: Dataset
 
 
 def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) -> Collected:
-    """Return what ``evaluate_batch`` gives for the rows of ``dataset``, in its order and the same on every rank.
+    """Evaluate the rows of ``dataset``; return the outputs in its order, the same on every rank.
 
     Every rank calls. Raises AgreementError if a row comes back twice or not at all.
     """
@@ -63,17 +63,16 @@ def collect(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate) 
     return collected.take(torch.argsort(collected.index))
 
 
-def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
-    """Evaluate one micro-batch on every rank and forget it, so that a task that cannot be evaluated fails at once.
+def sanity_check(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
+    """Evaluate one micro-batch on every rank and discard the result: a broken evaluation fails before the first step.
 
-    Its rows stand in for all rows of the evaluation data, so that report and predictions find one for each. On an
-    accelerator these are all rows of the first micro-batch, the longest, so that what does not fit into memory fails as
-    well; on a CPU, where a start would wait for them, some of them. Raises TaskError before the first step rather than
-    after the last.
+    On an accelerator the micro-batch is the first, which has the longest rows, so that a lack of memory shows as well.
+    On a CPU it has a few rows, because the start would wait for more. These rows stand in for all rows of the
+    evaluation data, so that the task can report metrics and predictions. Raises TaskError.
     """
     bound, rows, collected = BoundTask.of(task), len(data.evaluation), Collected()
     if rows:
-        collected = forward_all(run, hooks, data.evaluation, bound.evaluation(run), rehearsing=True)
+        collected = forward_all(run, hooks, data.evaluation, bound.evaluation(run), sanity=True)
         collected = collected.take(torch.arange(rows) % len(collected.index))
     metrics, best = bound.metrics(collected, data.evaluation, data), run.config.checkpoints.best
     if best is not None and best not in metrics and run.world.is_main:  # of a task that declares no metrics
@@ -82,7 +81,7 @@ def rehearse(run: Run, hooks: Hooks, task: Task, data: Datasets) -> None:
 
 
 def _first_of(sampler: Sampler, rows: int | None) -> Sampler:
-    """Return a sampler of each step's first micro-batch, of its last ``rows``: sorted by length, the longest."""
+    """Return a sampler of each step's first micro-batch alone, cut to its ``rows`` longest rows: its last ones."""
 
     def first(epoch: int, step: int) -> Sequence[MicroBatch]:
         micro = sampler(epoch, step)[0]
@@ -92,33 +91,31 @@ def _first_of(sampler: Sampler, rows: int | None) -> Sampler:
 
 
 @torch.no_grad()
-def forward_all(
-    run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, rehearsing: bool = False
-) -> Collected:
-    """Return what the task gives for this rank's rows, on the CPU; ``rehearsing``: as ``rehearse`` says.
+def forward_all(run: Run, hooks: Hooks, dataset: Dataset, evaluate_batch: Evaluate, sanity: bool = False) -> Collected:
+    """Return the task's outputs for this rank's rows, on the CPU; with ``sanity``, for one micro-batch only.
 
-    Every rank runs the same number of forward passes, as sharded parameters need; padding rows are dropped, and
-    so are the rows of a rank that does not speak for its data shard, unless ``rehearsing``. Raises TaskError for
-    outputs of a wrong shape.
+    Every rank runs the same number of forward passes, as sharded parameters need. Padding rows are dropped. Rows of a
+    rank that does not lead its data shard are dropped, too, unless ``sanity``. Raises TaskError for outputs of a wrong
+    shape.
     """
     plan = evaluation_plan(run, dataset)
     sampler = hooks.build_sampler(run, plan)
-    if rehearsing:
-        sampler = _first_of(sampler, REHEARSED if run.world.device.type in UNPINNED else None)
+    if sanity:
+        sampler = _first_of(sampler, SANITY_ROWS if run.world.device.type in UNPINNED else None)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     collector = Collector()
-    steps = range(plan.steps)[:1] if rehearsing else range(plan.steps)
+    steps = range(plan.steps)[:1] if sanity else range(plan.steps)
     run.model.eval()
-    with Ahead(run.world.device) as ahead:
-        ahead.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
+    with Prefetcher(run.world.device) as prefetcher:
+        prefetcher.follow(MicroBatches(dataset, sampler, run.config).stream(epoch=0, steps=steps))
         for _ in steps:
-            micros = ahead.take()
-            ahead.fetch()
+            micros = prefetcher.take()
+            prefetcher.fetch()
             for micro, batch in micros:
                 with autocast:
                     outputs, sums = evaluate_batch(to_device(batch, run.world.device), len(micro.indices))
-                counts = rehearsing or (run.world.speaks and not micro.is_padding)
+                counts = sanity or (run.world.is_shard_leader and not micro.is_padding)
                 collector.add(micro.indices, outputs, sums, counts)
-            ahead.wait()
+            prefetcher.wait()
     run.model.train()
     return collector.joined()

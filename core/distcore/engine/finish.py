@@ -1,4 +1,4 @@
-"""The end of a run: the test, report.json and, if the task predicts, predictions.jsonl."""
+"""The end of a run: test the weights, write report.json and predictions.jsonl."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def finish(
         "precision": run.config.precision,
         "weights": "raw" if run.ema is None else "ema",
         "compile": {"mode": run.config.compile} | (asdict(run.compiled) if run.compiled else {}),
-        **run.facts,  # type: ignore[typeddict-item]  # they have keys of the report
+        **run.facts,  # type: ignore[typeddict-item]  # the facts have keys of the report
         "steps": progress.step,
         "samples": progress.samples,
         "train_seconds": meter.seconds,

@@ -1,4 +1,4 @@
-"""From the sampler's rows to batches on the device. Only rows that are trained on are read."""
+"""From the sampler's rows to batches on the device. No other rows are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distcore.plugin.task.task import Batch, Dataset
 
 
 class MicroBatches:
-    """The micro-batches of a dataset, in the form that torch's DataLoader expects: one item is one micro-batch."""
+    """The micro-batches of a dataset as torch's DataLoader expects them: one item is one micro-batch."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, config: RunConfig) -> None:
         """Of ``config`` only ``loader.workers`` and ``device`` are used."""
@@ -49,7 +49,7 @@ class MicroBatches:
 class Loaded:
     """A micro-batch from a loader process.
 
-    A class of its own, which DataLoader leaves alone: of a tuple it would make a list, of arrays tensors.
+    DataLoader leaves a class of ours alone. It would turn a tuple into a list, and arrays into tensors.
     """
 
     micro: MicroBatch
@@ -58,12 +58,12 @@ class Loaded:
     """The collated rows."""
 
     def pin_memory(self) -> Loaded:
-        """Return it with all tensors in pinned memory; DataLoader calls this."""
+        """Return the micro-batch with all tensors in pinned memory; DataLoader calls this."""
         return Loaded(self.micro, each_tensor(self.batch, pinned))
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Return a tensor in pinned memory, to be copied while the device computes; as it is where that cannot be."""
+    """Return ``tensor`` in pinned memory, so that it is copied while the device computes; unchanged if it cannot be."""
     on_cpu = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested
     return tensor.pin_memory() if on_cpu else tensor
 
@@ -86,12 +86,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Return ``batch``, any nesting of mappings, lists and tuples, with ``change`` of each tensor in its place."""
+    """Return a nesting of mappings, lists and tuples with ``change`` applied to each tensor."""
     if isinstance(batch, Tensor):
         return change(batch)
     if type(batch) is dict:
         return {name: each_tensor(value, change) for name, value in batch.items()}
-    if isinstance(batch, Mapping):  # of a kind of its own, such as transformers' BatchEncoding: it stays that kind
+    if isinstance(batch, Mapping):  # such as transformers' BatchEncoding, whose class is kept
         changed: Batch = copy(batch)
         changed.update((name, each_tensor(value, change)) for name, value in batch.items())
         return changed

@@ -17,7 +17,7 @@ from distcore.distributed.devices import seed
 from distcore.engine.collation import check_collation
 from distcore.engine.loader import MicroBatches, to_device
 from distcore.engine.precision import autocast_for
-from distcore.engine.prefetch import Ahead
+from distcore.engine.prefetch import Prefetcher
 from distcore.model import averages
 from distcore.plugin.batching.columns import common_value, read
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
@@ -32,37 +32,39 @@ def steps(
 ) -> Iterator[tuple[Progress, StepResult, Tensor]]:
     """Train from ``progress`` to ``run.total_steps``; yield progress, result and loss after each optimizer step.
 
-    The loss is a scalar tensor on the device: summed over ranks, and divided by ``loss_multiplier``, it is the mean
-    loss over the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError
-    if the data are other ones each time they are collated.
+    The loss is a scalar tensor on the device. Its sum over ranks, divided by ``loss_multiplier``, is the mean loss over
+    the items of the step's global batch. Raises AgreementError if ranks train on the wrong rows, TaskError if collation
+    is random.
     """
     plan = training_plan(run.config, dataset)
     sampler = hooks.build_sampler(run, plan)
     autocast = autocast_for(run.config, run.capabilities, run.world)
     passes = hooks.passes_or(partial(train_step, hooks))
     task_loss = BoundTask.of(task).loss
-    guarded = progress.step + run.config.data_guard_steps  # up to here rows are checked: a gather, a second collation
+    guarded = (
+        progress.step + run.config.data_guard_steps
+    )  # later steps skip the checks, which cost a gather and a second collation
     run.model.train()
-    with Ahead(run.world.device) as ahead:
+    with Prefetcher(run.world.device) as prefetcher:
         while progress.step < run.total_steps:
             varied = in_epoch(dataset, progress.epoch)
-            each = common_value(varied.items)  # where rows count alike, a step needs only its number of rows
+            each = common_value(varied.items)  # if all rows have as many items, no step reads them
             left = run.total_steps - progress.step
             coming = range(plan.steps)[progress.step_in_epoch :][:left]
-            ahead.follow(MicroBatches(varied, sampler, run.config).stream(progress.epoch, coming))
+            prefetcher.follow(MicroBatches(varied, sampler, run.config).stream(progress.epoch, coming))
             for step in coming:
                 rows = plan.size(step)
-                micros = ahead.take()
+                micros = prefetcher.take()
                 if progress.step < guarded:
                     check_rows(run, hooks, micros, plan.rows(progress.epoch, step))
                     check_collation(varied, micros, run.config.loader.workers)
-                ahead.fetch()
+                prefetcher.fetch()
                 seed_step(run, progress.step)
                 # The only division of the loss: by the items of the whole global batch, which every rank can count.
                 items = (
                     each * rows if each is not None else int(read(varied.items, plan.rows(progress.epoch, step)).sum())
                 )
-                scale = loss_multiplier(run) / items if items else 0.0  # nothing counts: a step without a gradient
+                scale = loss_multiplier(run) / items if items else 0.0  # without items the step has no gradient
                 loss = passes(run, micros, scaled_loss(run, task_loss, scale, autocast))
                 result = hooks.step(run, run.config.clip)
                 if progress.step < guarded:
@@ -73,12 +75,12 @@ def steps(
                 if run.ema is not None:
                     averages.update(run, hooks, progress.step)
                 hooks.on_step_end(run, progress, result)
-                ahead.wait()
+                prefetcher.wait()
                 yield progress, result, loss
 
 
 def scaled_loss(run: Run, task_loss: Loss, scale: float, autocast: AbstractContextManager[object]) -> StepLoss:
-    """Return the loss of one micro-batch as a share of its step's mean loss; padding weighs nothing."""
+    """Return a function from a micro-batch to its share of the step's mean loss; padding has weight 0."""
 
     def scaled(model: nn.Module, micro: MicroBatch, batch: Batch) -> Tensor:
         with autocast:
@@ -90,9 +92,9 @@ def scaled_loss(run: Run, task_loss: Loss, scale: float, autocast: AbstractConte
 
 
 def train_step(hooks: Hooks, run: Run, micros: list[tuple[MicroBatch, Batch]], loss: StepLoss) -> Tensor:
-    """Forward and backward over the micro-batches of one step; the sum of their scaled losses, on the device.
+    """Run forward and backward over the micro-batches of one step; return the sum of their scaled losses.
 
-    What every strategy does that does not answer the operation of this name.
+    The default of the operation of this name.
     """
     total: Tensor | None = None
     for micro, batch in micros:
@@ -111,9 +113,9 @@ def loss_multiplier(run: Run) -> int:
 def seed_step(run: Run, step: int) -> None:
     """Seed torch's generators from seed, step and data shard, so that a resumed run draws the same dropout masks.
 
-    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must not drift apart.
+    Ranks of one data shard draw the same masks: they hold parts of one model, or copies that must stay equal.
     """
-    # The constants of splitmix64, so that neighboring seeds, steps and shards give numbers far apart.
+    # The constants of splitmix64: neighboring seeds, steps and shards give numbers far apart.
     mixed = run.config.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + run.world.shard * 0x94D049BB133111EB
     seed(run.world.device, mixed & (2**63 - 1))
 

@@ -34,13 +34,15 @@ class Meter:
     def record(
         self, run: Run, hooks: Hooks, progress: Progress, result: StepResult, requested: bool
     ) -> tuple[dict[str, float], bool]:
-        """Return the values to log, and whether a stop was ``requested`` on any rank; every rank calls.
+        """Return the values to log, and True if a stop was ``requested`` on any rank; every rank calls.
 
-        The record has the mean loss over all ranks since the last one, the speed in samples per second, and the peak
-        memory of this rank. One sum over ranks serves loss and stop, so that agreeing costs no extra collective.
+        The record has the mean loss over all ranks since the last record, the speed in samples per second, and the peak
+        memory of this rank. One sum over ranks serves both loss and stop, which saves a collective.
         """
         steps = progress.step - self._last.step
-        loss = torch.as_tensor(self._loss if run.world.speaks else 0.0, dtype=torch.float64, device=run.world.device)
+        loss = torch.as_tensor(
+            self._loss if run.world.is_shard_leader else 0.0, dtype=torch.float64, device=run.world.device
+        )
         total, requests = hooks.reduce_loss(run, torch.stack([loss, loss.new_tensor(float(requested))])).tolist()
         self._tick()
         seconds = self.seconds - self._seconds_at_last
@@ -59,7 +61,7 @@ class Meter:
         return record, requests > 0
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Stop the clock inside the ``with`` block."""
         self._tick()
         yield

@@ -1,4 +1,4 @@
-"""Tensors on different devices, which torch refuses deep inside an operation: one line that says where, and whose."""
+"""Explain torch's "different devices" error in one line: where it is raised, and who must move a tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 @contextmanager
-def one_line_for_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Have an operation on tensors of different devices raise TaskError, or StrategyError where the model is not moved.
+def explain_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
+    """Turn torch's "different devices" error into a TaskError.
 
-    On the CPU every error comes through as it is.
+    It becomes a StrategyError if the strategy left part of the model on another device. On a CPU no error changes.
     """
     try:
         yield
@@ -44,6 +44,6 @@ def one_line_for_mixed_devices(run: Run, hooks: Hooks) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the line nearest to the error that is not torch's."""
+    """Return the innermost line of the traceback outside torch."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(TORCH)]
     return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}()"

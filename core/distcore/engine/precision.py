@@ -14,7 +14,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(config: RunConfig, capabilities: Capabilities, world: World) -> AbstractContextManager[object]:
-    """Return the context manager for every forward pass of a run; it can be entered again and again."""
+    """Return a reusable context manager for the forward passes of a run."""
     if config.precision == "fp32" or "precision" in capabilities.owns:
         return nullcontext()
     return torch.autocast(world.device.type, dtype=DTYPES[config.precision])

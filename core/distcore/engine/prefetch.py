@@ -1,7 +1,7 @@
-"""The micro-batches of one step after another; on an accelerator the next step's are made ready during the present one.
+"""Prefetch micro-batches: on an accelerator, the next step's are collated and copied while the device computes.
 
-There a thread collates them and copies them to the device, on a stream of its own, while the device computes. On the
-CPU nothing would be gained: collation and training need the same cores.
+A thread collates them and copies them to the device on a stream of its own. On a CPU nothing is prefetched: collation
+and training need the same cores.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from distcore.plugin.task.task import Batch
 Stream = Iterator[tuple[MicroBatch, Batch]]
 Micros = list[tuple[MicroBatch, Batch]]
 PATIENCE = 5.0
-"""Seconds that a run which fails waits for the thread; what collates longer is left to the end of the process."""
+"""Seconds that a failing run waits for the thread. A longer collation ends with the process."""
 
 
-class Ahead:
-    """Takes steps from a stream, in its order, for one device.
+class Prefetcher:
+    """Takes the micro-batches of one step after another from a stream, for one device.
 
-    The thread reads data only between ``fetch`` and ``wait``, so that an evaluation or a save between two steps finds
-    the dataset, its files and its tokenizer unused.
+    The thread reads data only between ``fetch`` and ``wait``. An evaluation or a save between two steps can therefore
+    use the same dataset, files and tokenizer.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Stream = iter(())
-        self._thread = None if device.type in UNPINNED else _Fetcher(device)
+        self._thread = None if device.type in UNPINNED else _FetchThread(device)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,38 +61,38 @@ class Ahead:
         return self._thread.hand_over()
 
     def fetch(self) -> None:
-        """Begin to make the step after this one ready."""
+        """Start to collate and copy the next step."""
         if self._thread:
             self._thread.begin(self._stream)
 
     def wait(self) -> None:
-        """Wait until what ``fetch`` began is collated, and its copy is under way; not for the device."""
+        """Wait until the step of ``fetch`` is collated and its copy is queued on the device, not until it is copied."""
         if self._thread:
             self._thread.wait()
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetched:
-    """A step that is on its way to the device, or the error of its collation."""
+class _FetchedStep:
+    """A step whose copy to the device is queued, or the error of its collation."""
 
     micros: Micros
     copied: torch.Event | None = None
-    """Happens on the device when all is copied."""
+    """Recorded on the device after the last copy."""
     error: BaseException | None = None
 
 
-class _Fetcher:
-    """The thread. It is given one stream at a time to take a step from, and nothing while it works."""
+class _FetchThread:
+    """The thread. It takes one step at a time, each from the stream that ``begin`` passes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.fetched: _Fetched | None = None
-        """What was fetched and not handed over yet."""
+        self.fetched: _FetchedStep | None = None
+        """The fetched step, until ``hand_over`` returns it."""
         self._device, self._aside = device, torch.Stream(device)
         self._begun = False
         self._streams: SimpleQueue[Stream | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Fetched] = SimpleQueue()
+        self._answers: SimpleQueue[_FetchedStep] = SimpleQueue()
         # A daemon: a process whose collation hangs can end.
-        self._thread = Thread(target=self._serve, name="distcore-ahead", daemon=True)
+        self._thread = Thread(target=self._serve, name="distcore-prefetch", daemon=True)
         self._thread.start()
 
     def begin(self, stream: Stream) -> None:
@@ -104,7 +104,7 @@ class _Fetcher:
             self.fetched, self._begun = self._answers.get(), False
 
     def hand_over(self) -> Micros:
-        """Return the step that was fetched, for use on the current stream of the device."""
+        """Return the fetched step, for use on the current stream of the device."""
         fetched, self.fetched = self.fetched, None
         assert fetched is not None
         if fetched.error is not None:
@@ -113,11 +113,11 @@ class _Fetcher:
             computes = torch.accelerator.current_stream(self._device)
             computes.wait_event(fetched.copied)
             for _, batch in fetched.micros:
-                each_tensor(batch, lambda tensor: _used_on(computes, tensor))
+                each_tensor(batch, lambda tensor: _record_use(computes, tensor))
         return fetched.micros
 
     def end(self) -> None:
-        """Have the thread end, and wait for it for a while."""
+        """End the thread, and wait at most ``PATIENCE`` seconds for it."""
         self._streams.put(None)
         self._thread.join(PATIENCE)
 
@@ -125,19 +125,19 @@ class _Fetcher:
         while (stream := self._streams.get()) is not None:
             self._answers.put(self._fetch(stream))
 
-    def _fetch(self, stream: Stream) -> _Fetched:
+    def _fetch(self, stream: Stream) -> _FetchedStep:
         try:
-            torch.accelerator.set_device_index(self._device)  # of this thread, as is its stream
+            torch.accelerator.set_device_index(self._device)  # device and stream are settings of a thread
             torch.accelerator.set_stream(self._aside)
             micros = [(micro, to_device(each_tensor(batch, pinned), self._device)) for micro, batch in one_step(stream)]
             copied = self._aside.record_event()
         except BaseException as error:  # raised again where the step is taken
-            return _Fetched([], error=error)
-        return _Fetched(micros, copied)
+            return _FetchedStep([], error=error)
+        return _FetchedStep(micros, copied)
 
 
-def _used_on(stream: torch.Stream, tensor: Tensor) -> Tensor:
-    """Keep the memory of ``tensor``, which is another stream's, from new use before ``stream`` is done with it."""
+def _record_use(stream: torch.Stream, tensor: Tensor) -> Tensor:
+    """Keep the allocator from reusing the memory of ``tensor`` before ``stream`` has read it; return ``tensor``."""
     if tensor.layout == torch.strided:
         tensor.record_stream(stream)
     return tensor

@@ -1,4 +1,4 @@
-"""The form in which a run computes its rows, padded or padding-free: checked before the first step."""
+"""The form of a run's rows, padded or padding-free: compared once before the first step."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from distcore.resolve.row_form import set_form, why_not, with_form
 log = logging.getLogger("distcore")
 
 CHECKED = 8
-"""Most rows whose losses are compared between the two forms."""
+"""Largest number of rows whose losses are compared between the two forms."""
 BOUNDS = {"fp32": 1e-6}
-"""By precision, how far apart they may be, relative to their mean."""
+"""Largest difference of the losses relative to their mean, by precision."""
 HALF = 2e-2
 """The same in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddingFree:
-    """What the report says of ``padding_free``."""
+    """The value of ``padding_free`` in the report."""
 
     on: bool
-    """Whether rows were computed without padding."""
+    """True if rows were computed without padding."""
     difference: float | None = None
-    """How far the losses of some rows were from those with padding, as a part of their mean; ``None``: not compared."""
+    """Largest difference from the losses with padding, relative to their mean; ``None``: not compared."""
 
 
 def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tuple[Run, Datasets]:
-    """Return the run with its model computing rows in their form, and datasets to go with it; every rank calls.
+    """Set the model to padded or padding-free rows; return the run and matching datasets. Every rank calls.
 
-    Where it is on, the losses of some rows are compared with those in the padded form, once. If they differ, 'auto'
-    goes on with padding and 'on' raises ConfigError.
+    Padding-free losses of some rows are compared with padded ones. If they differ, 'auto' goes back to padding and
+    'on' raises ConfigError.
     """
     config, task, asked, why = run.config, completed.task, completed.form.asked, completed.form.why
     run = _with_facts(run, PaddingFree(on=not config.pads_rows))
@@ -58,12 +58,12 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
             log.info("padding-free: off: %s", why)
         return run, data
     padded = _padded(data)
-    if padded is None:  # such as documents kept apart inside a row: padded, they would see each other
+    if padded is None:  # such as documents isolated inside one row: padding would join them
         return run, data
     rows = _some_rows(config, data.train)
     expected = _row_losses(run, task, padded.train, rows)
     undo = task.enable_padding_free(run.module)
-    data = _with_logits_selected(run, task, data)
+    data = _select_logits(run, task, data)
     apart = _difference(expected, _row_losses(run, task, data.train, rows))
     apart = float(broadcast_from_main(run, hooks, repr(apart)))  # machines may round differently
     bound = BOUNDS.get(config.precision, HALF)
@@ -81,13 +81,13 @@ def settle(run: Run, hooks: Hooks, completed: Completed, data: Datasets) -> tupl
 
 
 def restore(run: Run, task: Task, data: Datasets) -> tuple[Run, Datasets]:
-    """Return a run that only evaluates in the form in which it was trained, its model so, and its data."""
+    """Set the model of an evaluation to the row form of its training; return the run and matching datasets."""
     task, config = BoundTask.of(task), run.config
     padded = config.pads_rows or bool(why_not(config, run.capabilities, task))
     run = _in_form(run, padded)
     set_form(run.config, task, run.module)
-    if not padded or not task.computes_padding_free:  # such a task has chosen for its data
-        data = _with_logits_selected(run, task, data)
+    if not padded or not task.computes_padding_free:  # otherwise the task decides for its data
+        data = _select_logits(run, task, data)
     return run, data
 
 
@@ -99,9 +99,9 @@ def _with_facts(run: Run, facts: PaddingFree) -> Run:
     return replace(run, facts={**run.facts, "padding_free": asdict(facts)})
 
 
-def _with_logits_selected(run: Run, task: BoundTask, data: Datasets) -> Datasets:
-    """Have the model leave out what is no target, and the datasets say what is, if the task can."""
-    can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # the layers' outputs are whole
+def _select_logits(run: Run, task: BoundTask, data: Datasets) -> Datasets:
+    """Let the model compute logits at targets only, if the task can; return datasets that mark the targets."""
+    can = run.config.compile == "off" and run.capabilities.ranks_per_shard == 1  # it needs whole outputs of layers
     return task.select_logits(run.module, data) if can else data
 
 
@@ -115,7 +115,7 @@ def _padded(data: Datasets) -> Datasets | None:
 
 
 def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
-    """Return some rows of the first step, from the shortest to the longest; padded they are no larger a micro-batch."""
+    """Return rows of the first step, from the shortest to the longest, that fit into one micro-batch when padded."""
     rows = training_plan(config, dataset).rows(0, 0)
     lengths = read(dataset.lengths, rows)
     rows = rows[np.argsort(lengths, kind="stable")]
@@ -127,7 +127,7 @@ def _some_rows(config: RunConfig, dataset: Dataset) -> np.ndarray:
 
 @torch.no_grad()
 def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -> Tensor:
-    """Return the losses of ``rows`` without dropout, fp32 ``(n,)``; their sum, ``(1,)``, if a task gives no more."""
+    """Return the losses of ``rows`` without dropout, fp32 ``(n,)``, or their sum ``(1,)`` if the task returns that."""
     batch = to_device(in_epoch(dataset, 0).batch(rows), run.world.device)
     run.model.eval()
     with autocast_for(run.config, run.capabilities, run.world):
@@ -137,7 +137,7 @@ def _row_losses(run: Run, task: BoundTask, dataset: Dataset, rows: np.ndarray) -
 
 
 def _difference(expected: Tensor, actual: Tensor) -> float:
-    """Return how far row losses are apart at most, as a part of their mean; infinity if they have another shape."""
+    """Return the largest difference of row losses relative to their mean; infinity for different shapes."""
     if expected.shape != actual.shape:
         return float("inf")
     scale = expected.abs().mean().item()

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same run folder, found out before they train."""
+"""Check before training that all ranks have the same run folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.hooks import Hooks
 
 PATIENCE = 10.0
-"""Seconds for a new file to be seen on the other machines: network file systems remember what was not there."""
+"""Seconds for a new file to appear on other machines: network file systems cache that a file is missing."""
 
 
 def check_shared(run: Run, hooks: Hooks) -> None:
     """Raise CheckpointError on every rank unless all see a file that the main rank writes to the run folder.
 
-    Every rank calls. Without it, ranks without a shared folder would fail at their first checkpoint.
+    Every rank calls. Ranks without a shared folder would otherwise fail at their first checkpoint.
     """
     out = Path(str(run.config.out))
     file = out / broadcast_from_main(run, hooks, f".seen-by-all-{uuid4().hex}")

@@ -1,4 +1,4 @@
-"""Stopping on SIGTERM, which may reach only one rank, or Ctrl-C: at the next log line all ranks agree to stop."""
+"""Stop on SIGTERM or Ctrl-C. The signal may reach one rank only; all ranks agree to stop at the next log line."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from distcore.rank_environment import join
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """A flag that a signal sets: this process was asked to stop."""
 
     requested = False
 
     def ask(self) -> None:
-        """Ask it to stop."""
+        """Set the flag."""
         self.requested = True
 
 
 @contextmanager
-def on_stop_signal() -> Iterator[StopRequest]:
-    """Yield a request that SIGTERM sets, without ending the process; restore the handler afterwards.
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """Yield a request that SIGTERM sets, instead of ending the process; restore the handler afterwards.
 
-    The first Ctrl-C sets it too, but not in ranks, whose launcher gets it as well: ours then sends SIGTERM, another
-    may do otherwise. Outside the main thread, where no handler can be set, the request stays unset.
+    The first Ctrl-C sets the request, too, but not in ranks: their launcher gets Ctrl-C as well, and distcore's then
+    sends SIGTERM. Outside the main thread no handler can be set, and the request stays unset.
     """
     request = StopRequest()
     launcher = (join(os.environ) or RankInfo()).launcher

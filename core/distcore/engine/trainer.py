@@ -13,17 +13,17 @@ from distcore.checkpoint.job_state import fingerprint
 from distcore.checkpoint.saver import Saver
 from distcore.config import GIVEN, RunConfig, dump_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.devices import attention_in_bf16, deterministic
+from distcore.distributed.devices import allow_bf16_attention, force_determinism
 from distcore.engine import row_form
 from distcore.engine.best import Best, out_of_patience, saved_best, update_best
-from distcore.engine.evaluation import evaluate, rehearse
+from distcore.engine.evaluation import evaluate, sanity_check
 from distcore.engine.finish import finish
 from distcore.engine.loop import steps
 from distcore.engine.meter import Meter
-from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.precision import scaler_for
 from distcore.engine.shared_folder import check_shared
-from distcore.engine.stopping import on_stop_signal
+from distcore.engine.stopping import catch_stop_signals
 from distcore.errors import StoppedError, StrategyError
 from distcore.model import averages
 from distcore.model.model_source import model_source, set_up_module
@@ -45,22 +45,22 @@ log = logging.getLogger("distcore")
 
 
 def train(resolved: Resolved, rank_info: RankInfo) -> Report:
-    """Train, evaluate and test as this rank of those that a launcher started, or as the only one; return the report.
+    """Train, evaluate and test as one rank; return the report.
 
-    Every rank calls and gets the same report, which is also written to report.json. Raises DistcoreError, one line, for
+    Every rank calls and gets the same report, which rank 0 writes to report.json. Raises DistcoreError, one line, for
     every error that the user can correct.
     """
     check_out(resolved.config)
     hooks, world = set_up(resolved, rank_info)
     stopped = None
     try:
-        with deterministic(resolved.config), attention_in_bf16(resolved.config):
+        with force_determinism(resolved.config), allow_bf16_attention(resolved.config):
             report = train_in(world, resolved, hooks, rank_info)
     except StoppedError as error:
         stopped = str(error)
-    # The run must be free before teardown, and so must be a traceback that refers to it: only the text of a
-    # StoppedError is kept. A wrapped model destroyed later would destroy the process group under the interpreter's
-    # lock, and could deadlock.
+    # The run must be freed before teardown, so only the text of a StoppedError is kept: the traceback refers to the
+    # run. A wrapped model that is destroyed later destroys the process group under the interpreter's lock, and could
+    # deadlock.
     hooks.teardown(world)
     if stopped:
         raise StoppedError(stopped)
@@ -68,7 +68,7 @@ def train(resolved: Resolved, rank_info: RankInfo) -> Report:
 
 
 def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo) -> Report:
-    """Train in ranks that have joined; return the report. After it no reference to the run is left."""
+    """Train in ranks that have joined; return the report. No reference to the run is left behind."""
     task = resolved.task
     data = task.prepare(resolved.config)
     for warning in data.warnings if world.is_main else ():
@@ -84,8 +84,8 @@ def train_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo
     progress, best = resume_or_start(run, hooks, task, data, rows)
     if world.is_main and run.config.micro_batch_size == "auto":
         log.info("%s", description(run.config))
-    with one_line_for_mixed_devices(run, hooks):
-        rehearse(run, hooks, task, data)
+    with explain_mixed_devices(run, hooks):
+        sanity_check(run, hooks, task, data)
         meter = Meter(progress)
         progress, best, last = fit(run, hooks, task, data, Saver(run, hooks, rows), progress, best, meter)
         return finish(run, hooks, task, data, progress, best, last, meter)
@@ -146,14 +146,14 @@ def build_run(config: RunConfig, hooks: Hooks, world: World, task: Task, data: D
 def build_to_evaluate(
     config: RunConfig, hooks: Hooks, world: World, task: Task, data: Datasets
 ) -> tuple[Run, Datasets]:
-    """Return a run that only evaluates, with the model in the form in which it was trained, and data to go with it."""
+    """Return a run that only evaluates, with the row form of its training, and matching datasets."""
     return row_form.restore(build_run(config, hooks, world, task, data, training=False), task, data)
 
 
 def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, rows: str) -> tuple[Progress, Best | None]:
-    """Load the checkpoint that ``--resume`` means, if any, and start the run folder; return how far the run is.
+    """Load the checkpoint of ``--resume``, if any, and write the first files of the run folder.
 
-    ``rows`` is the fingerprint of the training rows.
+    Returns the progress and the best evaluation so far. ``rows`` is the fingerprint of the training rows.
     """
     progress, best = Progress(), None
     if resumed := checkpoint.resume(run, hooks, rows, task.on_resume):
@@ -167,7 +167,7 @@ def resume_or_start(run: Run, hooks: Hooks, task: BoundTask, data: Datasets, row
         with (out / "config.yaml").open("w" if run.config.resume else "x", encoding="utf-8") as file:
             file.write(dump_config(run.config))
         task.save(out, run.config, data)
-        task.reopen(out, run.config)  # so that an export of what is trained now will not fail
+        task.reopen(out, run.config)  # fails now rather than when the trained model is exported
 
     on_main(run, hooks, write_start_files)
     hooks.on_run_start(run, progress)
@@ -186,12 +186,12 @@ def fit(
 ) -> tuple[Progress, Best | None, Evaluation | None]:
     """Train to the end; log, evaluate and save at the configured steps. The last evaluation is of the final weights.
 
-    A run that is out of patience ends after the evaluation that says so, and a resume does not go beyond. Raises
-    StoppedError if SIGTERM or Ctrl-C ended training before, after committing a checkpoint.
+    A run ends early after ``patience`` evaluations without a better one, and a resume does not continue it. After
+    SIGTERM or Ctrl-C it commits a checkpoint and raises StoppedError.
     """
     config, last, stopping = run.config, None, False
     ended = out_of_patience(config, best)
-    with on_stop_signal() as stop:
+    with catch_stop_signals() as stop:
         for progress, result, loss in () if ended else steps(run, hooks, task, data.train, progress):  # noqa: B020
             done = progress.step == run.total_steps
             meter.add(loss)
@@ -203,7 +203,7 @@ def fit(
             saving = done or stopping or is_due(progress.step, config.save_every)
             if not evaluating and not saving:
                 continue
-            with meter.paused():
+            with meter.pause():
                 improved = False
                 if evaluating:
                     last = evaluate(run, hooks, task, data.evaluation, data)
@@ -223,7 +223,7 @@ def fit(
 
 
 def how_to_go_on(config: RunConfig) -> str:
-    """Return what continues this run: a command line, unless its task cannot be named in one."""
+    """Return the command line that continues this run; a shorter hint if the task was given as an object."""
     if config.task.startswith(GIVEN):
         return "go on with --resume auto"
     launcher, flags = (join(os.environ) or RankInfo()).launcher, os.environ.get(LAUNCHER_FLAGS_VARIABLE, "")

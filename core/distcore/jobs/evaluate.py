@@ -13,9 +13,9 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.job_state import saved_config
 from distcore.config import RunConfig, load_config
 from distcore.distributed.agreement import check_world
-from distcore.distributed.devices import deterministic
+from distcore.distributed.devices import force_determinism
 from distcore.engine.evaluation import evaluate
-from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.files import strict_json
 from distcore.jobs.logs import set_up_logging
@@ -84,7 +84,7 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
 
 def _evaluated(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
     hooks, world = set_up(resolved, rank_info)
-    with deterministic(resolved.config):
+    with force_determinism(resolved.config):
         report = _evaluate_in(world, resolved, hooks, rank_info, path)
     hooks.teardown(world)
     return report
@@ -97,7 +97,7 @@ def _evaluate_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: Rank
     run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
     weights = checkpoint.load_weights(run, hooks, path)
-    with one_line_for_mixed_devices(run, hooks):
+    with explain_mixed_devices(run, hooks):
         evaluation = evaluate(run, hooks, task, data.test, data)
     return {
         "checkpoint": str(path),

@@ -18,9 +18,9 @@ from distcore.checkpoint.choice import choose
 from distcore.checkpoint.manifest import MANIFEST
 from distcore.config import RunConfig
 from distcore.distributed.agreement import broadcast_from_main, check_agreed, check_world, on_all_ranks
-from distcore.distributed.devices import deterministic
+from distcore.distributed.devices import force_determinism
 from distcore.engine.evaluation import collect
-from distcore.engine.mixed_devices import one_line_for_mixed_devices
+from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.trainer import build_to_evaluate, set_up
 from distcore.errors import DataError
 from distcore.jobs import prediction_rows
@@ -127,7 +127,7 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     resolved = resolve_here(prediction.config, training=False, task=task)
     hooks, world = set_up(resolved, rank_info)
     try:
-        with deterministic(resolved.config):
+        with force_determinism(resolved.config):
             _predict_in(world, resolved, hooks, rank_info, prediction)
     finally:
         prediction.out.close()
@@ -152,7 +152,7 @@ def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankI
     evaluate_batch, said = task.evaluation(run, labeled=False), time.monotonic()
     for rows in prediction.windows(task, skip=done):
         named = task.unlabeled(rows, data)
-        with one_line_for_mixed_devices(run, hooks):
+        with explain_mixed_devices(run, hooks):
             collected = collect(run, hooks, named.test, evaluate_batch)
         write = partial(_write, out, task, collected.outputs, named, rows)
         on_all_ranks(run, hooks, failed, write if world.is_main else _nothing)

@@ -69,11 +69,11 @@ def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
 
 
 @contextmanager
-def averaged(run: Run, hooks: Hooks) -> Iterator[None]:
-    """Have the average take the place of the weights, if there is one; every rank calls, and meanwhile none trains.
+def use_average(run: Run, hooks: Hooks) -> Iterator[None]:
+    """Swap the averaged weights in for the ``with`` block, if the run keeps an average; every rank calls.
 
-    It takes the memory of one more fp32 copy of what this rank holds of the trained weights. After an exception the
-    weights are not put back: other ranks may not come, and the run is over.
+    The swap needs memory for one more fp32 copy of this rank's trained weights. After an exception the weights are not
+    swapped back: other ranks may not take part, and the run is over.
     """
     if run.ema is None:
         yield

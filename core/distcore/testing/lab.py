@@ -125,7 +125,7 @@ class Job:
         return [micro for micro, _ in one_step(stream)]
 
     def _mean(self, loss: Tensor) -> float:
-        mine = loss.double().reshape(1) * self.run.world.speaks
+        mine = loss.double().reshape(1) * self.run.world.is_shard_leader
         total = self.hooks.reduce_loss(self.run, mine)
         return float(total) / loss_multiplier(self.run)
 

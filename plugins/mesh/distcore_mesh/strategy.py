@@ -107,7 +107,7 @@ class MeshStrategy(MeshOptions):
         """Join torch's process group. The ranks that share layers, sequences or blocks are a data shard.
 
         The ranks of a stage are consecutive and, within a stage, those that share layers or sequences. The first such
-        rank of the last stage, which computes the loss, speaks for the data shard.
+        rank of the last stage, which computes the loss, leads the data shard.
         """
         world = join_process_group(config, rank_info)
         if world.device.type == "cpu":
@@ -115,7 +115,7 @@ class MeshStrategy(MeshOptions):
         stage, in_stage = divmod(world.rank, world.size // self.pp)
         shard, number = divmod(in_stage, self.tp * self.cp)
         shards = world.size // (self.tp * self.cp * self.pp)
-        return replace(world, shard=shard, shards=shards, speaks=number == 0 and stage == self.pp - 1)
+        return replace(world, shard=shard, shards=shards, is_shard_leader=number == 0 and stage == self.pp - 1)
 
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:

@@ -194,7 +194,7 @@ def everything() -> dict[str, Any]:
     run("overlaps", Watches(), eval_every=1)
     found["overlaps"], Watched.pause, Watched.unreadable = Watched.overlaps, 0.0, 17
     (done, error), (done_cpu, error_cpu) = steps_until_error("sim"), steps_until_error("cpu")
-    left = [thread.name for thread in threading.enumerate() if thread.name == "distcore-ahead"]
+    left = [thread.name for thread in threading.enumerate() if thread.name == "distcore-prefetch"]
     found["failed"] = {"steps": done, "error": error, "steps_cpu": done_cpu, "error_cpu": error_cpu, "threads": left}
     found["mixed"] = {
         "task": line_of("mixed-loss", MixedLoss()),

@@ -91,8 +91,8 @@ class World:
     """Data shard of this rank, counted from 0: ranks of one data shard train on the same rows. Default: ``rank``."""
     shards: int = 0
     """Number of data shards. Default: ``size``."""
-    speaks: bool = True
-    """Whether the rows and losses of this rank count: true on exactly one rank of each data shard."""
+    is_shard_leader: bool = True
+    """True on exactly one rank of each data shard: only its rows and losses count."""
     group: RankGroup | None = field(default=None, repr=False, compare=False)
     """The process group that the strategy joined by ``join_process_group``; ``None``: it connects ranks itself."""
 

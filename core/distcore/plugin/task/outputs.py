@@ -96,7 +96,9 @@ def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
         outputs |= {name: Ragged(values, every[name]) for name, values in flat.items()}
     sums = {}
     if mine.sums:
-        parts = {name: total[None] if run.world.speaks else total[None][:0] for name, total in mine.sums.items()}
+        parts = {
+            name: total[None] if run.world.is_shard_leader else total[None][:0] for name, total in mine.sums.items()
+        }
         sums = {name: part.sum(0) for name, part in _gather(run, hooks, parts).items()}
     return Collected(index=index, outputs=outputs, sums=sums)
 

@@ -54,7 +54,7 @@ def _misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | N
         plan = training_plan(job.run.config, job.data.train)
         for epoch in range(epochs):
             for step in range(steps or plan.steps):
-                mine = _rows(job.rows(epoch, step)) if lab.world.speaks else []
+                mine = _rows(job.rows(epoch, step)) if lab.world.is_shard_leader else []
                 seen = sorted(row for rows in lab.share(mine) for row in rows)
                 planned = sorted(plan.rows(epoch, step).tolist())
                 wrong += len(set(seen) ^ set(planned)) + len(seen) - len(set(seen))

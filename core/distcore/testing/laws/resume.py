@@ -45,7 +45,7 @@ def each_row_once(lab: Lab) -> Measured:
     plan = training_plan(job.run.config, job.data.train)
     due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
     due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
-    read = [row for rows in lab.share(_read(job) if lab.world.speaks else []) for row in rows]
+    read = [row for rows in lab.share(_read(job) if lab.world.is_shard_leader else []) for row in rows]
     wrong = sum(((Counter(read) - Counter(due)) + (Counter(due) - Counter(read))).values())
     return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due")
 
