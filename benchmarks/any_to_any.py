@@ -119,15 +119,15 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
 def settings(sizes: list[int], only: list[str], problem: Problem) -> list[Setting]:
     """Return ``single``, and each installed strategy at each world size; ``only``: names to choose from them."""
     installed = registry.offers("strategies")
-    found = [Setting(strategy="single", problem=problem)]
-    found += [
+    every = [Setting(strategy="single", problem=problem)]
+    every += [
         Setting(strategy=name, options=options, nproc=size, problem=problem)
         for name, options in STRATEGIES
         if name in installed and not ("pp" in options and problem.tied)
         for size in sizes
         if size % prod(options.get(group, 1) for group in GROUPS) == 0
     ]
-    return [one for one in found if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
+    return [one for one in every if not only or one.strategy == "single" or one.name.rpartition("×")[0] in only]
 
 
 class RowRecorder:
@@ -195,9 +195,9 @@ def start(setting: Setting, sources: dict[str, str | None], folder: str) -> str 
     return None
 
 
-def distance(found: Path, expected: Path) -> float:
+def distance(weights: Path, expected: Path) -> float:
     """Return the largest relative distance of a tensor between two checkpoints."""
-    return apart(checkpoint.read_tensors(found), checkpoint.read_tensors(expected))[0]
+    return apart(checkpoint.read_tensors(weights), checkpoint.read_tensors(expected))[0]
 
 
 def rows_seen(folder: str, setting: Setting, source: str, first: int, end: int) -> Counter[tuple[int, int]]:

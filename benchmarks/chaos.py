@@ -8,7 +8,7 @@ Bounds: a run goes on, or its agents end with one line and no traceback, within 
 after a fault is over; the final weights are bit for bit those of an undisturbed run of two machines.
 
 With ``--page`` the results go to docs/chaos.json run by run. What is there already, without a problem, is kept by
-``--go-on``: so a benchmark that was interrupted, or that has found a defect, need not begin anew.
+``--go-on``: so a benchmark that was interrupted, or that has met a defect, need not begin anew.
 
     python benchmarks/chaos.py [--faults 50] [--seed 20] [--page [--go-on]]
 """
@@ -37,7 +37,7 @@ from distcore import checkpoint
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-import machine_job as job  # noqa: E402  # found only now
+import machine_job as job  # noqa: E402  # importable only now
 from faults import FAULTS, TIMEOUT  # noqa: E402
 from machines import Machine, machines, why_not  # noqa: E402
 
@@ -104,7 +104,7 @@ class Job:
         """Return the steps that were logged, in order; one that was done again stands there again."""
         with suppress(FileNotFoundError):
             lines = (self.folder / "disk/run/metrics.jsonl").read_text().splitlines()
-            return [int(found[1]) for line in lines if "train/loss" in line and (found := STEP.search(line))]
+            return [int(match[1]) for line in lines if "train/loss" in line and (match := STEP.search(line))]
         return []
 
     def mend(self, row: Row) -> None:
@@ -190,7 +190,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def one_run(nodes: Sequence[Machine], folder: Path, rows: Sequence[Row], chance: random.Random) -> None:
     """Train under one strategy with the faults of ``rows``, and compare with an undisturbed run."""
     strategy = rows[0].strategy
-    found: list[dict[str, torch.Tensor]] = []
+    final_weights: list[dict[str, torch.Tensor]] = []
     for name, pause in (("whole", 0.0), ("struck", 0.1)):
         with small_disk(folder / name):
             run = Job(nodes, strategy, folder / name, pause)
@@ -199,11 +199,11 @@ def one_run(nodes: Sequence[Machine], folder: Path, rows: Sequence[Row], chance:
                     strike(run, row, nodes[int(row.machine[-1])], chance)
                     print(row, flush=True)
                 wait(run, rows[-1], run.done, 300)
-                found.append({key: value.clone() for key, value in weights(folder / name).items()})
+                final_weights.append({key: value.clone() for key, value in weights(folder / name).items()})
             finally:
                 run.end()
-    differ = [name for name in found[0] if not torch.equal(found[0][name], found[1][name])]
-    if differ or found[0].keys() != found[1].keys():
+    differ = [name for name in final_weights[0] if not torch.equal(final_weights[0][name], final_weights[1][name])]
+    if differ or final_weights[0].keys() != final_weights[1].keys():
         rows[-1].problems.append(f"other weights than undisturbed: {', '.join(differ[:3])}")
 
 
@@ -222,13 +222,13 @@ def table(rows: Sequence[Row]) -> str:
 def publish(rows: Sequence[Row]) -> None:
     """Write the numbers of the page, and its table."""
     NUMBERS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    PAGE.write_text(MARKS.sub(lambda found: f"{found[1]}{table(rows)}{found[2]}", PAGE.read_text()))
+    PAGE.write_text(MARKS.sub(lambda match: f"{match[1]}{table(rows)}{match[2]}", PAGE.read_text()))
 
 
 def kept(planned: Sequence[Row]) -> list[Row]:
     """Return the rows of a run as the page has them, if all of them are there without a problem; else ``planned``."""
-    found = {row["number"]: Row(**row) for row in json.loads(NUMBERS.read_text())}
-    rows = [found.get(row.number, row) for row in planned]
+    published = {row["number"]: Row(**row) for row in json.loads(NUMBERS.read_text())}
+    rows = [published.get(row.number, row) for row in planned]
     is_same = all(
         row.fault == plan.fault and row.machine == plan.machine for row, plan in zip(rows, planned, strict=True)
     )

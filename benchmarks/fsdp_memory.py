@@ -35,13 +35,13 @@ def main() -> int:
         size = in_a_process("save", folder, arguments.model)
         print(f"{arguments.model}: {size / 1e6:.0f} MB of weights, {arguments.nproc} ranks")
         print("".join(f"{title:>12}" for title in ("strategy", *STAGES)) + "   MB, largest rank")
-        found = {}
+        memory = {}
         for strategy in ("ddp", "fsdp"):
             peaks = [in_a_process("peak", folder, strategy, stage, str(arguments.nproc)) for stage in STAGES]
-            found[strategy] = dict(zip(STAGES, peaks, strict=True))
+            memory[strategy] = dict(zip(STAGES, peaks, strict=True))
             print(f"{strategy:>12}" + "".join(f"{peak / 1e6:>12.0f}" for peak in peaks), flush=True)
-    added = found["fsdp"]["wrapped"] - found["fsdp"]["joined"]
-    held = added < size and found["fsdp"]["trained"] < found["ddp"]["trained"]
+    added = memory["fsdp"]["wrapped"] - memory["fsdp"]["joined"]
+    held = added < size and memory["fsdp"]["trained"] < memory["ddp"]["trained"]
     print(f"fsdp adds {added / 1e6:.0f} MB to build and wrap; bound {size / 1e6:.0f}: {'held' if held else 'BROKEN'}")
     return 0 if held else 1
 

@@ -121,8 +121,8 @@ def kill_series(strategy: str, kills: int, folder: Path, seed: int) -> list[str]
     problems += finish(strategy, whole)
     reference = checkpoint.read_tensors(whole / f"checkpoints/step-{STEPS:08d}")
     for out in disturbed.parent.glob("killed-*"):
-        found = checkpoint.read_tensors(out / f"checkpoints/step-{STEPS:08d}")
-        if not all(torch.equal(found[name], reference[name]) for name in reference):
+        tensors = checkpoint.read_tensors(out / f"checkpoints/step-{STEPS:08d}")
+        if not all(torch.equal(tensors[name], reference[name]) for name in reference):
             problems.append(f"{strategy}: {out.name} ended with other weights")
     return problems
 
@@ -190,9 +190,10 @@ def main() -> int:
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for strategy in installed if arguments.kills else []:
-            found = kill_series(strategy, -(-arguments.kills // len(installed)), Path(folder), arguments.seed)
-            print(f"{strategy}: {-(-arguments.kills // len(installed))} kills, {len(found)} problems", flush=True)
-            problems += found
+            kills = -(-arguments.kills // len(installed))
+            problems_of_it = kill_series(strategy, kills, Path(folder), arguments.seed)
+            print(f"{strategy}: {kills} kills, {len(problems_of_it)} problems", flush=True)
+            problems += problems_of_it
         if arguments.restarts:
             seconds, problem = restart_series(arguments.restarts, Path(folder), arguments.seed)
             print(f"restarts: {len(seconds)} of {arguments.restarts}, seconds from kill to next step: "

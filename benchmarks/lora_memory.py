@@ -58,8 +58,8 @@ def main() -> int:
         print(f"| strategy | {' | '.join(('LoRA', *FIGURES))} |\n|---|---|{'---|' * len(FIGURES)}")
         for row in given.rows or ROWS:
             whole, adapter = (measure(row, folder, given.nproc, rank) for rank in (None, given.lora))
-            for name, found in (("no", whole), ("yes", adapter)):
-                print(f"| `{row}` | {name} | {' | '.join(f'{found[key] / MIB:.1f}' for key in FIGURES)} |", flush=True)
+            for name, most in (("no", whole), ("yes", adapter)):
+                print(f"| `{row}` | {name} | {' | '.join(f'{most[key] / MIB:.1f}' for key in FIGURES)} |", flush=True)
             held &= is_bounded(row, whole, adapter, given.nproc)
     print(f"\nbounds: {'held' if held else 'BROKEN'}")
     return 0 if held else 1
@@ -82,8 +82,8 @@ def measure(row: str, folder: str, nproc: int, lora: int | None) -> dict[str, in
             "micro_batch_size": 4, "global_batch_size": 4 * ranks, "lora.rank": lora, "log_level": "error",
             "extensions": {"progress": False}, "out": f"{out}/run",
         }))  # fmt: skip
-        found = launch(rank, resolved.config, nproc=ranks)
-    return {name: max(one[name] for one in found) for name in found[0]}
+        by_rank = launch(rank, resolved.config, nproc=ranks)
+    return {name: max(one[name] for one in by_rank) for name in by_rank[0]}
 
 
 def rank(config: RunConfig) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def rank(config: RunConfig) -> dict[str, Any]:
     path = save_checkpoint(run, hooks, progress, Path(str(config.out)), {})
     size = sum(file.stat().st_size for file in path.iterdir())
     hooks.teardown(world)
-    return watcher.found | {"peak": peak, "trained": trained, "checkpoint": size}
+    return watcher.memory | {"peak": peak, "trained": trained, "checkpoint": size}
 
 
 def resident(key: str) -> int:

@@ -98,15 +98,15 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     held = True
     for name in given.rows or ROWS:
-        found = measure(ROWS[name], given.nproc, given.micro_batches, given.model)
-        print(line(name, found), flush=True)
-        held &= as_expected(ROWS[name], found, given.micro_batches)
+        figures = measure(ROWS[name], given.nproc, given.micro_batches, given.model)
+        print(line(name, figures), flush=True)
+        held &= as_expected(ROWS[name], figures, given.micro_batches)
     print(f"\nbound, {TOLERANCE:.0%} from docs/which-strategy.md: {'held' if held else 'BROKEN'}")
     return 0 if held else 1
 
 
 def measure(row: Row, nproc: int, micro_batches: int, model: str) -> dict[str, Any]:
-    """Train ``row`` for three steps in ranks of its own; what rank 0 found in the third."""
+    """Train ``row`` for three steps in ranks of its own; the figures of rank 0 in the third."""
     ranks = 1 if row.strategy in ("single", "dp") else nproc
     with tempfile.TemporaryDirectory() as out:
         resolved = resolve(load_config(None, {
@@ -133,7 +133,7 @@ def rank(config: RunConfig) -> dict[str, Any]:
     with Collectives() as counted:
         next(loop)
     hooks.teardown(world)
-    return watcher.found | {"count": count, "ranks": world.size, "bytes": counted.size}
+    return watcher.memory | {"count": count, "ranks": world.size, "bytes": counted.size}
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -153,16 +153,16 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
 
 class Watcher:
-    """An extension that looks at the memory of its rank; what a later step finds takes the place of what it found."""
+    """An extension that measures the memory of its rank; each step replaces the figures of the one before."""
 
     def __init__(self) -> None:
         self.before: set[int] = set()
-        self.found: dict[str, Any] = {}
+        self.memory: dict[str, Any] = {}
 
     @hookimpl(wrapper=True)
     def accumulate(self) -> Generator[None, object, object]:
         """The last micro-batch of a step begins: what lives has outlived the one before."""
-        self.found["between"] = self._bytes(storages(living()), self.before)
+        self.memory["between"] = self._bytes(storages(living()), self.before)
         return (yield)
 
     @hookimpl(wrapper=True)
@@ -176,13 +176,13 @@ class Watcher:
             "other": living(),
         }.items():
             mine = storages(tensors)
-            self.found[name] = self._bytes(mine, seen)
+            self.memory[name] = self._bytes(mine, seen)
             seen |= set(mine)
         return (yield)
 
     @staticmethod
-    def _bytes(found: dict[int, int], but: set[int]) -> int:
-        return sum(size for address, size in found.items() if address not in but)
+    def _bytes(sizes: dict[int, int], but: set[int]) -> int:
+        return sum(size for address, size in sizes.items() if address not in but)
 
 
 def parameters(module: nn.Module) -> list[Tensor]:
@@ -208,28 +208,29 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in kept if storage.nbytes()}
 
 
-def sent(found: dict[str, Any]) -> float:
+def sent(figures: dict[str, Any]) -> float:
     """Parameters that a ring has each rank send in a step, in units of the model."""
-    n, whole = int(found["ranks"]), 4 * int(found["count"])
-    total: float = sum(SHARES[kind] * size for kind, size in found["bytes"].items())
+    n, whole = int(figures["ranks"]), 4 * int(figures["count"])
+    total: float = sum(SHARES[kind] * size for kind, size in figures["bytes"].items())
     return total * (n - 1) / n / whole
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def line(name: str, figures: dict[str, Any]) -> str:
     """One row of the table: bytes per parameter, then collectives in units of the model."""
-    count = found["count"]
-    parts = [found[part] for part in PARTS]
-    memory = [f"{size / count:.2f}" for size in (*parts, sum(parts), found["between"])]
-    kinds = ", ".join(f"{kind} {size / 4 / count:.2f}" for kind, size in sorted(found["bytes"].items())) or "–"
-    return f"| `{name}` | {' | '.join(memory)} | {kinds} | {'–' if ROWS[name].sent is None else f'{sent(found):.2f}'} |"
+    count = figures["count"]
+    parts = [figures[part] for part in PARTS]
+    memory = [f"{size / count:.2f}" for size in (*parts, sum(parts), figures["between"])]
+    kinds = ", ".join(f"{kind} {size / 4 / count:.2f}" for kind, size in sorted(figures["bytes"].items())) or "–"
+    traffic = "–" if ROWS[name].sent is None else f"{sent(figures):.2f}"
+    return f"| `{name}` | {' | '.join(memory)} | {kinds} | {traffic} |"
 
 
-def as_expected(row: Row, found: dict[str, Any], micro_batches: int) -> bool:
+def as_expected(row: Row, figures: dict[str, Any], micro_batches: int) -> bool:
     """Whether memory and traffic are what the page says."""
-    n = found["ranks"]
-    pairs = [(sum(found[part] for part in PARTS) / found["count"], row.held(n))]
+    n = figures["ranks"]
+    pairs = [(sum(figures[part] for part in PARTS) / figures["count"], row.held(n))]
     if row.sent is not None:
-        pairs.append((sent(found), row.sent(n, micro_batches) * (n - 1) / n))
+        pairs.append((sent(figures), row.sent(n, micro_batches) * (n - 1) / n))
     return all(abs(got - wanted) <= TOLERANCE * wanted for got, wanted in pairs)
 
 

@@ -77,8 +77,8 @@ def unsent(_state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # 
 def one(config: RunConfig) -> Steps:
     """Train in one rank; return what was measured of each step."""
     train(config)
-    found: Steps = load_file("extension", f"{__file__}:Clock").latest.steps
-    return found
+    seconds: Steps = load_file("extension", f"{__file__}:Clock").latest.steps
+    return seconds
 
 
 def main() -> int:
@@ -97,7 +97,7 @@ def main() -> int:
         for size in sizes[turn:] + sizes[:turn]:
             rounds[size].append(measured(size, arguments))
     print(f"{'ms':<18}{'step':>10}{'backward':>12}{'all-reduce':>12}{'exposed':>10}")
-    means = {size: best(found) for size, found in rounds.items()}
+    means = {size: best(means_of_size) for size, means_of_size in rounds.items()}
     for size, (step, backward, sent, exposed) in means.items():
         wire = f"{sent:>12.1f}{exposed:>10.1f}" if size != FREE else ""
         print(f"{f'{size} MiB' if size != FREE else 'nothing sent':<18}{step:>10.1f}{backward:>12.1f}{wire}")

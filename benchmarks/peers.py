@@ -65,8 +65,8 @@ def main() -> int:
             seed_job.split(arguments.data, folder)
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        found = measured(folder, arguments)
-    held = show(arguments.job, arguments.precision, found)
+        runs_by_kind = measured(folder, arguments)
+    held = show(arguments.job, arguments.precision, runs_by_kind)
     print("bounds", "held" if held else "BROKEN")
     return 0 if held else 1
 
@@ -81,15 +81,15 @@ def measured(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict
         pretrained = seed_job.pretrained(folder, arguments.model or "bert-small", 1)
         model = seed_job.with_new_head(folder, pretrained, 0)
     kinds = KINDS[arguments.job]
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    runs_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for number in range(arguments.rounds):
         turn = number % len(kinds)
         for kind in kinds[turn:] + kinds[:turn]:
             job = [str(Path(__file__).parent / "native" / SCRIPTS[arguments.job]), kind, str(model), str(rows)]
             one = run(arguments.python, arguments.nproc, [*job, str(arguments.steps), arguments.precision])
-            found[kind].append(one)
+            runs_by_kind[kind].append(one)
             print(f"  round {number}, {kind}: {one}", file=sys.stderr, flush=True)
-    return found
+    return runs_by_kind
 
 
 def prompts(texts: Path, count: int) -> Path:
@@ -124,11 +124,11 @@ def run(python: str, nproc: int, job: Sequence[str]) -> dict[str, float]:
     return {"cpu": sum(rank["cpu"] for rank in ranks), "wall": max(rank["wall"] for rank in ranks)}
 
 
-def show(job: str, precision: str, found: Mapping[str, Sequence[Mapping[str, float]]]) -> bool:
+def show(job: str, precision: str, runs_by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> bool:
     """Print the table; True if the bounds hold."""
     print(f"{'':<18}{'CPU s / 1,000 rows':>20}{'range':>18}{'on the clock':>15}{'range':>18}")
     cost = {}
-    for kind, runs in found.items():
+    for kind, runs in runs_by_kind.items():
         cpu, wall = ([one[clock] for one in runs] for clock in ("cpu", "wall"))
         cost[kind] = statistics.median(cpu)
         print(f"{kind:<18}{cost[kind]:>20.2f}{between(cpu):>18}{statistics.median(wall):>15.2f}{between(wall):>18}")

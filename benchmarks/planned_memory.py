@@ -264,15 +264,15 @@ def main() -> int:
             layers=given.layers,
         )  # fmt: skip
         row, peaks = planned(changes), real(changes)
-        found, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
+        peak, more = min(peaks), f"+{(max(peaks) - min(peaks)) / 2**20:.2f}"
         head = f"| {kind} | {strategy} | {shape} | {checkpointing} |"
         if row.step is None:
-            print(f"{head} {row.untraced or row.reason} | | {found / 2**20:.2f} | {more} | |", flush=True)
+            print(f"{head} {row.untraced or row.reason} | | {peak / 2**20:.2f} | {more} | |", flush=True)
             continue
         said = row.step.peak
-        apart = f"{said.total / found - 1:+.2%}"
-        held &= abs(said.total / found - 1) <= BOUNDS.get(strategy, BOUNDS[strategy.partition(":")[0]])
-        print(f"{head} {said.total / 2**20:.2f} | {said.phase} | {found / 2**20:.2f} | {more} | {apart} |", flush=True)
+        apart = f"{said.total / peak - 1:+.2%}"
+        held &= abs(said.total / peak - 1) <= BOUNDS.get(strategy, BOUNDS[strategy.partition(":")[0]])
+        print(f"{head} {said.total / 2**20:.2f} | {said.phase} | {peak / 2**20:.2f} | {more} | {apart} |", flush=True)
     return 0 if held else 1
 
 

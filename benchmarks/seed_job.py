@@ -156,20 +156,20 @@ def compare(folder: Path, start: Path, arguments: argparse.Namespace, nproc: int
     return all(held)
 
 
-def show(name: str, found: Sequence[Outcome], script: Sequence[Outcome], bound: float) -> bool:
+def show(name: str, own: Sequence[Outcome], script: Sequence[Outcome], bound: float) -> bool:
     """Print one line of the table; True if it is at least ``bound`` times as fast as the script, and as accurate."""
-    ratios = [ours.speed / theirs.speed for ours, theirs in zip(found, script, strict=True)]
+    ratios = [ours.speed / theirs.speed for ours, theirs in zip(own, script, strict=True)]
     ratio = statistics.median(ratios)
-    speed = statistics.median(outcome.speed for outcome in found)
+    speed = statistics.median(outcome.speed for outcome in own)
     spread = f"{ratio:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
-    kept, unseen = (against(found, script, rows) for rows in ("kept", "unseen"))
+    kept, unseen = (against(own, script, rows) for rows in ("kept", "unseen"))
     print(f"{name:<18}{speed:>10.1f}{spread:>24}{kept[0]:>26}{unseen[0]:>26}", flush=True)
     return ratio >= bound and unseen[1] >= -POINTS
 
 
-def against(found: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tuple[str, float]:
+def against(own: Sequence[Outcome], script: Sequence[Outcome], rows: str) -> tuple[str, float]:
     """Return the mean accuracy on ``rows``, range and difference from the script's, as text; and the difference."""
-    ours, theirs = ([getattr(outcome, rows) for outcome in outcomes] for outcomes in (found, script))
+    ours, theirs = ([getattr(outcome, rows) for outcome in outcomes] for outcomes in (own, script))
     if None in ours:
         return "-", 0.0
     distance = statistics.mean(ours) - statistics.mean(theirs)

@@ -138,9 +138,9 @@ def main() -> int:
         except (OSError, ValueError) as error:
             parser.error(str(error))
         model = seed_job.with_new_head(folder, seed_job.pretrained(folder, "bert-small", 1), 0)
-        found = measured(folder, model, arguments.rounds)
-    held = [show(name, found, bound) for name, bound in BOUNDS.items()]
-    show_parts(found["warm, 1 process"])
+        runs_by_name = measured(folder, model, arguments.rounds)
+    held = [show(name, runs_by_name, bound) for name, bound in BOUNDS.items()]
+    show_parts(runs_by_name["warm, 1 process"])
     show_imports(arguments.rounds)
     return conclusion(held + [show_help(words, bound) for words, bound in HELP.items()])
 
@@ -153,17 +153,17 @@ def conclusion(held: Sequence[bool]) -> int:
 
 def measured(folder: Path, model: Path, rounds: int) -> dict[str, list[Spent]]:
     """Return CPU and wall seconds of each run, by its name; the first round warms caches and does not count."""
-    found: dict[str, list[Spent]] = {}
+    runs_by_name: dict[str, list[Spent]] = {}
     for number in range(rounds + 1):
         for ranks in (1, 2):
             script = f"script, {ranks}"
-            found.setdefault(script, []).append(until_first_step(folder, script_command(folder, model, ranks)))
+            runs_by_name.setdefault(script, []).append(until_first_step(folder, script_command(folder, model, ranks)))
             for state in ("warm", "cold") if ranks == 1 else ("warm",):
                 name = f"{state}, {ranks} {'process' if ranks == 1 else 'ranks'}"
                 cache = folder / ("warm" if state == "warm" else f"cold-{number}")
                 command = our_command(folder, model, ranks, number)
-                found.setdefault(name, []).append(until_first_step(folder, command, DISTCORE_CACHE=str(cache)))
-    return {name: runs[1:] for name, runs in found.items()}
+                runs_by_name.setdefault(name, []).append(until_first_step(folder, command, DISTCORE_CACHE=str(cache)))
+    return {name: runs[1:] for name, runs in runs_by_name.items()}
 
 
 def script_command(folder: Path, model: Path, ranks: int) -> list[str]:
@@ -202,8 +202,8 @@ def until_first_step(folder: Path, command: Sequence[str], **environment: str) -
     spent = cpu_seconds(process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    found = json.loads(first.read_text(encoding="utf-8"))
-    return Spent(spent, found["time"] - began, tuple(found["marks"]))
+    record = json.loads(first.read_text(encoding="utf-8"))
+    return Spent(spent, record["time"] - began, tuple(record["marks"]))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -218,10 +218,10 @@ def cpu_seconds(process: psutil.Process) -> float:
     return spent
 
 
-def show(name: str, found: dict[str, list[Spent]], bound: float) -> bool:
+def show(name: str, runs_by_name: dict[str, list[Spent]], bound: float) -> bool:
     """Print one line of the table; True if its bound holds."""
     (cpu, wall, between), (their_cpu, their_wall, theirs) = (
-        described(found[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
+        described(runs_by_name[runs]) for runs in (name, f"script, {name.split(', ')[1][0]}")
     )
     print(
         f"{name:<16} CPU {cpu:5.1f} s {between:<15} script {their_cpu:5.1f} s {theirs:<15} {cpu / their_cpu:.2f}"

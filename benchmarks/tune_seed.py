@@ -67,13 +67,13 @@ def main() -> int:
         )
         took = time.monotonic() - began
         print(f"tune took {took:.0f} s", flush=True)
-        found, threads = str(folder / "tuned/config.yaml"), chosen_threads(folder / "tuned")
+        tuned_file, threads = str(folder / "tuned/config.yaml"), chosen_threads(folder / "tuned")
         settings: dict[str, tuple[list[str], str | None]] = {
             name: ([*job, *flags], None) for name, flags in BY_HAND.items()
         }
-        same = [name for name, (own, _) in settings.items() if not threads and resolved(own) == resolved([found])]
+        same = [name for name, (own, _) in settings.items() if not threads and resolved(own) == resolved([tuned_file])]
         tuned = same[0] if same else "tuned"
-        settings.setdefault(tuned, ([found], threads))
+        settings.setdefault(tuned, ([tuned_file], threads))
         rounds: dict[str, list[list[float]]] = {name: [] for name in settings}
         for number in range(arguments.rounds):
             for name in sorted(rounds, reverse=bool(number % 2)):
@@ -85,8 +85,8 @@ def main() -> int:
 
 def chosen_threads(tuned: Path) -> str | None:
     """Return the threads that tune chose for a rank, if it did."""
-    found = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))["chosen"]["setting"].get("threads")
-    return str(found) if found else None
+    threads = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))["chosen"]["setting"].get("threads")
+    return str(threads) if threads else None
 
 
 def resolved(arguments: Sequence[str]) -> object:
@@ -106,17 +106,17 @@ def run(arguments: Sequence[str], steps: int, out: Path, threads: str | None) ->
     finally:
         os.environ.pop("OMP_NUM_THREADS", None)
         os.environ.update({"OMP_NUM_THREADS": before} if before else {})
-    found = json.loads((out / "steps.json").read_text(encoding="utf-8"))
-    rows = (found["samples"][-1] - found["samples"][2]) / len(found["seconds"][3:])
-    return [seconds / rows for seconds in found["seconds"][3:]]
+    log = json.loads((out / "steps.json").read_text(encoding="utf-8"))
+    rows = (log["samples"][-1] - log["samples"][2]) / len(log["seconds"][3:])
+    return [seconds / rows for seconds in log["seconds"][3:]]
 
 
 def show(rounds: dict[str, list[list[float]]], tuned: str) -> int:
     """Print the table; return 0 if the bound holds for the setting ``tuned``."""
     shortest: dict[str, float] = {}
-    for name, found in rounds.items():
-        speeds = [len(one) / sum(one) for one in found]
-        steps = [min(times) for times in zip(*found, strict=True)]
+    for name, rounds_of_setting in rounds.items():
+        speeds = [len(one) / sum(one) for one in rounds_of_setting]
+        steps = [min(times) for times in zip(*rounds_of_setting, strict=True)]
         shortest[name] = len(steps) / sum(steps)
         print(
             f"{name:<22}{statistics.median(speeds):>8.1f} samples/s ({min(speeds):.1f} … {max(speeds):.1f})"
@@ -124,7 +124,7 @@ def show(rounds: dict[str, list[list[float]]], tuned: str) -> int:
         )
     ratio = shortest[tuned] / max(shortest[name] for name in BY_HAND)
     held = "held" if ratio >= BOUND else "BROKEN"
-    print(f"what tune found ({tuned}) is {ratio:.2f} times the best by hand: bound {held}")
+    print(f"the setting of tune ({tuned}) is {ratio:.2f} times the best by hand: bound {held}")
     return 0 if ratio >= BOUND else 1
 
 

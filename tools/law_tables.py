@@ -45,7 +45,7 @@ SETTINGS: dict[str, list[tuple[str, str, int, dict[str, Any]]]] = {
 MARKS = re.compile(r"(<!-- laws -->\n).*?(<!-- /laws -->)", re.S)
 
 Setting = dict[str, Any]
-"""title, strategy, ranks, options, and ``found``: by case the measured error, or the reason of an exemption."""
+"""title, strategy, ranks, options, and ``errors``: by case the measured error, or the reason of an exemption."""
 
 
 def measured(title: str, strategy: str, ranks: int, options: dict[str, Any], cases: dict[str, Any]) -> Setting:
@@ -60,8 +60,8 @@ def measured(title: str, strategy: str, ranks: int, options: dict[str, Any], cas
     for finding in findings:
         known = cases.setdefault(finding.case, {"law": finding.law, "bound": 0.0})
         known["bound"] = max(known["bound"], _short(finding.bound or 0.0))
-    found = {finding.case: finding.note if finding.error is None else _short(finding.error) for finding in findings}
-    return {"title": title, "strategy": strategy, "ranks": ranks, "options": options, "found": found}
+    errors = {finding.case: finding.note if finding.error is None else _short(finding.error) for finding in findings}
+    return {"title": title, "strategy": strategy, "ranks": ranks, "options": options, "errors": errors}
 
 
 def _short(number: float) -> float:
@@ -74,7 +74,7 @@ def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
     lines = [f"| law | bound | {' | '.join(columns)} | cases |", "|---|---|" + "---|" * len(columns) + "---|"]
     for (law, bound), names in _folded(cases).items():
         cells = [
-            _cell([setting["found"][name] for setting in settings for name in names]) for settings in columns.values()
+            _cell([setting["errors"][name] for setting in settings for name in names]) for settings in columns.values()
         ]
         lines.append(f"| {LAWS[law]} {law} | {_bound(names, bound)} | {' | '.join(cells)} | {', '.join(names)} |")
     return "\n".join(lines) + "\n"
@@ -82,7 +82,7 @@ def table(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> str:
 
 def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
     """A row per setting, a column per law and bound; a column in which no error is above 0 is left out."""
-    errors = {name: [setting["found"][name] for setting in settings] for name in cases}
+    errors = {name: [setting["errors"][name] for setting in settings] for name in cases}
     columns = {
         heading: names
         for heading, names in _folded(cases).items()
@@ -91,7 +91,7 @@ def table_of_settings(cases: dict[str, Any], settings: list[Setting]) -> str:
     headings = [f"{law}, {_bound(names, bound)}" for (law, bound), names in columns.items()]
     lines = [f"| setting | {' | '.join(headings)} |", "|---|" + "---|" * len(headings)]
     for setting in settings:
-        cells = [_cell([setting["found"][name] for name in names]).removesuffix("†") for names in columns.values()]
+        cells = [_cell([setting["errors"][name] for name in names]).removesuffix("†") for names in columns.values()]
         lines.append(f"| {setting['title']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -110,12 +110,12 @@ def _bound(names: list[str], bound: float) -> str:
     return f"{bound:.0e}" if bound else "exact"
 
 
-def _cell(found: list[float | str]) -> str:
-    errors = [error for error in found if not isinstance(error, str)]
+def _cell(results: list[float | str]) -> str:
+    errors = [error for error in results if not isinstance(error, str)]
     if not errors:
         return "exempt"
     largest = f"{max(errors):.1e}" if max(errors) else "0"
-    return f"{largest}†" if len(errors) < len(found) else largest
+    return f"{largest}†" if len(errors) < len(results) else largest
 
 
 def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _exempt(cases: dict[str, Any], columns: dict[str, list[Setting]]) -> Iterato
     for column, settings in columns.items():
         reasons: dict[str, dict[str, list[str]]] = {}
         for setting in settings:
-            for name, reason in setting["found"].items():
+            for name, reason in setting["errors"].items():
                 if isinstance(reason, str):
                     reasons.setdefault(reason, {}).setdefault(setting["title"], []).append(name)
         for reason, exempt in reasons.items():
@@ -173,9 +173,9 @@ def pages(numbers: dict[str, Any]) -> dict[Path, str]:
     return tables | {ROOT / "docs/laws.md": by_strategy(numbers)}
 
 
-def with_table(text: str, found: str) -> str:
-    """The page ``text`` with ``found`` between its marks."""
-    return MARKS.sub(lambda marks: f"{marks[1]}{found}{marks[2]}", text)
+def with_table(text: str, filled: str) -> str:
+    """The page ``text`` with ``filled`` between its marks."""
+    return MARKS.sub(lambda marks: f"{marks[1]}{filled}{marks[2]}", text)
 
 
 def chosen(names: Collection[str]) -> list[str]:
@@ -197,8 +197,8 @@ def main() -> None:
         settings[folder] = [measured(*setting, numbers["cases"]) for setting in SETTINGS[folder]]
         numbers["settings"] = {name: settings[name] for name in SETTINGS if name in settings}
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-    for page, found in pages(numbers).items():
-        page.write_text(with_table(page.read_text(), found))
+    for page, filled in pages(numbers).items():
+        page.write_text(with_table(page.read_text(), filled))
 
 
 if __name__ == "__main__":

@@ -78,18 +78,18 @@ def _read(terminal: int) -> bytes:
 def last_screen(output: str) -> list[str]:
     """Return the lines that stand on a terminal after ``output``, with their colors."""
     lines, row, fresh = [""], 0, False
-    for found in OUTPUT.finditer(output):
-        if found["up"] is not None:
-            row -= int(found["up"] or 1)
-        elif found["erase"]:
+    for part in OUTPUT.finditer(output):
+        if part["up"] is not None:
+            row -= int(part["up"] or 1)
+        elif part["erase"]:
             lines[row] = ""
-        elif found["start"]:
+        elif part["start"]:
             fresh = True
-        elif found["down"]:
+        elif part["down"]:
             row, fresh = row + 1, False
             lines += [""] * (row + 1 - len(lines))
-        elif found["text"]:
-            lines[row], fresh = found["text"] if fresh else lines[row] + found["text"], False
+        elif part["text"]:
+            lines[row], fresh = part["text"] if fresh else lines[row] + part["text"], False
     while lines and not Text.from_ansi(lines[-1]).plain.strip():
         lines.pop()
     return lines

@@ -82,11 +82,11 @@ def version_problems(archive: Archive) -> Iterator[str]:
         return  # no code
     package = IMPORTED.get(archive.name, archive.name.replace("-", "_"))
     source = archive.members.get(f"{package}/__init__.py") or archive.members.get(f"core/{package}/__init__.py", b"")
-    found = re.search(r'^__version__ = "(.+)"$', source.decode(), re.M)
-    if found is None:
+    match = re.search(r'^__version__ = "(.+)"$', source.decode(), re.M)
+    if match is None:
         yield f"no __version__ in {package}/__init__.py"
-    elif found[1] != stated:
-        yield f"the metadata says version {stated}, {package}.__version__ {found[1]}"
+    elif match[1] != stated:
+        yield f"the metadata says version {stated}, {package}.__version__ {match[1]}"
 
 
 def license_problems(archive: Archive) -> Iterator[str]:
@@ -118,11 +118,11 @@ def changelog_problems(archive: Archive) -> Iterator[str]:
 
 def pair_problems(archives: list[Archive]) -> Iterator[str]:
     """Check that each distribution has one sdist and one wheel, of the same version."""
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    by_name: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for archive in archives:
         kind = "wheel" if archive.is_wheel else "sdist"
-        found[archive.name].append((kind, str(archive.metadata["Version"])))
-    for name, files in sorted(found.items()):
+        by_name[archive.name].append((kind, str(archive.metadata["Version"])))
+    for name, files in sorted(by_name.items()):
         if sorted(kind for kind, _ in files) != ["sdist", "wheel"] or len({version for _, version in files}) > 1:
             listed = ", ".join(f"{kind} {version}" for kind, version in sorted(files))
             yield f"{name}: expected one sdist and one wheel of one version, found {listed}"
@@ -144,9 +144,9 @@ def main() -> int:
     archives = [read(file) for file in sorted([*folder.glob("*.tar.gz"), *folder.glob("*.whl")])]
     if not archives:
         parser.error(f"{folder}: holds no sdist and no wheel; make dist builds them")
-    found = list(problems(archives))
-    print("\n".join(found) or f"{len(archives)} files may be published")
-    return int(bool(found))
+    listed = list(problems(archives))
+    print("\n".join(listed) or f"{len(archives)} files may be published")
+    return int(bool(listed))
 
 
 if __name__ == "__main__":

@@ -69,13 +69,13 @@ def by_layers(job: Job, mesh: DeviceMesh) -> Timing:
 
 def one_kind_each(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Split groups by the mesh of their parameters: fused kernels refuse plain tensors beside those of a mesh."""
-    found = []
+    split = []
     for group in groups:
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in group["params"]:
             kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-        found += [group | {"params": parameters} for parameters in kinds.values()]
-    return found
+        split += [group | {"params": parameters} for parameters in kinds.values()]
+    return split
 
 
 def clip(model: nn.Module, join: Callable[[Tensor], Tensor], split: set[str]) -> None:

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def found(folder: Path) -> dict[str, Any]:
     ran = program(folder, str(JOBS))
     assert ran.returncode == 0, ran.stderr
-    answer: dict[str, Any] = json.loads(Path(folder, "found.json").read_text())
+    answer: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
     return answer
 
 

@@ -172,8 +172,8 @@ def test_each_case_was_measured_under_each_setting_and_holds() -> None:
     numbers = json.loads((DOCS / "laws.json").read_text())
     assert numbers["cases"].keys() == all_cases().keys()
     for setting in (setting for settings in numbers["settings"].values() for setting in settings):
-        assert setting["found"].keys() == numbers["cases"].keys()
-        errors = {case: found for case, found in setting["found"].items() if not isinstance(found, str)}
+        assert setting["errors"].keys() == numbers["cases"].keys()
+        errors = {case: error for case, error in setting["errors"].items() if not isinstance(error, str)}
         assert not [case for case, error in errors.items() if error > numbers["cases"][case]["bound"]]
 
 

@@ -37,17 +37,17 @@ class Slow(Problem):
 
 def losses(run: Path) -> dict[int, float]:
     """Return the loss of each step of a run folder; a step that was done twice counts as it was done last."""
-    found = {}
+    by_step = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         if "train/loss" in row:
-            found[row["step"]] = row["train/loss"]
-    return found
+            by_step[row["step"]] = row["train/loss"]
+    return by_step
 
 
 def is_same(run: Path, reference: Path, steps: int) -> None:
     """Assert that a run has all losses of the first ``steps`` steps, those of ``reference``."""
-    found, expected = losses(run), losses(reference)
-    assert sorted(found) == list(range(1, steps + 1))
-    worst = max(abs(found[step] - expected[step]) for step in found)
-    assert worst <= CLOSE, (worst, found)
+    actual, expected = losses(run), losses(reference)
+    assert sorted(actual) == list(range(1, steps + 1))
+    worst = max(abs(actual[step] - expected[step]) for step in actual)
+    assert worst <= CLOSE, (worst, actual)

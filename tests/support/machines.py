@@ -83,23 +83,23 @@ class Machine:
 
     def find(self, *words: str) -> list[int]:
         """Return the numbers of the processes of this machine with all ``words`` in their command line."""
-        found = []
+        pids = []
         for pid in self.pids():
             with suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-                found += [pid] if all(word in line for word in words) else []
-        return found
+                pids += [pid] if all(word in line for word in words) else []
+        return pids
 
     def ranks(self) -> list[int]:
         """Return the numbers of the processes of this machine that are ranks, whatever started them."""
-        found = []
+        pids = []
         for pid in self.find("distcore train"):
             with suppress(OSError):
                 settings = Path(f"/proc/{pid}/environ").read_text().split("\0")
                 program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
                 told = any(setting.startswith(RANK_VARIABLES) for setting in settings)
-                found += [pid] if told and program.startswith("python") else []
-        return found
+                pids += [pid] if told and program.startswith("python") else []
+        return pids
 
     def cut(self) -> None:
         """Take the machine off the network: what it sends, and what others send to it, is lost without a word."""

@@ -63,10 +63,10 @@ def _continued(job: Job, path: Path) -> Trained:
     return job.train(STEPS - HALF, progress)
 
 
-def _state(found: Trained, expected: Trained) -> float:
+def _state(actual: Trained, expected: Trained) -> float:
     """The largest relative distance of a tensor; infinite where there is one more or one less."""
-    return apart(found.state, expected.state)[0] if found.state.keys() == expected.state.keys() else float("inf")
+    return apart(actual.state, expected.state)[0] if actual.state.keys() == expected.state.keys() else float("inf")
 
 
-def _worst(found: list[float], expected: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+def _worst(actual: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True))

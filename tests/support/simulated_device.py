@@ -74,8 +74,8 @@ def _module(native: Any) -> ModuleType:
     module.max_memory_allocated = lambda device=None: native.counts()["peak"]
     module._is_in_bad_fork = lambda: False
     sys.modules[module.__name__] = module
-    found: ModuleType = module
-    return found
+    typed: ModuleType = module
+    return typed
 
 
 def _group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

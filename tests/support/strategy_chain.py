@@ -51,9 +51,9 @@ def losses(folder: Path) -> dict[int, float]:
 
 def assert_one_run(chain: Path, whole: Path, ways: Sequence[str] = WAYS) -> None:
     """The chain has each of its steps once, each with the loss that the run in ``whole`` has there."""
-    found, expected = losses(chain), losses(whole)
-    assert sorted(found) == list(range(1, STEPS * len(list(filter(is_offered, ways))) + 1))
-    for step, loss in found.items():
+    actual, expected = losses(chain), losses(whole)
+    assert sorted(actual) == list(range(1, STEPS * len(list(filter(is_offered, ways))) + 1))
+    for step, loss in actual.items():
         assert loss == pytest.approx(expected[step], rel=1e-5), f"step {step}"
 
 

@@ -28,21 +28,21 @@ def watched() -> Iterator[list[str]]:
     if not hasattr(sys, "_distcore_watch"):
         sys.addaudithook(_audit)
         vars(sys)["_distcore_watch"] = True
-    found: list[str] = []
-    _seen.append(found)
+    events: list[str] = []
+    _seen.append(events)
     sys.setprofile(_profile)
     try:
-        yield found
+        yield events
     finally:
         sys.setprofile(None)
-        _seen.remove(found)
+        _seen.remove(events)
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    for found in _seen:
+    for events in _seen:
         writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
         if writes or event in EVENTS:
-            found.append(f"{event} {arguments}")
+            events.append(f"{event} {arguments}")
 
 
 def _profile(frame: FrameType, event: str, argument: object) -> None:
@@ -52,5 +52,5 @@ def _profile(frame: FrameType, event: str, argument: object) -> None:
     in_c = event == "c_call" and module == "_pickle" and "load" in getattr(argument, "__name__", "")
     in_python = event == "call" and frame.f_code.co_filename.endswith(UNPICKLERS) and "load" in frame.f_code.co_name
     if in_c or in_python:
-        for found in _seen:
-            found.append(f"unpickles: {argument if in_c else frame.f_code.co_qualname}")
+        for events in _seen:
+            events.append(f"unpickles: {argument if in_c else frame.f_code.co_qualname}")

@@ -69,11 +69,11 @@ def check_no_fallback(settings: Settings, world: World, accelerator: Accelerator
         "deepspeed": DistributedType.DEEPSPEED,
     }[settings.backend]
     asked = (expected.value, world.size, world.device.type)
-    found = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
-    if found != asked:
+    actual = (accelerator.distributed_type.value, accelerator.num_processes, accelerator.device.type)
+    if actual != asked:
         raise StrategyError(
             f"accelerate fell back: {settings.backend} was asked for ({asked[0]} on {asked[1]} rank(s), {asked[2]}), "
-            f"Accelerate reports {found[0]} on {found[1]} rank(s), {found[2]}"
+            f"Accelerate reports {actual[0]} on {actual[1]} rank(s), {actual[2]}"
         )
 
 

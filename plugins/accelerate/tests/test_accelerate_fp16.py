@@ -37,8 +37,8 @@ def half(out: Path, scale: dict[str, int], **changes: Any) -> list[float]:
         "strategy_options": {"backend": "deepspeed", "deepspeed_config": {"fp16": scale}},
     }  # fmt: skip
     launch(train, load_config(None, settings | changes), Problem(), nproc=2)
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in found if "train/loss" in line]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in records if "train/loss" in line]
 
 
 def scaler_at(out: Path, step: int) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def test_no_extension_of_deepspeed_is_probed(tmp_path: Path) -> None:
 
 def rates_and_losses(out: Path, deepspeed_config: dict[str, Any], **changes: Any) -> list[tuple[float, float]]:
     launch(train, config(deepspeed_config, out=str(out), **changes), Problem(), nproc=2)
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(line["train/lr"], line["train/loss"]) for line in found if "train/loss" in line]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(line["train/lr"], line["train/loss"]) for line in records if "train/loss" in line]
 
 
 @pytest.mark.ranks

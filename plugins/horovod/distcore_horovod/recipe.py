@@ -92,8 +92,8 @@ def has_mpi_headers() -> bool:
 
 def torch_has_cuda() -> bool:
     """True for a CUDA build of torch. Looks at its files, since importing torch takes a second."""
-    found = find_spec("torch")
-    return bool(found and found.origin and Path(found.origin).with_name("lib").joinpath("libtorch_cuda.so").exists())
+    spec = find_spec("torch")
+    return bool(spec and spec.origin and Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists())
 
 
 def environment(toolchain: Path) -> dict[str, str]:

@@ -52,8 +52,8 @@ def rank_variables(rank_info: RankInfo) -> dict[str, str]:
 
 def _interface(rank_info: RankInfo) -> dict[str, str]:
     """Return the network interface: loopback on one machine, else GLOO_SOCKET_IFNAME, else Horovod's own choice."""
-    found = {name for _, name in socket.if_nameindex()}
-    loopback = next((name for name in ("lo", "lo0") if name in found), None)
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
     chosen = loopback if rank_info.local_size == rank_info.size else os.environ.get("GLOO_SOCKET_IFNAME")
     return {"HOROVOD_GLOO_IFACE": chosen} if chosen else {}
 

@@ -57,30 +57,30 @@ def started(layout, make, world):
 def starts():
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = MeshStrategy(tp=2).setup(RunConfig(device="cpu"), rank_info)
-    found = {}
+    by_case = {}
     for case, (layout, name) in CASES.items():
         shards = LAYOUTS[layout].get("shard", 1)
-        found[case] = started(layout, MODELS[name], replace(world, shard=world.rank % shards, shards=shards))
+        by_case[case] = started(layout, MODELS[name], replace(world, shard=world.rank % shards, shards=shards))
     vit = started("tp", MODELS["vit"], world)
     defaults.teardown(world)
-    return found | {"vit": vit}
+    return by_case | {"vit": vit}
 
 
 @pytest.fixture(scope="module")
-def found():
+def ranks():
     return launch(starts, nproc=2)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_start_with_the_weights_of_one_process_and_never_hold_them_all(found, case):
-    for rank in found:
+def test_ranks_start_with_the_weights_of_one_process_and_never_hold_them_all(ranks, case):
+    for rank in ranks:
         was_whole, wrong, steps_all = rank[case]
         assert not was_whole
         assert wrong == []
         assert steps_all
 
 
-def test_a_model_that_cannot_be_replayed_is_built_whole_and_starts_alike(found):
-    for was_whole, wrong, _ in (rank["vit"] for rank in found):
+def test_a_model_that_cannot_be_replayed_is_built_whole_and_starts_alike(ranks):
+    for was_whole, wrong, _ in (rank["vit"] for rank in ranks):
         assert was_whole
         assert wrong == []

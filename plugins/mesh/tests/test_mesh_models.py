@@ -94,7 +94,7 @@ def distances():
     strategy, config = MeshStrategy(tp=2), RunConfig(device="cpu")
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(config, rank_info)
-    found = {}
+    by_model = {}
     for name, make in MODELS.items():
         torch.manual_seed(0)
         whole = make().eval()
@@ -114,20 +114,20 @@ def distances():
                 wanted = layer.part_of(parameter.grad, layout.rank, 2) if layer else parameter.grad
                 errors[at] = float((split.get_parameter(at).grad - wanted).abs().max()) / largest
         worst = max(errors, key=lambda at: errors[at])
-        found[name] = errors[worst], worst, {*layout.splits}, len({id(p) for p in split.parameters()})
-        assert found[name][3] == len({id(p) for p in whole.parameters()})
+        by_model[name] = errors[worst], worst, {*layout.splits}, len({id(p) for p in split.parameters()})
+        assert by_model[name][3] == len({id(p) for p in whole.parameters()})
     defaults.teardown(world)
-    return found
+    return by_model
 
 
 @pytest.fixture(scope="module")
-def found():
+def ranks():
     return launch(distances, nproc=2)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loss_and_gradients_are_those_of_the_whole_model(name, found):
-    for error, where, splits, _ in (rank[name] for rank in found):
+def test_loss_and_gradients_are_those_of_the_whole_model(name, ranks):
+    for error, where, splits, _ in (rank[name] for rank in ranks):
         assert error < 1e-5, where
         assert splits
         assert not splits & WHOLE.get(name, set())

@@ -37,12 +37,12 @@ class Dtypes(TorchDispatchMode):
 
 
 def in_a_rank(folder):
-    found = {}
+    steps = {}
     for name, options in OPTIONS.items():
         config = RunConfig(strategy="mesh", strategy_options=options, nproc=2, device="cpu")
         with lab_of(Subject(config=config, cases=()), folder) as lab:
-            found[name] = of_a_step(lab.job(Problem(), precision="bf16"))
-    return found
+            steps[name] = of_a_step(lab.job(Problem(), precision="bf16"))
+    return steps
 
 
 def of_a_step(job):
@@ -61,7 +61,7 @@ def of_a_step(job):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def steps(tmp_path_factory):
     return launch(in_a_rank, tmp_path_factory.mktemp("options"), nproc=2)[0]
 
 
@@ -73,16 +73,16 @@ def found(tmp_path_factory):
         ("reduce_dtype", torch.float32, torch.bfloat16),
     ],
 )
-def test_shards_are_gathered_and_gradients_averaged_in_these_dtypes(options, gathered, averaged, found):
-    seen, kept, *_ = found[options]
+def test_shards_are_gathered_and_gradients_averaged_in_these_dtypes(options, gathered, averaged, steps):
+    seen, kept, *_ = steps[options]
     assert seen["_allgather_base_"] == {gathered}
     assert seen["_reduce_scatter_base_"] == {averaged}
     assert kept == {torch.float32}
 
 
 @pytest.mark.parametrize("options", ["activation_checkpointing", "tp, activation_checkpointing"])
-def test_blocks_are_computed_again_in_backward_and_the_gradient_is_the_same(options, found):
-    *_, once, norm = found["default"]
-    *_, twice, again = found[options]
+def test_blocks_are_computed_again_in_backward_and_the_gradient_is_the_same(options, steps):
+    *_, once, norm = steps["default"]
+    *_, twice, again = steps[options]
     assert (once, twice) == (1, 2)
     assert again == pytest.approx(norm, rel=1e-5 if options == "activation_checkpointing" else 2e-2)

@@ -156,7 +156,7 @@ def compared(lab, name, options, micros):
 def in_a_rank(folder):
     subject = Subject(config=RunConfig(strategy="mesh", strategy_options={"pp": 2}, nproc=2, device="cpu"), cases=())
     with lab_of(subject, folder) as lab:
-        found = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
+        by_case = {case: compared(lab, *case) for case in dict.fromkeys(CASES)}
         seeds = lab.share(torch.initial_seed())
         rates = [rates_of(make(Problem(), optimizer={"layer_decay": 0.5})) for make in (lab.job, lab.alone)]
         _, run = wrapped(lab, OutOfOrder())
@@ -169,7 +169,7 @@ def in_a_rank(folder):
         loss = part_only if lab.world.rank == 0 else twice
         with pytest.raises(StrategyError) as calls:
             strategy.train_step(run, [(MicroBatch(indices=np.arange(3)), inputs_of("llama", 4))], loss)
-    return found, (seeds, rates), str(misplaced.value), str(generates.value), str(calls.value)
+    return by_case, (seeds, rates), str(misplaced.value), str(generates.value), str(calls.value)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("case", list(dict.fromkeys(CASES)))
 def test_two_ranks_compute_what_the_whole_model_does(case, ranks):
     (loss_of_first, _, first, _, held_by_first, _), (loss, expected, second, outputs, held, whole) = (
-        found[case] for found, *_ in ranks
+        by_case[case] for by_case, *_ in ranks
     )
     assert loss_of_first == 0.0
     assert loss == pytest.approx(expected, rel=1e-6)

@@ -78,13 +78,13 @@ def every_size(lab: Lab) -> Measured:
     module = untrained(job.task, job.run.config, job.data).eval()
     for size in range(8):
         rows = Rows(size, seed=2)
-        found = replace(job, data=replace(job.data, evaluation=rows)).evaluate()
-        assert found.evaluated == size
+        evaluation = replace(job, data=replace(job.data, evaluation=rows)).evaluate()
+        assert evaluation.evaluated == size
         if size:
             with torch.no_grad():
                 expected = job.task.outputs(module, rows.batch(np.arange(size)))
-            assert found.outputs["label"].tolist() == expected["label"].tolist()
-            worst = max(worst, float((found.outputs["loss"] - expected["loss"]).abs().max()))
+            assert evaluation.outputs["label"].tolist() == expected["label"].tolist()
+            worst = max(worst, float((evaluation.outputs["loss"] - expected["loss"]).abs().max()))
     return Measured(error=worst, bound=2 * FORWARD)  # of losses of some 3.5
 
 

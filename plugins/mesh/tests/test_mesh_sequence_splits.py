@@ -141,14 +141,14 @@ def logits_error(whole, model):
     labels = batch.pop("labels").flatten()
     worst = 0.0
     for reduction in ("sum", "mean", "none"):
-        found = []
+        computed = []
         for one in (whole, model):
             logits = one(**batch).logits
             losses = cross_entropy(logits.float().flatten(0, 1), labels, reduction=reduction)
             one.zero_grad()
             (losses * torch.arange(1, 1 + losses.numel()).view_as(losses)).sum().backward()
-            found.append((losses, one.model.norm.weight.grad, logits))
-        (losses, gradient, logits), (own, own_gradient, split) = found
+            computed.append((losses, one.model.norm.weight.grad, logits))
+        (losses, gradient, logits), (own, own_gradient, split) = computed
         assert isinstance(split, SplitLogits)
         assert type(own) is torch.Tensor
         assert (split.shape, split.size(-1), len(split)) == (logits.shape, 64, 3)
@@ -165,51 +165,51 @@ def distances(*layouts):
     strategies = [MeshStrategy(**options) for options, _ in layouts]
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategies[0].setup(RunConfig(device="cpu"), rank_info)
-    found = [
+    errors = [
         {name: distance(name, strategy, world) for name in names}
         for strategy, (_, names) in zip(strategies, layouts, strict=True)
     ]
     defaults.teardown(world)
-    return found
+    return errors
 
 
 @pytest.fixture(scope="module")
-def found():
+def ranks():
     return launch(distances, ({"cp": 2}, [*MODELS]), (BY_TOKENS, BLOCKS), (SPLIT_LOSS, WITH_HEAD), nproc=2)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, found):
-    assert max(by_heads[name] for by_heads, *_ in found) < 1e-5
+def test_a_step_on_parts_of_sequences_is_that_of_one_process(name, ranks):
+    assert max(by_heads[name] for by_heads, *_ in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", BLOCKS)
-def test_so_is_one_whose_split_layers_have_parts_of_sequences_between_them(name, found):
-    assert max(by_tokens[name] for _, by_tokens, _ in found) < 1e-5
+def test_so_is_one_whose_split_layers_have_parts_of_sequences_between_them(name, ranks):
+    assert max(by_tokens[name] for _, by_tokens, _ in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", WITH_HEAD)
-def test_so_is_one_whose_logits_stay_split_for_the_loss(name, found):
-    assert max(split[name] for *_, split in found) < 1e-5
+def test_so_is_one_whose_logits_stay_split_for_the_loss(name, ranks):
+    assert max(split[name] for *_, split in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["tp", "shard", "replicate"])
 def test_so_is_one_on_a_mesh_of_two_dimensions(other):
-    found = launch(distances, ({"cp": 2, other: 2}, TWICE if other == "tp" else [*MODELS]), nproc=4)
-    assert max(max(rank.values()) for (rank,) in found) < 1e-5
+    ranks = launch(distances, ({"cp": 2, other: 2}, TWICE if other == "tp" else [*MODELS]), nproc=4)
+    assert max(max(rank.values()) for (rank,) in ranks) < 1e-5
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["shard", "replicate"])
 def test_so_is_one_by_tokens_on_a_mesh_of_two_dimensions(other):
-    found = launch(distances, (BY_TOKENS | {other: 2}, TWICE), nproc=4)
-    assert max(max(rank.values()) for (rank,) in found) < 1e-5
+    ranks = launch(distances, (BY_TOKENS | {other: 2}, TWICE), nproc=4)
+    assert max(max(rank.values()) for (rank,) in ranks) < 1e-5
 
 
 def split(model, ranks):

@@ -1,4 +1,4 @@
-"""The runs of test_simulated_device.py, in one program on the simulated device: writes found.json.
+"""The runs of test_simulated_device.py, in one program on the simulated device: writes results.json.
 
 With the word ``hang``: a run that fails while its data hang.
 """
@@ -58,15 +58,15 @@ def counted(precision: str, workers: int) -> list[dict[str, int]]:
     task = Problem()
     ready, hooks, data = built(task, precision=precision, loader={"workers": workers})
     training: Any = steps(ready, hooks, task, data.train, Progress())
-    found = []
+    counts = []
     for _ in range(2):
         next(training)
     for _ in range(3):
         before = sim.counts()
         next(training)
-        found.append({name: value - before.get(name, 0) for name, value in sim.counts().items()})
+        counts.append({name: value - before.get(name, 0) for name, value in sim.counts().items()})
     training.close()
-    return found
+    return counts
 
 
 def scaled() -> dict[str, Any]:
@@ -144,8 +144,8 @@ class MixedOutputs(Problem):
 
     def outputs(self, model: Any, batch: Any) -> Any:
         """Shift labels."""
-        found = super().outputs(model, batch)
-        return found | {"label": found["label"] + torch.zeros(len(found["label"]), dtype=torch.long)}
+        outputs = super().outputs(model, batch)
+        return outputs | {"label": outputs["label"] + torch.zeros(len(outputs["label"]), dtype=torch.long)}
 
 
 class LeavesOne(SingleStrategy):
@@ -172,36 +172,36 @@ def line_of(name: str, task: Any, strategy: Any = None) -> str:
 
 def everything() -> dict[str, Any]:
     """Run it all."""
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "automatic": run("automatic"),
         "cpu": run("cpu", device="cpu"),
         **{name: run(name, precision=name) for name in ("bf16", "fp16")},
         **{f"{name}_cpu": run(f"{name}_cpu", precision=name, device="cpu") for name in ("bf16", "fp16")},
     }
     half = "checkpoints/step-00000002"
-    found["there"] = run("there", resume=f"automatic/{half}")
-    found["to_cpu"] = run("to_cpu", resume=f"automatic/{half}", device="cpu")
-    found["from_cpu"] = run("from_cpu", resume=f"cpu/{half}")
-    last, found["evaluated"] = Path("automatic/checkpoints/step-00000004"), {}
+    results["there"] = run("there", resume=f"automatic/{half}")
+    results["to_cpu"] = run("to_cpu", resume=f"automatic/{half}", device="cpu")
+    results["from_cpu"] = run("from_cpu", resume=f"cpu/{half}")
+    last, results["evaluated"] = Path("automatic/checkpoints/step-00000004"), {}
     for device in ("sim", "cpu"):
         report = evaluate_checkpoint(config_for(last, 1, {"device": device}), last, Problem())
-        found["evaluated"][device] = report["evaluation"]["loss"]
+        results["evaluated"][device] = report["evaluation"]["loss"]
     cases = [("fp32", 0), ("fp32", 2), ("bf16", 0), ("bf16", 2), ("fp16", 0)]
-    found["counts"] = {f"{precision}-{workers}": counted(precision, workers) for precision, workers in cases}
-    found["scale"] = scaled()
-    found["rows"] = {device: order(device) for device in ("sim", "cpu")}
+    results["counts"] = {f"{precision}-{workers}": counted(precision, workers) for precision, workers in cases}
+    results["scale"] = scaled()
+    results["rows"] = {device: order(device) for device in ("sim", "cpu")}
     Watched.pause = 0.02
     run("overlaps", Watches(), eval_every=1)
-    found["overlaps"], Watched.pause, Watched.unreadable = Watched.overlaps, 0.0, 17
+    results["overlaps"], Watched.pause, Watched.unreadable = Watched.overlaps, 0.0, 17
     (done, error), (done_cpu, error_cpu) = steps_until_error("sim"), steps_until_error("cpu")
     left = [thread.name for thread in threading.enumerate() if thread.name == "distcore-prefetch"]
-    found["failed"] = {"steps": done, "error": error, "steps_cpu": done_cpu, "error_cpu": error_cpu, "threads": left}
-    found["mixed"] = {
+    results["failed"] = {"steps": done, "error": error, "steps_cpu": done_cpu, "error_cpu": error_cpu, "threads": left}
+    results["mixed"] = {
         "task": line_of("mixed-loss", MixedLoss()),
         "evaluation": line_of("mixed-outputs", MixedOutputs()),
         "strategy": line_of("mixed-strategy", Problem(), LeavesOne()),
     }
-    return found
+    return results
 
 
 def hang() -> None:
@@ -216,4 +216,4 @@ def hang() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["hang"]:
         hang()
-    Path("found.json").write_text(json.dumps(everything()))
+    Path("results.json").write_text(json.dumps(everything()))

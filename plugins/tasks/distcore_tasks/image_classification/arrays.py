@@ -61,10 +61,10 @@ def digits() -> Images:
     def write(folder: Path) -> None:
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        images = np.round(found.images * (255 / 16)).astype(np.uint8)  # of 17 shades of grey
+        digits = load_digits()
+        images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # of 17 shades of grey
         np.save(folder / "images.npy", images)
-        _write_labels(folder, images, found.target.tolist(), "dataset digits")
+        _write_labels(folder, images, digits.target.tolist(), "dataset digits")
 
     return _open("dataset digits", "digits", f"digits-{FORMAT}-{version('scikit-learn')}", write)
 
@@ -95,9 +95,9 @@ def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> lis
     """Copy the arrays to ``folder``, block by block, and map them into memory."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [member.removesuffix(".npy") for member in archive.namelist()]
-            if lacking := next((array for array in names if array not in found), None):
-                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found: {found})")
+            members = [member.removesuffix(".npy") for member in archive.namelist()]
+            if lacking := next((array for array in names if array not in members), None):
+                raise DataError(f"{name}: has no array {lacking!r}, expected {' and '.join(names)} (found: {members})")
             for array in names:
                 archive.extract(f"{array}.npy", folder)
         return [np.load(folder / f"{array}.npy", mmap_mode="r", allow_pickle=False) for array in names]

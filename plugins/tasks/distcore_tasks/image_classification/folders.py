@@ -35,9 +35,9 @@ def open_folder(path: Path) -> Images:
     others: list[str] = []
     for label in _classes(name, path):
         for entry in _files(path / label, others):
-            found = entry.stat()
+            stat = entry.stat()
             names.append(f"{label}/{entry.name}")
-            facts.append((names[-1], found.st_size, found.st_mtime_ns))
+            facts.append((names[-1], stat.st_size, stat.st_mtime_ns))
             labels.append(label)
     store = Files(path, names)
     digests = _digests(name, store, facts)
@@ -48,11 +48,11 @@ def open_unlabeled(path: Path) -> Files:
     """Return all images below ``path``, by name, whatever folders they lie in; raises DataError as ``open_folder``."""
     name = f"image folder {path}"
     check_pillow(name)
-    found = []
+    images = []
     for above, folders, files in os.walk(path):
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        found += [Path(above, file) for file in files if _is_image(file) and not file.startswith(".")]
-    facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+        images += [Path(above, file) for file in files if _is_image(file) and not file.startswith(".")]
+    facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in images]
     if not facts:
         raise DataError(f"{name}: has no images ({SHOWN} …)")
     facts.sort()
@@ -71,8 +71,9 @@ def _digests(name: str, store: Files, facts: list[tuple[str, int, int]]) -> np.n
             raise DataError(f"{name}, {error}") from None
 
     key = hashlib.sha256(json.dumps([FORMAT, str(store.folder.resolve()), facts]).encode()).hexdigest()[:40]
-    found: np.ndarray = np.load(cached_folder("images", key, check) / "digests.npy", mmap_mode="r", allow_pickle=False)
-    return found
+    file = cached_folder("images", key, check) / "digests.npy"
+    digests: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    return digests
 
 
 def _classes(name: str, path: Path) -> list[str]:

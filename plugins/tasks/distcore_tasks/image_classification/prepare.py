@@ -50,9 +50,9 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     labels = distinct_labels(images)
     classes = [str(label) for label in labels]
     encode = partial(encode_labels, classes=classes)
-    found = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
+    split = split_parts(images, encode, options, seed, lambda source: open_source(source, options.columns))
     parts = {
-        name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in found
+        name: (source, image_dataset(source, rows, numbers, preprocessing)) for name, source, rows, numbers in split
     }
     for source, _ in parts.values():
         check_resizing(source.name, source.store, preprocessing.size)
@@ -92,12 +92,12 @@ def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) ->
 def _of_pretrained(options: ImageOptions) -> Preprocessing:
     """Return what a model with weights takes; raises ConfigError if it cannot take the size that is asked for."""
     folder = options.model_folder()
-    found = read_preprocessing(options.model, folder)
-    size = read_config(options.model, folder).get("image_size", found.size)
+    preprocessing = read_preprocessing(options.model, folder)
+    size = read_config(options.model, folder).get("image_size", preprocessing.size)
     if options.image_size not in ("auto", size):
         problem = f"model {options.model} takes images of {size} x {size} pixels; leave it out"
         raise ConfigError(f"image_size = {options.image_size}: {problem}")
-    return found if options.image_size == "auto" else replace(found, size=options.image_size)
+    return preprocessing if options.image_size == "auto" else replace(preprocessing, size=options.image_size)
 
 
 def _size(options: ImageOptions, images: Images) -> int:

@@ -73,14 +73,14 @@ def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> It
 
     Those are of a Parquet file or a split. Raises DataError, also for a folder or an array, which have no columns.
     """
-    found = find_split(str(source)) or source
-    store = open_unlabeled(found, columns)
+    opened = find_split(str(source)) or source
+    store = open_unlabeled(opened, columns)
     images = (StoredImage(store, row) for row in range(len(store)))
     if not others:
         return ((image,) for image in images)
-    if not isinstance(found, Split) and source.suffix.lower() != ".parquet":
+    if not isinstance(opened, Split) and source.suffix.lower() != ".parquet":
         raise DataError(f"{source}: has no columns that could name an image; leave out --id-column")
-    return ((image, *record) for image, record in zip(images, read_records(found, others), strict=True))
+    return ((image, *record) for image, record in zip(images, read_records(opened, others), strict=True))
 
 
 def unlabeled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabeledImages:

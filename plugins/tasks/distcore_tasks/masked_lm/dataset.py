@@ -41,8 +41,8 @@ class Masking:
         ``ordinary``: how many of a row's tokens are, int64, shape ``(rows,)``, which the answer has, too.
         """
         wanted = np.rint(self.probability * ordinary).astype(np.int64)
-        found: np.ndarray = np.minimum(np.maximum(wanted, 1), ordinary)
-        return found
+        counts: np.ndarray = np.minimum(np.maximum(wanted, 1), ordinary)
+        return counts
 
     def masked(self, tokens: np.ndarray, count: int, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what the model reads of a row, and where the ``count`` tokens stand that it has to find.
@@ -107,9 +107,9 @@ class MaskedDataset:
         labels = np.full_like(tokens, IGNORED)
         for place, row in enumerate(indices.tolist()):
             whole = self.tokens.row(row)
-            read, found = self.masking.masked(whole, int(self.items[row]), self.epoch, row)
+            read, places = self.masking.masked(whole, int(self.items[row]), self.epoch, row)
             tokens[place, : len(whole)] = read
-            labels[place, found] = whole[found]
+            labels[place, places] = whole[places]
         arrays = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
         if self.tells_targets:
             arrays["targets"] = np.flatnonzero(labels[mask] != IGNORED)

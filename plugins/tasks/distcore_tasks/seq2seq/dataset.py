@@ -63,8 +63,8 @@ class PairDataset:
 
         source, mask = self.source.padded(indices, self.pad)
         labels, _ = self.target.padded(indices, IGNORED)
-        found = {"input_ids": source, "attention_mask": mask, "labels": labels}
-        batch = {name: torch.from_numpy(table.astype(np.int64)) for name, table in found.items()}
+        tables = {"input_ids": source, "attention_mask": mask, "labels": labels}
+        batch = {name: torch.from_numpy(table.astype(np.int64)) for name, table in tables.items()}
         for name, texts in self.texts.items():
             text, mask = texts.padded(indices, 0)
             batch |= {f"{name}_text": torch.from_numpy(text[mask]), f"{name}_bytes": torch.from_numpy(mask.sum(1))}

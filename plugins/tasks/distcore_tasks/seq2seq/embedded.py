@@ -40,8 +40,8 @@ _LENGTHS = range(12, 400)
 
 def stdlib_words() -> Pairs:
     """Return the names of several words with these words in small letters, in the order in which they first occur."""
-    found = {name: _WORD.findall(name) for name in _names()}
-    rows = ((name, " ".join(words).lower()) for name, words in found.items() if len(words) in _WORDS)
+    words_by_name = {name: _WORD.findall(name) for name in _names()}
+    rows = ((name, " ".join(words).lower()) for name, words in words_by_name.items() if len(words) in _WORDS)
     return check_pairs("dataset stdlib-words", rows)
 
 

@@ -83,8 +83,8 @@ def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
     """Return how many tokens of each row stand for its text, int64, shape ``(rows,)``: special ones do not."""
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, list(special)))])
-    found: np.ndarray = np.diff(total[flat.offsets])
-    return found
+    own_tokens: np.ndarray = np.diff(total[flat.offsets])
+    return own_tokens
 
 
 def _prefix_tokens(tokenizer: Any, prefix: str) -> int:

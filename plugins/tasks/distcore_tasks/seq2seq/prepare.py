@@ -78,7 +78,7 @@ def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[
 
 
 def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
-    return read_source(source, EMBEDDED, lambda found: read_pairs(found, options.columns))
+    return read_source(source, EMBEDDED, lambda named: read_pairs(named, options.columns))
 
 
 def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
@@ -97,8 +97,8 @@ def _numbers(part: Part[Pairs]) -> np.ndarray:
 
 def _commonest(numbers: np.ndarray) -> int:
     """Return the commonest of them, the first of those that are equally common: always writing that is a baseline."""
-    found, first, counts = np.unique(numbers, return_index=True, return_counts=True)
-    return int(found[np.lexsort((first, -counts))[0]])
+    distinct, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+    return int(distinct[np.lexsort((first, -counts))[0]])
 
 
 def _warnings(facts: dict[str, dict[str, int]], options: Seq2SeqOptions) -> Iterator[str]:

@@ -64,17 +64,17 @@ class Seq2Seq(Seq2SeqOptions):
 
         logits, labels = _logits(model, batch), batch["labels"]
         counted = labels != IGNORED
-        found: dict[str, Tensor | Ragged] = {
+        outputs: dict[str, Tensor | Ragged] = {
             "loss": _cross_entropy(logits, labels, "none", self.label_smoothing).view_as(labels).sum(1),
             "tokens": counted.sum(1),
             "right": (counted & (logits.argmax(-1).view_as(labels) == labels)).sum(1),
         }
         if self.label_smoothing:
-            found["surprise"] = _cross_entropy(logits, labels, "none", 0.0).view_as(labels).sum(1)
+            outputs["surprise"] = _cross_entropy(logits, labels, "none", 0.0).view_as(labels).sum(1)
         for name in ("source", "target"):
             if f"{name}_text" in batch:
-                found[name] = Ragged(batch[f"{name}_text"], batch[f"{name}_bytes"])
-        return found
+                outputs[name] = Ragged(batch[f"{name}_text"], batch[f"{name}_bytes"])
+        return outputs
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
         """Return ``generated``, int64 ``(n, max_new_tokens)``, padded behind its end; nothing if that is 0.
@@ -93,14 +93,14 @@ class Seq2Seq(Seq2SeqOptions):
         any_token = batch["input_ids"].new_zeros(len(batch["input_ids"]), 1)
         read = caller(**inputs, decoder_input_ids=any_token, use_cache=False).encoder_last_hidden_state
         with silence_transformers():
-            found = caller.generate(
+            sequences = caller.generate(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),
                 attention_mask=batch["attention_mask"],
                 max_new_tokens=length,
                 do_sample=False,
                 synced_gpus=in_step,
             )
-        made = found[:, 1:]  # behind the token that every answer begins with
+        made = sequences[:, 1:]  # behind the token that every answer begins with
         generated = made.new_full((len(made), length), caller.config.pad_token_id)
         generated[:, : made.shape[1]] = made
         return {"generated": generated}
@@ -111,11 +111,11 @@ class Seq2Seq(Seq2SeqOptions):
         ``loss`` is smoothed as in training, ``perplexity`` the exponential of the loss without that. Where the model
         writes, also ``exact_match`` and ``chrf``. All are ``None`` without rows.
         """
-        found = token_report(outputs)
+        metrics = token_report(outputs)
         if self.max_new_tokens:
             written, targets = (_written(outputs, data), _texts(outputs["target"])) if outputs else ([], [])
-            found |= scores(written, targets)
-        return found
+            metrics |= scores(written, targets)
+        return metrics
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
         """Yield ``index``, ``source``, ``target`` and mean ``loss`` of each row, and what was ``generated`` for it.

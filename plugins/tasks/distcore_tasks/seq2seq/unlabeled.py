@@ -42,9 +42,9 @@ class UnlabeledSources:
 
         texts = [self.sources[index] for index in indices]
         tokens = encode_sources(self.data.loaded_tokenizer, texts, self.options)
-        found = tokens.padded(np.arange(len(texts)), self.data.pad)
+        padded = tokens.padded(np.arange(len(texts)), self.data.pad)
         names = ("input_ids", "attention_mask")
-        return {name: torch.from_numpy(table.astype(np.int64)) for name, table in zip(names, found, strict=True)}
+        return {name: torch.from_numpy(table.astype(np.int64)) for name, table in zip(names, padded, strict=True)}
 
 
 def unlabeled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets) -> UnlabeledSources:

@@ -67,11 +67,11 @@ def positions(name: str, folder: Path) -> int | None:
     tree = read_config(name, folder)
     # T5 and its relatives count distances instead; what their config calls positions bounds nothing.
     counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
-    found = tree.get("max_position_embeddings", counted)
-    if not isinstance(found, int):
+    declared = tree.get("max_position_embeddings", counted)
+    if not isinstance(declared, int):
         return None
     # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
-    return found - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
+    return declared - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
 
 
 def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:

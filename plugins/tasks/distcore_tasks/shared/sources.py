@@ -67,8 +67,8 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
 def unused_splits(options: TaskOptions) -> Iterator[str]:
     """Yield a line if the dataset has rows for evaluation that the options leave aside."""
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
-    found = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
-    train, used = found.pop("data", None), set(map(str, found.values()))
+    splits = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
+    train, used = splits.pop("data", None), set(map(str, splits.values()))
     if train is None:
         return
     left = {name: option for name, option in HELD_OUT.items() if name in train.others and given[option] is None}

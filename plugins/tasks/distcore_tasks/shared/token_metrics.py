@@ -47,8 +47,8 @@ def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
 
 def log_frequencies(*, counts: np.ndarray) -> np.ndarray:
     """Return the log probability of each token, float64 ``(size,)``, from how often it is a target, plus one."""
-    found: np.ndarray = np.log((counts + 1.0) / (counts + 1.0).sum())
-    return found
+    logs: np.ndarray = np.log((counts + 1.0) / (counts + 1.0).sum())
+    return logs
 
 
 def unigram_perplexity(*, counts: np.ndarray, common: np.ndarray) -> float:

@@ -51,8 +51,8 @@ def tokenize(
     Returns all tokens one after the other, int32 ``(sum of lengths,)``, the lengths, int64 ``(texts,)``, and how many
     texts were cut.
     """
-    found = _joined([tokenize_chunk(tokenizer, some, max_length, targets=targets) for some in chunks(texts)])
-    return found.values, found.lengths, found.cut
+    tokens = _joined([tokenize_chunk(tokenizer, some, max_length, targets=targets) for some in chunks(texts)])
+    return tokens.values, tokens.lengths, tokens.cut
 
 
 def tokenize_pairs(
@@ -65,8 +65,8 @@ def tokenize_pairs(
     """
     columns = (zip(*some, strict=True) for some in chunks(zip(texts, seconds, strict=True)))
     parts = [_chunk(tokenizer, {"text": list(one), "text_pair": list(two)}, max_length) for one, two in columns]
-    found = _joined(parts)
-    return found.values, found.types, found.lengths, found.cut
+    tokens = _joined(parts)
+    return tokens.values, tokens.types, tokens.lengths, tokens.cut
 
 
 def token_lists(tokenizer: Any, texts: Iterable[str], *, special: bool) -> Iterator[list[int]]:
@@ -84,15 +84,15 @@ def tokenize_chunk(tokenizer: Any, texts: list[str], max_length: int, *, targets
 def _chunk(tokenizer: Any, texts: Mapping[str, list[str]], max_length: int) -> Tokens:
     """Tokenize ``texts``, the arguments of a tokenizer's call; without a ``text_pair`` there are no types."""
     cut = 0
-    found = _call(tokenizer, texts, max_length)
-    rows = found["input_ids"]
+    encoding = _call(tokenizer, texts, max_length)
+    rows = encoding["input_ids"]
     full = [number for number, row in enumerate(rows) if len(row) == max_length]
-    if found.encodings:
-        cut = sum(bool(found.encodings[number].overflowing) for number in full)
+    if encoding.encodings:
+        cut = sum(bool(encoding.encodings[number].overflowing) for number in full)
     elif full:  # a tokenizer written in Python keeps nothing of what it cuts off
         again = {name: [values[number] for number in full] for name, values in texts.items()}
         cut = sum(len(row) > max_length for row in _call(tokenizer, again, max_length + 1)["input_ids"])
-    types = _flat(found.get("token_type_ids", ()), np.int8)
+    types = _flat(encoding.get("token_type_ids", ()), np.int8)
     return Tokens(_flat(rows, np.int32), types, np.fromiter(map(len, rows), np.int64, len(rows)), cut)
 
 

@@ -85,6 +85,6 @@ def without_rows(
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None
-    found = tokens_of(load(str(folder), folder))
-    rows = empty(found["pad"])
-    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, **found, **others)
+    tokens = tokens_of(load(str(folder), folder))
+    rows = empty(tokens["pad"])
+    return with_rows(kind, {"train": rows, "evaluation": rows}, folder, **tokens, **others)

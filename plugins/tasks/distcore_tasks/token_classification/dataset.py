@@ -106,8 +106,8 @@ class TaggedFiles:
         )
         word = words.begins.values + np.repeat(starts, words.begins.lengths)
         labels = np.where(words.begins.values >= 0, every[np.maximum(word, 0)], np.int32(IGNORED))
-        found = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
-        for name, flat in zip(FLATS, found, strict=True):
+        flats = (words.tokens, words.begins, Flat(labels, words.begins.offsets))
+        for name, flat in zip(FLATS, flats, strict=True):
             self._flats[name].add(flat)
         self._count.add(words.count)
 

@@ -63,9 +63,9 @@ def _write(folder: Path) -> None:
 
 def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield words and tags of each statement of an ASCII source; those with f-strings are left out."""
-    found = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _LAYOUT]
-    words = ["''" if token.type == tokenize.STRING else token.string for token in found]
-    starts, tags = [token.start for token in found], ["O"] * len(found)
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _LAYOUT]
+    words = ["''" if token.type == tokenize.STRING else token.string for token in tokens]
+    starts, tags = [token.start for token in tokens], ["O"] * len(tokens)
     tree = ast.parse(source)
     for node in _nodes(tree):
         for kind, first, last in _mentions(node, starts, words):

@@ -32,8 +32,8 @@ class Words:
     def judged(self) -> np.ndarray:
         """Return how many words of each row have a token, int64, shape ``(rows,)``."""
         total = np.concatenate([[0], np.cumsum(self.begins.values >= 0, dtype=np.int64)])
-        found: np.ndarray = np.diff(total[self.begins.offsets])
-        return found
+        counts: np.ndarray = np.diff(total[self.begins.offsets])
+        return counts
 
     def batch(self, rows: np.ndarray, pad: int) -> dict[str, Tensor]:
         """Return int64 ``input_ids``, ``attention_mask``, ``begins``, ``(n, longest)``, and ``words``, ``(n,)``."""
@@ -41,8 +41,8 @@ class Words:
 
         tokens, mask = self.tokens.padded(rows, pad)
         begins, _ = self.begins.padded(rows, IGNORED)
-        found = {"input_ids": tokens, "attention_mask": mask, "begins": begins, "words": self.count[rows]}
-        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in found.items()}
+        arrays = {"input_ids": tokens, "attention_mask": mask, "begins": begins, "words": self.count[rows]}
+        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
 def words_tokenizer(name: str, folder: Path) -> Any:
@@ -59,14 +59,14 @@ def words_tokenizer(name: str, folder: Path) -> Any:
 
 def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -> Words:
     """Tokenize rows of words, at least one, in one call, each row cut to ``max_length`` tokens."""
-    found = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
-    begins = [_begins(found.word_ids(number)) for number in range(len(rows))]
+    encoding = tokenizer(list(map(list, rows)), is_split_into_words=True, truncation=True, max_length=max_length)
+    begins = [_begins(encoding.word_ids(number)) for number in range(len(rows))]
     count = np.fromiter(map(len, rows), np.int64, len(rows))
-    return Words(tokens=flat_rows(found["input_ids"]), begins=flat_rows(begins), count=count)
+    return Words(tokens=flat_rows(encoding["input_ids"]), begins=flat_rows(begins), count=count)
 
 
 def _begins(words: list[int | None]) -> np.ndarray:
     """Return for each token the word that begins with it: the one that it belongs to, if the token before does not."""
-    found = np.asarray([IGNORED if word is None else word for word in words], np.int32)
-    found[1:][found[1:] == found[:-1]] = IGNORED
-    return found
+    numbers = np.asarray([IGNORED if word is None else word for word in words], np.int32)
+    numbers[1:][numbers[1:] == numbers[:-1]] = IGNORED
+    return numbers

@@ -25,10 +25,10 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
     Of IOB tags the three are those of entities: one is right if its words and its kind are. Of others they are the
     means over the tags that occur. All are ``None`` without a word.
     """
-    flat, found = ([tag for row in rows for tag in row] for rows in (tags, predicted))
+    flat, flat_predicted = ([tag for row in rows for tag in row] for rows in (tags, predicted))
     if not flat:
         return dict.fromkeys(NAMES)
-    accuracy = sum(one == other for one, other in zip(flat, found, strict=True)) / len(flat)
+    accuracy = sum(one == other for one, other in zip(flat, flat_predicted, strict=True)) / len(flat)
     if is_iob(classes):
         from seqeval.metrics import classification_report
         from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
@@ -38,8 +38,8 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
     else:
         from sklearn.metrics import classification_report, precision_recall_fscore_support
 
-        scores = precision_recall_fscore_support(flat, found, average="macro", zero_division=0)
-        text = classification_report(flat, found, digits=4, zero_division=0)
+        scores = precision_recall_fscore_support(flat, flat_predicted, average="macro", zero_division=0)
+        text = classification_report(flat, flat_predicted, digits=4, zero_division=0)
     precision, recall, f1 = (float(score) for score in scores[:3])
     return dict(zip(NAMES, (accuracy, precision, recall, f1, text), strict=True))
 
@@ -54,7 +54,7 @@ class Lookup:
             for word, tag in zip(words, tags, strict=True):
                 counts[word][str(tag)] += 1
         self.commonest = sum(counts.values(), Counter[str]()).most_common(1)[0][0]
-        self._of_word = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+        self._of_word = {word: tag_counts.most_common(1)[0][0] for word, tag_counts in counts.items()}
 
     def facts(self, rows: Rows, classes: Sequence[str]) -> dict[str, object]:
         """Return what the report says of rows: the share of the commonest tag, and how well this does."""
@@ -63,9 +63,9 @@ class Lookup:
         for words, tagged in rows:
             tags.append([names[str(tag)] for tag in tagged])
             predicted.append([self._of_word.get(word, self.commonest) for word in words])
-        found = tag_metrics(tags, predicted, classes)
+        metrics = tag_metrics(tags, predicted, classes)
         return {
             "majority_share": round(sum(row.count(self.commonest) for row in tags) / sum(map(len, tags)), 4),
-            "lookup_accuracy": round(float(str(found["accuracy"])), 4),
-            "lookup_f1": round(float(str(found["f1"])), 4),
+            "lookup_accuracy": round(float(str(metrics["accuracy"])), 4),
+            "lookup_f1": round(float(str(metrics["f1"])), 4),
         }

@@ -82,17 +82,17 @@ def _write_part(
     folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
     """Tokenize and write one dataset, some rows at a time; return the facts that the report states about it."""
-    found = Counter(rows=0, tokens=0, words=0, words_cut=0)
+    totals = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
         for some in chunks(encode_tags(part, classes)):
             words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
-            judged = _judged(words, part, found["rows"], options)
+            judged = _judged(words, part, totals["rows"], options)
             files.add(words, [tags for _, tags in some])
-            found.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
-            found["words_cut"] += int((words.count - judged).sum())
+            totals.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
+            totals["words_cut"] += int((words.count - judged).sum())
     ids = None if part.rows.ids is None else [part.rows.ids[number] for number in part.numbers]
     finish_tagged(folder, part.numbers + 1, ids)
-    return dict(found)
+    return dict(totals)
 
 
 def _judged(words: Words, part: Part[Tagged], start: int, options: TagOptions) -> np.ndarray:

@@ -70,15 +70,15 @@ class TokenClassification(TagOptions):
         logits, begins = _logits(model, batch), batch["begins"]
         judged = begins >= 0
         counts = judged.sum(1)
-        found: dict[str, Tensor | Ragged] = {
+        outputs: dict[str, Tensor | Ragged] = {
             "words": batch["words"],
             "word": Ragged(begins[judged], counts),
             "prediction": Ragged(logits.argmax(-1)[judged], counts),
         }
         if (labels := batch.get("labels")) is not None:
             losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED)
-            found |= {"loss": losses.view_as(labels).sum(1), "label": Ragged(labels[judged], counts)}
-        return found
+            outputs |= {"loss": losses.view_as(labels).sum(1), "label": Ragged(labels[judged], counts)}
+        return outputs
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1`` and a report as text.
@@ -149,10 +149,10 @@ def _names(tags: Ragged, classes: tuple[str, ...]) -> list[list[str]]:
 
 def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) -> list[Tag | None]:
     """Return a tag for each of so many words: that of ``tags`` for the words ``places``, ``None`` for the others."""
-    found: list[Tag | None] = [None] * words
+    by_word: list[Tag | None] = [None] * words
     for place, tag in zip(places.tolist(), tags.tolist(), strict=True):
-        found[place] = labels[tag]
-    return found
+        by_word[place] = labels[tag]
+    return by_word
 
 
 def _tagged(data: Datasets) -> TagDatasets:

@@ -51,11 +51,11 @@ def plain(folder: Path) -> Report:
 
 
 def test_it_reports_loss_perplexity_and_token_accuracy(plain: Report) -> None:
-    found = plain["evaluation"]
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert 0 < found["token_accuracy"] <= 1
-    assert found["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
-    assert found["evaluated"] == found["dataset_size"] == 6
+    evaluation = plain["evaluation"]
+    assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
+    assert 0 < evaluation["token_accuracy"] <= 1
+    assert evaluation["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
+    assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
 def test_its_predictions_say_what_was_asked_and_generated(plain: Report, folder: Path) -> None:
@@ -128,9 +128,9 @@ def test_prompts_alone_get_what_evaluation_generated_for_them(predicted: list[di
     assert [(line["row"], line["prompt"]) for line in predicted] == [
         (number, row["prompt"]) for number, row in enumerate(ROWS, 1)
     ]
-    found = {line["prompt"]: line["generated"] for line in predicted}
+    answers = {line["prompt"]: line["generated"] for line in predicted}
     lines = map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines())
-    assert {line["prompt"]: line["generated"] for line in lines}.items() <= found.items()
+    assert {line["prompt"]: line["generated"] for line in lines}.items() <= answers.items()
 
 
 @pytest.mark.ranks
@@ -159,6 +159,6 @@ def test_items_are_targets_and_the_loss_is_their_sum(folder: Path) -> None:
     model = task.build_model(RunConfig(), data).eval()
     rows = np.arange(5)
     batch = data.train.batch(rows)
-    found = task.outputs(model, batch)
-    assert found["tokens"].tolist() == data.train.items[rows].tolist()
-    assert found["loss"].sum().item() == pytest.approx(task.loss(model, batch).item(), rel=1e-5)
+    outputs = task.outputs(model, batch)
+    assert outputs["tokens"].tolist() == data.train.items[rows].tolist()
+    assert outputs["loss"].sum().item() == pytest.approx(task.loss(model, batch).item(), rel=1e-5)

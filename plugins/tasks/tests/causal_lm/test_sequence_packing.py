@@ -67,9 +67,9 @@ def rows_of(folder: Path, packed: bool) -> SequenceDataset:
 def losses(model: Any, folder: Path, rows: list[int], packed: bool) -> list[float]:
     dataset = rows_of(folder, packed)
     with torch.no_grad():
-        found = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
-    assert found["tokens"].tolist() == dataset.items[rows].tolist()
-    return [float(loss) for loss in found["loss"]]
+        outputs = CausalLM().outputs(model, dataset.batch(np.asarray(rows)))
+    assert outputs["tokens"].tolist() == dataset.items[rows].tolist()
+    return [float(loss) for loss in outputs["loss"]]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

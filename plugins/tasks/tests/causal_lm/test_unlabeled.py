@@ -54,8 +54,8 @@ def test_ids_stand_behind_what_the_model_goes_on_from(tmp_path: Path) -> None:
 
 
 def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tuple[CausalLM, Any]) -> None:
-    found = unlabeled(prepared, "after 1", "after 1 2")
-    batch, tokenizer = found.batch(np.asarray([1, 0])), prepared[1].loaded_tokenizer
+    rows = unlabeled(prepared, "after 1", "after 1 2")
+    batch, tokenizer = rows.batch(np.asarray([1, 0])), prepared[1].loaded_tokenizer
     assert set(batch) == {"prompt_ids", "prompt_mask"}
     read = [tokenizer.decode(ids[mask.bool()]) for ids, mask in zip(*batch.values(), strict=True)]
     assert read == ["after 1 2", "after 1"]
@@ -64,9 +64,9 @@ def test_the_model_reads_the_prompt_padded_on_the_left_and_no_end(prepared: tupl
 
 def test_a_conversation_is_written_up_to_the_answer_that_is_asked_for(prepared: tuple[CausalLM, Any]) -> None:
     asked = "<|user|>what is 2?<|end|><|assistant|>"
-    found = unlabeled(prepared, [USER], [USER, ANSWER], [USER, ANSWER, USER])
-    assert found.texts == [asked, asked, f"{asked}even<|end|>{asked}"]
-    [read] = found.batch(np.asarray([0]))["prompt_ids"]
+    rows = unlabeled(prepared, [USER], [USER, ANSWER], [USER, ANSWER, USER])
+    assert rows.texts == [asked, asked, f"{asked}even<|end|>{asked}"]
+    [read] = rows.batch(np.asarray([0]))["prompt_ids"]
     assert prepared[1].loaded_tokenizer.decode(read) == asked
 
 
@@ -75,8 +75,8 @@ def test_it_goes_on_for_64_tokens_where_the_run_had_none(prepared: tuple[CausalL
     model = task.build_model(RunConfig(), data).eval()
     batch = unlabeled(prepared, "after 1", "after 2").batch(np.arange(2))
     assert task.outputs(model, batch) == {}
-    found = task.generate(model, batch, False)
-    assert found["generated"].shape == (2, GENERATED)  # type: ignore[union-attr]
+    answers = task.generate(model, batch, False)
+    assert answers["generated"].shape == (2, GENERATED)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ def photos(tmp_path: Path) -> str:
 
 def train_set(photos: str, seed: int = 0) -> AugmentedImages:
     task = ImageClassification(data=photos, image_size=12, augment=Augment(shift=0.25, flip=True))
-    found = task.prepare(RunConfig(seed=seed)).train
-    assert isinstance(found, AugmentedImages)
-    return found
+    rows = task.prepare(RunConfig(seed=seed)).train
+    assert isinstance(rows, AugmentedImages)
+    return rows
 
 
 def shown(rows: AugmentedImages, epoch: int, order: list[int]) -> torch.Tensor:
-    found: torch.Tensor = rows.at(epoch).batch(np.asarray(order))["pixel_values"]
-    return found
+    pixels_shown: torch.Tensor = rows.at(epoch).batch(np.asarray(order))["pixel_values"]
+    return pixels_shown
 
 
 def test_an_image_changes_with_the_epoch_and_the_seed(photos: str) -> None:
@@ -55,8 +55,8 @@ def test_evaluation_and_a_run_without_augmentation_show_images_as_they_are(photo
     assert not varies(data.test)
     plain = ImageClassification(data=photos, image_size=12, augment=Augment(shift=0)).prepare(RunConfig())
     assert not varies(plain.train)
-    found = data.evaluation.batch(np.asarray([0]))["pixel_values"][0, 0]
-    assert np.allclose(found, pixels(0)[..., 0] / 127.5 - 1, atol=1e-6)
+    first_row = data.evaluation.batch(np.asarray([0]))["pixel_values"][0, 0]
+    assert np.allclose(first_row, pixels(0)[..., 0] / 127.5 - 1, atol=1e-6)
 
 
 def test_an_image_is_moved_by_so_many_pixels_at_most_and_its_edge_fills_the_rest() -> None:
@@ -78,6 +78,6 @@ def test_about_half_of_the_images_are_mirrored_and_none_without_flip() -> None:
     image = pixels(0, 8)
     for flip in (True, False):
         changed = [augmented(image, Augment(shift=0, flip=flip), row_random(0, 0, row)) for row in range(200)]
-        mirrored = sum(np.array_equal(found, image[:, ::-1]) for found in changed)
-        assert sum(np.array_equal(found, image) for found in changed) == 200 - mirrored
+        mirrored = sum(np.array_equal(shown_image, image[:, ::-1]) for shown_image in changed)
+        assert sum(np.array_equal(shown_image, image) for shown_image in changed) == 200 - mirrored
         assert (70 < mirrored < 130) if flip else mirrored == 0

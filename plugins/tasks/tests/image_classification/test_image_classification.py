@@ -50,18 +50,18 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_it_reports_what_text_classification_does(plain: Report) -> None:
-    found = plain["evaluation"]
-    assert found["accuracy"] > found["majority_accuracy"]
-    assert "blue" in found["classification_report"]
-    assert found["evaluated"] == found["dataset_size"] == 6
+    evaluation = plain["evaluation"]
+    assert evaluation["accuracy"] > evaluation["majority_accuracy"]
+    assert "blue" in evaluation["classification_report"]
+    assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
     assert plain["data"]["classes"] == ["blue", "red"]
 
 
 def test_its_predictions_name_the_files(plain: Report, folder: Path) -> None:
-    found = lines(folder / "single/predictions.jsonl")
-    assert [list(line) for line in found] == [["index", "file", "label", "prediction", "scores"]] * 6
-    assert all(Path(line["file"]).parent.name == line["label"] for line in found)
-    right = sum(line["label"] == line["prediction"] for line in found)
+    predictions = lines(folder / "single/predictions.jsonl")
+    assert [list(line) for line in predictions] == [["index", "file", "label", "prediction", "scores"]] * 6
+    assert all(Path(line["file"]).parent.name == line["label"] for line in predictions)
+    right = sum(line["label"] == line["prediction"] for line in predictions)
     assert right / 6 == pytest.approx(plain["evaluation"]["accuracy"])
 
 
@@ -72,10 +72,10 @@ def test_images_without_labels_are_predicted_as_the_run_s_own_test_did(
 ) -> None:
     given = ["--data", str(folder / "photos"), "--out", str(tmp_path / "lines.jsonl")]
     assert main(["predict", str(folder / "single"), *given, *world.split()]) == 0
-    found = lines(tmp_path / "lines.jsonl")
-    assert [line["file"] for line in found] == sorted(map(str, (folder / "photos").glob("*/*.png")))
-    assert set(found[0]) == {"file", "prediction", "scores"}
-    by_file = {line["file"]: line for line in found}
+    predictions = lines(tmp_path / "lines.jsonl")
+    assert [line["file"] for line in predictions] == sorted(map(str, (folder / "photos").glob("*/*.png")))
+    assert set(predictions[0]) == {"file", "prediction", "scores"}
+    by_file = {line["file"]: line for line in predictions}
     for tested in lines(folder / "single/predictions.jsonl"):
         line = by_file[tested["file"]]
         assert line["prediction"] == tested["prediction"]
@@ -87,7 +87,7 @@ def test_an_exported_model_predicts_the_same_in_a_pipeline(plain: Report, folder
     classify = pipeline("image-classification", str(folder / "exported"))
     loss = 0.0
     for line in lines(folder / "single/predictions.jsonl"):
-        scores = {found["label"]: found["score"] for found in classify(line["file"])}
+        scores = {answer["label"]: answer["score"] for answer in classify(line["file"])}
         assert max(scores, key=scores.__getitem__) == line["prediction"]
         loss -= float(np.log(scores[line["label"]])) / 6
     assert loss == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
@@ -128,6 +128,6 @@ def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_images(folder: 
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)
     going_on = {"resume": "auto", "resume_changed": ["total_steps"]}
     launch(train, config(folder, "workers", **workers, **going_on), nproc=2)
-    found, whole = (strategy_chain.losses(folder / out) for out in ("workers", "single"))
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found == pytest.approx(whole, rel=1e-5)
+    losses, whole = (strategy_chain.losses(folder / out) for out in ("workers", "single"))
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(whole, rel=1e-5)

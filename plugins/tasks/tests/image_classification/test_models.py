@@ -129,8 +129,8 @@ def test_the_size_is_what_is_cut_out_of_the_middle(folder: Path) -> None:
     tree = {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
     tree |= {"do_normalize": False, "do_rescale": False}
     (folder / "preprocessor_config.json").write_text(json.dumps(tree))
-    found = read_preprocessing("x", folder)
-    assert (found.size, found.scale, found.mean, found.std) == (224, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    read = read_preprocessing("x", folder)
+    assert (read.size, read.scale, read.mean, read.std) == (224, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def test_a_folder_without_a_preprocessor_is_refused_and_one_without_a_tokenizer_is_not(folder: Path) -> None:

@@ -27,9 +27,9 @@ BY_CLASS = [row for start in (0, 1) for row in range(start, 12, 2)]
 
 
 def prepared(data: Path | str, **options: Any) -> ImageDatasets:
-    found = ImageClassification(data=str(data), **options).prepare(RunConfig())
-    assert isinstance(found, ImageDatasets)
-    return found
+    datasets = ImageClassification(data=str(data), **options).prepare(RunConfig())
+    assert isinstance(datasets, ImageDatasets)
+    return datasets
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_a_folder_and_a_file_of_the_same_images_have_the_same_content(tmp_path: 
 
 def test_pixels_are_scaled_as_the_preprocessing_says(photos: Path) -> None:
     data = prepared(photos, image_size=12, eval_data=str(photos))
-    found = data.evaluation.batch(np.asarray([0]))["pixel_values"][0].numpy().transpose(1, 2, 0)
-    assert np.allclose(found, pixels(0) / 127.5 - 1, atol=1e-6)
+    values = data.evaluation.batch(np.asarray([0]))["pixel_values"][0].numpy().transpose(1, 2, 0)
+    assert np.allclose(values, pixels(0) / 127.5 - 1, atol=1e-6)
 
 
 def test_images_of_many_sizes_become_one(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ MODES = {
 def test_every_mode_becomes_red_green_and_blue(mode: str, tmp_path: Path) -> None:
     image, expected = MODES[mode]
     image.save(tmp_path / "a.png")
-    found = decode((tmp_path / "a.png").read_bytes())
-    assert found.mode == "RGB"
-    assert found.getpixel((0, 0)) == (expected or image.convert("RGB").getpixel((0, 0)))
+    decoded = decode((tmp_path / "a.png").read_bytes())
+    assert decoded.mode == "RGB"
+    assert decoded.getpixel((0, 0)) == (expected or image.convert("RGB").getpixel((0, 0)))
 
 
 def test_a_photo_that_lies_on_its_side_is_turned_upright(tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ def opened(path: Path, **others: str) -> list[Any]:
 @pytest.mark.parametrize("form", ["folder", "parquet", "npz", "split"])
 def test_every_form_gives_the_same_images_and_says_where_they_are(form: str, tmp_path: Path) -> None:
     path = written(tmp_path, form)
-    found: Any = TASK.unlabeled(FileRows(file=str(path), start=2, records=opened(path)[1:]), DATA)
+    rows: Any = TASK.unlabeled(FileRows(file=str(path), start=2, records=opened(path)[1:]), DATA)
     expected = DATA.preprocessing.values(np.stack([IMAGES[3], IMAGES[1]]))
-    assert torch.equal(found.batch(np.asarray([2, 0]))["pixel_values"], expected)
+    assert torch.equal(rows.batch(np.asarray([2, 0]))["pixel_values"], expected)
     names = ["1.png", "2.png", "deeper/3.png", "deeper/4.png"]
     where = [{"file": f"{path}/{name}"} for name in names]
     in_file = [{"file": str(path), "row": row} for row in (2, 3, 4, 5)]
-    assert list(found.origins()) == (where if form == "folder" else in_file)
+    assert list(rows.origins()) == (where if form == "folder" else in_file)
 
 
 @pytest.mark.parametrize("form", ["parquet", "split"])
@@ -80,10 +80,10 @@ def test_an_image_that_cannot_be_read_is_named_before_any_is_predicted(tmp_path:
 
 def test_an_image_that_changes_while_it_waits_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, "folder")
-    found: Any = TASK.unlabeled(FileRows(file=str(path), start=1, records=opened(path)), DATA)
+    rows: Any = TASK.unlabeled(FileRows(file=str(path), start=1, records=opened(path)), DATA)
     (path / "2.png").unlink()
     with pytest.raises(DataError, match=r"new.folder, 2.png: changed since it was checked: "):
-        found.batch(np.arange(3))
+        rows.batch(np.arange(3))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_row_counts_as_many_tokens_in_each_epoch_as_it_says(probability: float
     for epoch in range(3):
         varied = data.train.at(epoch)
         assert varied.items is data.train.items
-        assert [len(found) for found in hidden(varied, rows).values()] == data.train.items.tolist()
+        assert [len(tokens) for tokens in hidden(varied, rows).values()] == data.train.items.tolist()
 
 
 def test_masks_change_with_the_epoch_and_the_seed_and_with_nothing_else(tmp_path: Path) -> None:
@@ -89,25 +89,25 @@ def test_special_tokens_are_never_hidden_and_all_else_stays_as_it_was(tmp_path: 
     special = set(tokenizer.all_special_ids)
     for epoch in range(10):
         batch = data.train.at(epoch).batch(np.arange(len(data.train)))
-        found = batch["labels"] != IGNORED
-        whole = torch.where(found, batch["labels"], batch["input_ids"])
+        is_hidden = batch["labels"] != IGNORED
+        whole = torch.where(is_hidden, batch["labels"], batch["input_ids"])
         expected, _ = data.train.tokens.padded(np.arange(len(data.train)), tokenizer.pad_token_id)
         assert np.array_equal(whole.numpy(), expected)
-        assert not special.intersection(batch["labels"][found].tolist())
-        read = set(batch["input_ids"][found].tolist())
+        assert not special.intersection(batch["labels"][is_hidden].tolist())
+        read = set(batch["input_ids"][is_hidden].tolist())
         assert special.intersection(read) == {tokenizer.mask_token_id}
 
 
 def test_of_what_is_to_be_found_four_fifths_are_hidden_and_a_tenth_is_another_token() -> None:
     masking = Masking(probability=0.5, mask=0, ordinary=np.arange(1, 1001), size=1001, seed=3)
     tokens = np.full(100, 5, np.int32)
-    found = [masking.masked(tokens, 50, 0, row) for row in range(200)]
-    read = np.concatenate([row[places] for row, places in found])
-    assert len(np.unique(found[0][1])) == 50
+    masked = [masking.masked(tokens, 50, 0, row) for row in range(200)]
+    read = np.concatenate([row[places] for row, places in masked])
+    assert len(np.unique(masked[0][1])) == 50
     assert (read == 0).mean() == pytest.approx(0.8, abs=0.02)
     assert (read == 5).mean() == pytest.approx(0.1, abs=0.02)
     assert len(set(read.tolist())) > 500  # any token of the vocabulary
-    assert np.bincount(np.concatenate([places for _, places in found]), minlength=100).min() > 60  # any place
+    assert np.bincount(np.concatenate([places for _, places in masked]), minlength=100).min() > 60  # any place
 
 
 def test_a_longer_text_becomes_several_rows_or_is_cut(tmp_path: Path) -> None:

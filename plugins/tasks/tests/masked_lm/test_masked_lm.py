@@ -61,17 +61,17 @@ def exported(plain: Report, folder: Path) -> Path:
 
 
 def test_it_reports_loss_perplexity_and_token_accuracy_and_beats_the_frequencies(plain: Report, folder: Path) -> None:
-    found = plain["evaluation"]
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert found["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
-    assert 0 < found["token_accuracy"] <= 1
-    assert found["evaluated"] == found["dataset_size"] == 6
+    evaluation = plain["evaluation"]
+    assert evaluation["perplexity"] == pytest.approx(math.exp(evaluation["loss"]))
+    assert evaluation["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
+    assert 0 < evaluation["token_accuracy"] <= 1
+    assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
     lines = list(map(json.loads, (folder / "single/predictions.jsonl").read_text().splitlines()))
     assert [list(line) for line in lines] == [["index", "tokens", "right", "loss"]] * 6
     tokens = sum(line["tokens"] for line in lines)
     assert tokens == plain["data"]["evaluation"]["targets"]
-    assert sum(line["loss"] * line["tokens"] for line in lines) / tokens == pytest.approx(found["loss"])
-    assert sum(line["right"] for line in lines) / tokens == pytest.approx(found["token_accuracy"])
+    assert sum(line["loss"] * line["tokens"] for line in lines) / tokens == pytest.approx(evaluation["loss"])
+    assert sum(line["right"] for line in lines) / tokens == pytest.approx(evaluation["token_accuracy"])
 
 
 def test_an_exported_model_finds_in_plain_transformers_what_evaluation_says(
@@ -82,10 +82,10 @@ def test_an_exported_model_finds_in_plain_transformers_what_evaluation_says(
     data: Any = MaskedLM(**(options | {"tokenizer": None})).prepare(RunConfig())
     batch = data.evaluation.batch(np.arange(6))
     with torch.no_grad():
-        found = model(**batch)
-    assert float(found.loss) == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
+        answer = model(**batch)
+    assert float(answer.loss) == pytest.approx(plain["evaluation"]["loss"], rel=1e-4)
     wanted = batch["labels"] != IGNORED
-    right = (found.logits.argmax(-1)[wanted] == batch["labels"][wanted]).float().mean()
+    right = (answer.logits.argmax(-1)[wanted] == batch["labels"][wanted]).float().mean()
     assert float(right) == pytest.approx(plain["evaluation"]["token_accuracy"])
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     assert len(pipeline("fill-mask", str(exported))(f"after 3 comes {tokenizer.mask_token} and on")) == 5
@@ -108,9 +108,9 @@ def test_two_ranks_with_loader_workers_and_a_resume_see_the_same_masks(plain: Re
     workers = {"strategy": "ddp", "loader": {"workers": 2}, "nproc": 2, "micro_batch_size": 2}
     launch(train, config(folder, "workers", **workers, max_steps=3), nproc=2)
     launch(train, config(folder, "workers", **workers, **GOING_ON), nproc=2)
-    found, whole = (strategy_chain.losses(folder / out) for out in ("workers", "single"))
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found == pytest.approx(whole, rel=1e-5)
+    losses, whole = (strategy_chain.losses(folder / out) for out in ("workers", "single"))
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ def test_outputs_and_gradients_are_those_of_padded_rows(head: HeadName, kind: st
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
     undo = enable_padding_free(model, read=HEADS[head].reads)
-    found, padding_free = answers(head, model)
+    answer, padding_free = answers(head, model)
     assert not torch.equal(gradient, padding_free)  # it was computed in another way
-    assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
+    assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
     assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
     undo()
     assert torch.equal(answers(head, model)[0], logits)
@@ -50,8 +50,8 @@ def test_rows_that_attend_at_once_are_what_they_are_padded(head: HeadName, kind:
     model = model_of(head, kind)
     logits, gradient = answers(head, model)
     enable_padding_free(model, read=HEADS[head].reads)
-    found, padding_free = answers(head, model)
-    assert (found - logits).abs().max() < 2e-6 * logits.abs().max()
+    answer, padding_free = answers(head, model)
+    assert (answer - logits).abs().max() < 2e-6 * logits.abs().max()
     assert (padding_free - gradient).norm() < 2e-6 * gradient.norm()
 
 
@@ -136,7 +136,7 @@ def test_the_last_layer_gives_the_first_token_of_each_row_alone(kind: str) -> No
     model, sizes = model_of("row classifier", kind), []
     layers = [part for name, part in model.named_modules() if name.split(".")[-2:-1] == ["layer"]]
     for layer in layers:
-        layer.register_forward_hook(lambda layer, given, found: sizes.append(found.shape[1]))
+        layer.register_forward_hook(lambda layer, given, output: sizes.append(output.shape[1]))
     enable_padding_free(model, read="first")
     answers("row classifier", model)
     assert sizes == [sum(LENGTHS), len(LENGTHS)]

@@ -118,10 +118,10 @@ def test_smoothing_spreads_its_part_over_the_vocabulary_and_padding_never_counts
         for row, count in enumerate((3, 1))
     ]
     task = Seq2Seq(label_smoothing=0.1)
-    found = task.outputs(Model(), batch)
-    assert found["loss"].tolist() == pytest.approx(expected, rel=1e-5)  # type: ignore[union-attr]
+    outputs = task.outputs(Model(), batch)
+    assert outputs["loss"].tolist() == pytest.approx(expected, rel=1e-5)  # type: ignore[union-attr]
     assert float(task.loss(Model(), batch)) == pytest.approx(sum(expected), rel=1e-5)
-    report = task.report(dict(found), None)  # type: ignore[arg-type]
+    report = task.report(dict(outputs), None)  # type: ignore[arg-type]
     assert report["loss"] == pytest.approx(sum(expected) / 4, rel=1e-5)
     plain = -sum(float(likely[row, at, labels[row, at]]) for row, at in ((0, 0), (0, 1), (0, 2), (1, 0))) / 4
     assert report["perplexity"] == pytest.approx(np.exp(plain), rel=1e-5)

@@ -54,13 +54,13 @@ def predictions(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_it_reports_what_the_loss_is_and_how_like_the_targets_the_answers_are(plain: Report) -> None:
-    found = plain["evaluation"]
-    assert 1 < found["perplexity"] < math.exp(found["loss"])  # the loss is smoothed
-    assert found["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
-    assert 0 < found["token_accuracy"] <= 1
-    assert 0 <= found["exact_match"] <= 1
-    assert 0 < found["chrf"] <= 100
-    assert found["evaluated"] == found["dataset_size"] == 6
+    evaluation = plain["evaluation"]
+    assert 1 < evaluation["perplexity"] < math.exp(evaluation["loss"])  # the loss is smoothed
+    assert evaluation["perplexity"] < plain["data"]["evaluation"]["unigram_perplexity"]
+    assert 0 < evaluation["token_accuracy"] <= 1
+    assert 0 <= evaluation["exact_match"] <= 1
+    assert 0 < evaluation["chrf"] <= 100
+    assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
 def test_its_predictions_say_what_was_read_wanted_and_written(plain: Report, folder: Path) -> None:
@@ -115,8 +115,8 @@ def test_sources_alone_get_what_evaluation_wrote_for_them(predicted: list[dict[s
     assert [(line["row"], line["source"]) for line in predicted] == [
         (number, row["source"]) for number, row in enumerate(ROWS, 1)
     ]
-    found = {line["source"]: line["generated"] for line in predicted}
-    assert {line["source"]: line["generated"] for line in predictions(folder / "single")}.items() <= found.items()
+    answers = {line["source"]: line["generated"] for line in predicted}
+    assert {line["source"]: line["generated"] for line in predictions(folder / "single")}.items() <= answers.items()
 
 
 @pytest.mark.ranks

@@ -32,9 +32,9 @@ def rows(*sources: object) -> FileRows:
 
 def test_the_model_reads_a_source_as_in_training(tmp_path: Path) -> None:
     task, data = prepared(tmp_path)
-    found = task.unlabeled(rows(*(source for source, _ in PAIRS)), data)
+    unlabeled = task.unlabeled(rows(*(source for source, _ in PAIRS)), data)
     places = np.asarray([3, 0, 8])
-    batch, trained = found.batch(places), data.evaluation.batch(places)
+    batch, trained = unlabeled.batch(places), data.evaluation.batch(places)
     assert set(batch) == {"input_ids", "attention_mask"}
     assert all(torch.equal(batch[name], trained[name]) for name in batch)
 

@@ -36,7 +36,7 @@ MESSAGES = [
 CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "documents": (CausalLM(), [{"text": f"document {n} " * 9} for n in range(30)]),
     "prompts": (CausalLM(), [{"prompt": f"after {n}?", "completion": f" {n + 1}"} for n in range(30)]),
-    "messages": (CausalLM(), [{"messages": found} for found in MESSAGES]),
+    "messages": (CausalLM(), [{"messages": messages} for messages in MESSAGES]),
     "pairs": (Seq2Seq(), [{"source": f"read {n}", "target": f"wrote {n % 7}"} for n in range(30)]),
     "texts": (TextClassification(), [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(30)]),
 }
@@ -55,10 +55,10 @@ def prepared(task: Any, source: str, **options: Any) -> Any:
 def test_a_dataset_gives_the_rows_that_a_file_gives(case: str, tmp_path: Path) -> None:
     task, rows = CASES[case]
     from_file = prepared(task, write_lines(tmp_path / "rows.jsonl", rows))
-    found = prepared(task, str(save(tmp_path / "set", rows, shards=3)))
-    assert found.train.content == from_file.train.content
-    assert found.evaluation.content == from_file.evaluation.content
-    assert {**found.facts, "data": ""} == {**from_file.facts, "data": ""}
+    from_dataset = prepared(task, str(save(tmp_path / "set", rows, shards=3)))
+    assert from_dataset.train.content == from_file.train.content
+    assert from_dataset.evaluation.content == from_file.evaluation.content
+    assert {**from_dataset.facts, "data": ""} == {**from_file.facts, "data": ""}
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
@@ -73,7 +73,7 @@ def test_so_does_a_file_of_another_format(suffix: str, tmp_path: Path) -> None:
 
 def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
     """In a table every message has the keys of all messages, and templates ask whether a key is there."""
-    named = [{"messages": [found[0] | {"name": "me"}, found[1]]} for found in MESSAGES]
+    named = [{"messages": [messages[0] | {"name": "me"}, messages[1]]} for messages in MESSAGES]
     rows = list(read_rows(source_file(str(save(tmp_path / "set", named)), ()), CausalLM()).values)
     assert rows == [row["messages"] for row in named]
 
@@ -89,13 +89,13 @@ def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
     features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(CLASSES)))
     rows = [{"image": {"bytes": encoded(pixels(n)), "path": None}, "label": n % 2} for n in range(20)]
     save(tmp_path / "set", rows, features, shards=2)
-    found = prepared(ImageClassification(), str(tmp_path / "set"), image_size=12, augment=Augment(shift=0))
-    assert found.classes == CLASSES
-    assert len(found.train) + len(found.evaluation) == 20
-    row = int(found.train.rows[3])
-    shown = found.train.preprocessing.values(pixels(row)[None])
-    assert (found.train.batch(np.asarray([3]))["pixel_values"] == shown).all()
-    assert next(found.evaluation.origins())["file"] == str(tmp_path / "set")
+    images = prepared(ImageClassification(), str(tmp_path / "set"), image_size=12, augment=Augment(shift=0))
+    assert images.classes == CLASSES
+    assert len(images.train) + len(images.evaluation) == 20
+    row = int(images.train.rows[3])
+    shown = images.train.preprocessing.values(pixels(row)[None])
+    assert (images.train.batch(np.asarray([3]))["pixel_values"] == shown).all()
+    assert next(images.evaluation.origins())["file"] == str(tmp_path / "set")
 
 
 @pytest.mark.parametrize("case", ["documents", "pairs", "texts"])
@@ -104,8 +104,8 @@ def test_splits_that_are_left_aside_are_named_with_what_takes_them(case: str, tm
     save(tmp_path / "set", rows, validation=rows[:6], test=rows[:8])
     source = str(tmp_path / "set")
     line = f"dataset {source}: has splits that are not used; to use them:"
-    [found] = [line for line in prepared(task, source).warnings if "not used" in line]
-    assert found == f"{line} --eval-data {source}@validation --test-data {source}@test"
+    [warning] = [line for line in prepared(task, source).warnings if "not used" in line]
+    assert warning == f"{line} --eval-data {source}@validation --test-data {source}@test"
     half = prepared(task, source, eval_data=f"{source}@validation")
     assert [line for line in half.warnings if "not used" in line] == [f"{line} --test-data {source}@test"]
     assert len(half.evaluation) > 0
@@ -125,8 +125,8 @@ def test_of_many_rows_some_are_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
     del rows
     tracemalloc.start()
     try:
-        found = read_rows(source_file(path, ()), CausalLM())
-        made, _ = encode(Part(found, np.arange(len(found))), tokenizer, CausalLM(), tmp_path / "tokens")
+        texts = read_rows(source_file(path, ()), CausalLM())
+        made, _ = encode(Part(texts, np.arange(len(texts))), tokenizer, CausalLM(), tmp_path / "tokens")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -199,13 +199,13 @@ def test_a_split_is_predicted_like_a_file(
 ) -> None:
     folder, _ = runs
     monkeypatch.chdir(tmp_path)
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_source: dict[str, list[dict[str, Any]]] = {}
     for source in (f"{folder}/set@validation", write_lines(tmp_path / "rows.jsonl", CASES["pairs"][1][:6])):
-        out = tmp_path / f"of{len(found)}.jsonl"
+        out = tmp_path / f"of{len(by_source)}.jsonl"
         assert main(["predict", str(folder / "set-run"), "--data", source, "--out", str(out)]) == 0
-        found[source] = list(map(json.loads, out.read_text().splitlines()))
-    assert [{line["file"] for line in lines} for lines in found.values()] == [{source} for source in found]
-    split, file = ([line | {"file": ""} for line in lines] for lines in found.values())
+        by_source[source] = list(map(json.loads, out.read_text().splitlines()))
+    assert [{line["file"] for line in lines} for lines in by_source.values()] == [{source} for source in by_source]
+    split, file = ([line | {"file": ""} for line in lines] for lines in by_source.values())
     assert split == file
     assert len(split) == 6
 

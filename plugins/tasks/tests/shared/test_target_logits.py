@@ -79,8 +79,8 @@ def logits_of(model: Any) -> list[int]:
     """Return a list that gets how many places have logits in each call from now on."""
     seen: list[int] = []
 
-    def look(module: Any, given: Any, found: Any) -> None:
-        seen.append(found.logits[..., 0].numel())
+    def look(module: Any, given: Any, output: Any) -> None:
+        seen.append(output.logits[..., 0].numel())
 
     model.register_forward_hook(look)
     return seen
@@ -100,11 +100,11 @@ def check(task: CausalLM | MaskedLM, model: Any, data: Datasets) -> None:
     whole, gradient = answers(task, model, data)
     told, seen = task.select_logits(model, data), logits_of(model)
     assert told.test is told.evaluation
-    found, narrow = answers(task, model, told)
+    answer, narrow = answers(task, model, told)
     assert seen == [int(np.asarray(data.train.items).sum())] * 2
-    assert torch.equal(found["tokens"], whole["tokens"])
-    assert torch.equal(found["right"], whole["right"])
-    assert torch.allclose(found["loss"], whole["loss"], rtol=2e-6)
+    assert torch.equal(answer["tokens"], whole["tokens"])
+    assert torch.equal(answer["right"], whole["right"])
+    assert torch.allclose(answer["loss"], whole["loss"], rtol=2e-6)
     assert (narrow - gradient).norm() < 2e-6 * gradient.norm()
     again, _ = answers(task, model, data)  # batches that do not tell, in the same model
     assert torch.equal(again["loss"], whole["loss"])
@@ -189,7 +189,7 @@ def test_targets_in_a_wrong_place_are_found_before_the_first_step(
 
     with monkeypatch.context() as broken:
         broken.setattr(target_logits, "at_targets", wrong)
-        found = r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"
-        with pytest.raises(ConfigError, match=rf"{found}; use --padding-free off$"):
+        error = r"^padding_free = 'on': losses of 8 rows differ by .* \(bound: 1e-06\)"
+        with pytest.raises(ConfigError, match=rf"{error}; use --padding-free off$"):
             train(config)
     assert train(config)["padding_free"]["difference"] < 1e-6

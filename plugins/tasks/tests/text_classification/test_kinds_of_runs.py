@@ -63,9 +63,9 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def assert_alike(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def assert_alike(predictions: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """The lines say the same of the same rows, but for the last digits."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(predictions, expected, strict=True):
         assert one["id"] == other["id"]
         if "scores" in other:
             assert one["prediction"] == other["prediction"]
@@ -77,20 +77,20 @@ def assert_alike(found: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
 def test_its_report_and_its_predictions_say_what_the_labels_are(trained: tuple[str, Path]) -> None:
     kind, folder = trained
     report = json.loads((folder / "single/report.json").read_text())
-    found = lines(folder / "single/predictions.jsonl")
-    assert [line["id"] for line in found] == [row["id"] for row in ROWS]
+    predictions = lines(folder / "single/predictions.jsonl")
+    assert [line["id"] for line in predictions] == [row["id"] for row in ROWS]
     written = {"pairs": "same", "numbers": "score", "lists": "topics"}[kind]
     words = {0: "other", 1: "same"}
-    assert [line["label"] for line in found] == [
+    assert [line["label"] for line in predictions] == [
         words[row["same"]] if kind == "pairs" else row[written] for row in ROWS
     ]
     assert all(report["evaluation"][name] is not None for name in report["metrics"])
     if kind == "numbers":
-        error = np.mean([(line["label"] - line["prediction"]) ** 2 for line in found])
+        error = np.mean([(line["label"] - line["prediction"]) ** 2 for line in predictions])
         assert report["evaluation"]["loss"] == pytest.approx(error, rel=1e-4)
-        assert set(found[0]) == {"index", "file", "row", "id", "label", "prediction"}
+        assert set(predictions[0]) == {"index", "file", "row", "id", "label", "prediction"}
         return
-    right = np.mean([line["label"] == line["prediction"] for line in found])
+    right = np.mean([line["label"] == line["prediction"] for line in predictions])
     accuracy = report["evaluation"]["accuracy" if kind == "pairs" else "subset_accuracy"]
     assert accuracy == pytest.approx(right)
 
@@ -121,14 +121,14 @@ def test_an_export_answers_in_transformers_as_the_run_did(trained: tuple[str, Pa
     classify: Any = pipeline("text-classification", model=str(tmp_path / "hf"), device="cpu", top_k=None)
     paired = "text_pair" in KINDS[kind]["columns"]
     rows = [{"text": row["first"]} | ({"text_pair": row["second"]} if paired else {}) for row in ROWS]
-    found = [{one["label"]: one["score"] for one in classify(row, truncation=True)} for row in rows]
+    answers = [{one["label"]: one["score"] for one in classify(row, truncation=True)} for row in rows]
     expected = lines(folder / "single/predictions.jsonl")
     if kind == "numbers":
-        assert [scores["LABEL_0"] for scores in found] == pytest.approx(
+        assert [scores["LABEL_0"] for scores in answers] == pytest.approx(
             [one["prediction"] for one in expected], rel=1e-4
         )
     else:
-        assert found == [pytest.approx(one["scores"], abs=2e-5) for one in expected]
+        assert answers == [pytest.approx(one["scores"], abs=2e-5) for one in expected]
 
 
 @pytest.mark.ranks

@@ -190,8 +190,8 @@ def test_two_classes_have_the_f1_of_the_second_and_all_have_the_mean_over_classe
 def test_predictions_of_numbers_and_lists_say_what_they_are() -> None:
     data: Any = NUMBERS.prepare(RunConfig())
     outputs = {"prediction": torch.tensor([3.3000001, -0.25]), "label": torch.tensor([3.4, 1e-9])}
-    found = [(line["label"], line["prediction"]) for line in NUMBERS.predictions(outputs, data)]
-    assert found == [(3.4, 3.3), (1e-9, -0.25)]
+    pairs = [(line["label"], line["prediction"]) for line in NUMBERS.predictions(outputs, data)]
+    assert pairs == [(3.4, 3.3), (1e-9, -0.25)]
     data = LISTS.prepare(RunConfig())
     logits = torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, -3.0]])
     lines = list(LISTS.predictions(LISTS.problem.outputs(logits, None), data))

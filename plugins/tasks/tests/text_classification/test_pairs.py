@@ -115,8 +115,8 @@ def test_a_built_in_model_is_told_which_text_a_token_belongs_to_and_so_is_its_ex
     rows = [ROWS[number] for number in data.train.source_rows[:4]]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     texts = [row["first"] for row in rows], [row["second"] for row in rows]
-    found = tokenizer(*texts, truncation=True, padding=True, return_tensors="pt")
-    assert all(torch.equal(found[name], batch[name]) for name in ("input_ids", "attention_mask", "token_type_ids"))
+    encoded = tokenizer(*texts, truncation=True, padding=True, return_tensors="pt")
+    assert all(torch.equal(encoded[name], batch[name]) for name in ("input_ids", "attention_mask", "token_type_ids"))
 
 
 def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> None:

@@ -12,26 +12,26 @@ TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
 
 def test_an_entity_is_right_if_its_words_and_its_kind_are() -> None:
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "B-LOC"]]  # a person too short, a place too many
-    found = tag_metrics(TAGS, predicted, IOB)
-    assert found["accuracy"] == pytest.approx(4 / 6)
-    assert found["precision"] == pytest.approx(2 / 4)
-    assert found["recall"] == pytest.approx(2 / 3)
-    assert found["f1"] == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
-    assert "PER" in str(found["classification_report"])
+    metrics = tag_metrics(TAGS, predicted, IOB)
+    assert metrics["accuracy"] == pytest.approx(4 / 6)
+    assert metrics["precision"] == pytest.approx(2 / 4)
+    assert metrics["recall"] == pytest.approx(2 / 3)
+    assert metrics["f1"] == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
+    assert "PER" in str(metrics["classification_report"])
 
 
 def test_all_o_has_an_accuracy_but_no_entity() -> None:
-    found = tag_metrics(TAGS, [["O"] * 4, ["O"] * 2], IOB)
-    assert found["accuracy"] == pytest.approx(2 / 6)
-    assert (found["precision"], found["recall"], found["f1"]) == (0, 0, 0)
+    metrics = tag_metrics(TAGS, [["O"] * 4, ["O"] * 2], IOB)
+    assert metrics["accuracy"] == pytest.approx(2 / 6)
+    assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (0, 0, 0)
 
 
 def test_other_tags_have_the_mean_over_tags() -> None:
     tags, predicted = [["NOUN", "VERB"], ["NOUN", "DET"]], [["NOUN", "VERB"], ["VERB", "DET"]]
-    found = tag_metrics(tags, predicted, ["DET", "NOUN", "VERB"])
-    assert found["accuracy"] == 0.75
-    assert found["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
-    assert "NOUN" in str(found["classification_report"])
+    metrics = tag_metrics(tags, predicted, ["DET", "NOUN", "VERB"])
+    assert metrics["accuracy"] == 0.75
+    assert metrics["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+    assert "NOUN" in str(metrics["classification_report"])
 
 
 def test_without_words_there_is_no_metric() -> None:

@@ -48,8 +48,8 @@ def test_the_first_token_of_a_word_has_its_tag_and_the_others_have_none(tmp_path
     assert data.labels == data.classes == ("B-LOC", "B-PER", "I-PER", "O")
     batch = data.train.batch(np.arange(2))
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
-    found = {tokens[at]: int(label) for at, label in enumerate(batch["labels"][0]) if label != IGNORED}
-    assert found == {"ada": 1, "lovelace": 2, "came": 3, "to": 3, "london": 0}
+    by_token = {tokens[at]: int(label) for at, label in enumerate(batch["labels"][0]) if label != IGNORED}
+    assert by_token == {"ada": 1, "lovelace": 2, "came": 3, "to": 3, "london": 0}
     assert tokens[-4:-1] == ["london", "-", "0"]  # one word of three tokens
     assert data.train.items.tolist() == [5] * 9
     assert batch["begins"][0][batch["begins"][0] >= 0].tolist() == [0, 1, 2, 3, 4]
@@ -193,8 +193,8 @@ class Thing(Base):
 
 
 def test_the_parser_says_what_each_word_of_a_statement_names() -> None:
-    found = {" ".join(words): tags for words, tags in tagged_statements(SOURCE)}
-    named = {text: _entities(text.split(), tags) for text, tags in found.items()}
+    by_statement = {" ".join(words): tags for words, tags in tagged_statements(SOURCE)}
+    named = {text: _entities(text.split(), tags) for text, tags in by_statement.items()}
     assert named == {
         "import os . path , sys": ["MODULE os . path", "MODULE sys"],
         "from . far import away": ["MODULE . far"],
@@ -214,13 +214,13 @@ def test_the_parser_says_what_each_word_of_a_statement_names() -> None:
 
 
 def _entities(words: list[str], tags: list[str]) -> list[str]:
-    found: list[str] = []
+    entities: list[str] = []
     for word, tag in zip(words, tags, strict=True):
         if tag.startswith("B-"):
-            found.append(f"{tag[2:]} {word}")
+            entities.append(f"{tag[2:]} {word}")
         elif tag.startswith("I-"):
-            found[-1] += f" {word}"
-    return found
+            entities[-1] += f" {word}"
+    return entities
 
 
 @pytest.mark.programs

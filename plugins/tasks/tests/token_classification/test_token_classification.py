@@ -47,20 +47,20 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_it_reports_entities_and_what_was_not_judged(plain: Report) -> None:
-    found, facts = plain["evaluation"], plain["data"]["evaluation"]
-    assert found["accuracy"] > facts["majority_share"]
-    assert 0 < found["f1"] <= 1
-    assert {"precision", "recall"} < found.keys()
-    assert "PER" in found["classification_report"]
-    assert found["words_cut"] == facts["words_cut"] > 0
-    assert found["evaluated"] == found["dataset_size"] == 6
+    evaluation, facts = plain["evaluation"], plain["data"]["evaluation"]
+    assert evaluation["accuracy"] > facts["majority_share"]
+    assert 0 < evaluation["f1"] <= 1
+    assert {"precision", "recall"} < evaluation.keys()
+    assert "PER" in evaluation["classification_report"]
+    assert evaluation["words_cut"] == facts["words_cut"] > 0
+    assert evaluation["evaluated"] == evaluation["dataset_size"] == 6
 
 
 def test_its_predictions_have_a_tag_for_each_word(plain: Report, folder: Path) -> None:
-    found = lines(folder / "single/predictions.jsonl")
-    assert [list(line) for line in found] == [["index", "file", "row", "label", "prediction"]] * 6
+    predictions = lines(folder / "single/predictions.jsonl")
+    assert [list(line) for line in predictions] == [["index", "file", "row", "label", "prediction"]] * 6
     right = judged = 0
-    for line in found:
+    for line in predictions:
         row = ROWS[line["row"] - 1]
         assert len(line["label"]) == len(line["prediction"]) == len(row["tokens"])
         for tag, label, prediction in zip(row["tags"], line["label"], line["prediction"], strict=True):
@@ -80,11 +80,11 @@ def test_an_exported_model_tags_the_same_in_plain_transformers(plain: Report, fo
         read = tokenizer(words, is_split_into_words=True, truncation=True, return_tensors="pt")
         with torch.no_grad():
             tags = model(**read).logits[0].argmax(-1).tolist()
-        found: list[str | None] = [None] * len(words)
+        answers: list[str | None] = [None] * len(words)
         for tag, word in reversed(list(zip(tags, read.word_ids(0), strict=True))):
             if word is not None:
-                found[word] = model.config.id2label[tag]  # the last one written is that of its first token
-        assert found == line["prediction"]
+                answers[word] = model.config.id2label[tag]  # the last one written is that of its first token
+        assert answers == line["prediction"]
 
 
 @pytest.mark.ranks
@@ -109,9 +109,9 @@ def test_two_ranks_and_a_resume_are_one_run(plain: Report, folder: Path) -> None
     launch(train, config(folder, "ranks", **ranks, max_steps=7), nproc=2)
     going_on = {"resume": "auto", "resume_changed": ["total_steps"]}
     launch(train, config(folder, "ranks", **ranks, **going_on), nproc=2)
-    found, whole = (strategy_chain.losses(folder / out) for out in ("ranks", "single"))
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found == pytest.approx(whole, rel=1e-5)
+    losses, whole = (strategy_chain.losses(folder / out) for out in ("ranks", "single"))
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -53,15 +53,15 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
 
 def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
     """Yield the classes that have too few rows, with these rows."""
-    found: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
-    for row, label in each_label(rows) if found else ():
-        if str(label) in found:
-            found[str(label)].append(row)
-    if found:
-        where = {label: rows.places(numbers) for label, numbers in found.items()}
+    rare: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
+    for row, label in each_label(rows) if rare else ():
+        if str(label) in rare:
+            rare[str(label)].append(row)
+    if rare:
+        where = {label: rows.places(numbers) for label, numbers in rare.items()}
         yield f"classes with fewer than {ENOUGH} rows, too few to learn from: {_listed(where)}"
 
 
-def _listed(found: dict[str, str]) -> str:
-    named = ", ".join(f"{label!r} ({what})" for label, what in list(found.items())[:NAMED])
-    return named + (f", … ({len(found)} classes)" if len(found) > NAMED else "")
+def _listed(classes: dict[str, str]) -> str:
+    named = ", ".join(f"{label!r} ({what})" for label, what in list(classes.items())[:NAMED])
+    return named + (f", … ({len(classes)} classes)" if len(classes) > NAMED else "")

@@ -82,8 +82,8 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
 
     Raises DataError if there are fewer than two.
     """
-    found: set[Any] = {label for _, label in each_label(rows)}
-    labels: list[int] | list[str] = sorted(found)
+    distinct: set[Any] = {label for _, label in each_label(rows)}
+    labels: list[int] | list[str] = sorted(distinct)
     if len(labels) < 2:
         problem = f"all {len(rows)} rows have the label {labels[0]!r}" if labels else "no row has a label"
         raise DataError(f"{rows.name}: {problem}: a classifier needs at least 2 classes")

@@ -30,10 +30,10 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
     """
     from torch.nn.functional import cross_entropy
 
-    found = {"prediction": logits.argmax(dim=-1)} | best_scored(logits, logits.softmax(dim=-1))
+    answers = {"prediction": logits.argmax(dim=-1)} | best_scored(logits, logits.softmax(dim=-1))
     if label is None:
-        return found
-    return {"loss": cross_entropy(logits, label, reduction="none"), "label": label} | found
+        return answers
+    return {"loss": cross_entropy(logits, label, reduction="none"), "label": label} | answers
 
 
 def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
@@ -89,14 +89,14 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
         return dict.fromkeys((*names, "classification_report"))
     label, prediction = outputs["label"], outputs["prediction"]
     scores = class_scores(label, prediction, len(classes))
-    found = {
+    metrics = {
         "loss": outputs["loss"].double().mean().item(),
         "accuracy": scores.accuracy,
         "majority_accuracy": label.bincount().max().item() / rows,
         "f1": scores.f1[-1].item(),
         "macro_f1": scores.f1.mean().item(),
     }
-    return {name: found[name] for name in names} | {"classification_report": scores.table(classes)}
+    return {name: metrics[name] for name in names} | {"classification_report": scores.table(classes)}
 
 
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
