@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -71,13 +72,17 @@ def lock(file: IO[Any], shared: bool = False) -> None:
 def absolute(path: str) -> str:
     """Return ``path`` absolute if it is there; anything else unchanged.
 
-    It may be the ``file.py`` of a ``file.py:Class``, or the ``folder`` of a ``folder@split``.
+    It may be the ``file.py`` of a ``file.py:Class``, the ``folder`` of a ``folder@split``, a pattern, or several paths
+    with commas.
     """
+    if "," in path and not Path(path).exists():
+        return ",".join(absolute(part.strip()) for part in path.split(","))
     for mark in (":", "@"):
         file, _, name = path.rpartition(mark)
         if file and (mark == "@" or file.endswith(".py")) and Path(file).exists() and not Path(path).exists():
             return f"{os.path.abspath(file)}{mark}{name}"
-    there = Path(path).exists()  # never so for what begins with ~, which is found from every folder as it is
+    # Never there is what begins with ~, which is found from every folder as it is.
+    there = Path(path).exists() or (glob.has_magic(path) and glob.glob(path))
     return os.path.abspath(path) if there else path
 
 

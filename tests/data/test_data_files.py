@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from data_cases import TEXTS, write
 
-from distcore.data.files import read_records
+from distcore.data.files import read_records, source_digest
 from distcore.errors import DataError
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -65,7 +66,11 @@ def test_lines_of_a_csv_file_may_end_as_on_windows_and_values_may_hold_line_ends
 
 BAD = {
     "empty file": ("a.json", "", "is empty"),
-    "unknown extension": ("a.txt", "x", r"unknown extension '.txt' \(known: .json, .jsonl, .csv, .parquet\)"),
+    "unknown extension": (
+        "a.xml",
+        "x",
+        r"unknown extension '.xml' \(known: .json, .jsonl, .csv, .parquet, .txt, also with .gz or .zst\)",
+    ),
     "bad json": ("a.json", '[["x", 1],\n["y" 2]]', "line 2, column 6: not valid JSON"),
     "bad jsonl": ("a.jsonl", '["x", 1]\n["y", 2\n', "line 2, column"),
     "deep json": ("a.json", "[" * 200_000, "not usable JSON"),
@@ -96,7 +101,7 @@ def test_bad_content_is_one_line_that_names_the_file(tmp_path, name, content, me
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.json: no such file"):
         read_records(tmp_path / "none.json", COLUMNS)
-    with pytest.raises(DataError, match="is a folder, expected a file"):
+    with pytest.raises(DataError, match="is a folder, expected a file, files"):
         read_records(tmp_path, COLUMNS)
 
 
@@ -167,3 +172,83 @@ def test_reading_parquet_starts_no_threads(tmp_path):
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
     assert subprocess.check_output([sys.executable, "-c", code, path], text=True).strip() == "0"
+
+
+def test_a_json_file_may_have_an_object_per_line(tmp_path):
+    (tmp_path / "train.json").write_text('\n{"text": "x", "label": 0}\n{"text": "y", "label": 1}\n')
+    assert list(read_records(tmp_path / "train.json", COLUMNS)) == [("x", 0), ("y", 1)]
+    (tmp_path / "one.json").write_text('{"text": "x", "label": 0}\n')
+    assert list(read_records(tmp_path / "one.json", COLUMNS)) == [("x", 0)]
+    (tmp_path / "half.json").write_text('{"text": "x", "label": 0}\n{"text": "y", ')
+    with pytest.raises(DataError, match=r"half.json, line 2, column \d+: not valid JSON"):
+        list(read_records(tmp_path / "half.json", COLUMNS))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".txt"])
+@pytest.mark.parametrize("compression", [".gz", ".zst"])
+def test_a_file_may_be_compressed(tmp_path, suffix, compression):
+    import pyarrow as pa
+
+    path = tmp_path / f"a{suffix}"
+    columns = {"columns.text": "text"} if suffix == ".txt" else COLUMNS
+    if suffix == ".txt":
+        path.write_text("x\n\ny\n")
+    else:
+        write(path, text=["x", "y"], label=["a", "b"])
+    packed = path.with_name(path.name + compression)
+    with pa.CompressedOutputStream(str(packed), {".gz": "gzip", ".zst": "zstd"}[compression]) as file:
+        file.write(path.read_bytes())
+    assert list(read_records(packed, columns)) == list(read_records(path, columns))
+    packed.write_bytes(packed.read_bytes()[:-6])
+    with pytest.raises(DataError, match=f"{re.escape(packed.name)}: (cannot be read|is empty)"):
+        list(read_records(packed, columns))
+
+
+def test_several_files_a_folder_and_a_pattern_are_read_one_after_the_other(tmp_path):
+    for name, text in (("b.jsonl", "y"), ("a.jsonl", "x"), ("c.jsonl", "z")):
+        write(tmp_path / name, text=[text], label=[0])
+    (tmp_path / "notes.md").write_text("nothing")
+    named = f"{tmp_path}/b.jsonl, {tmp_path}/a.jsonl"
+    for source, texts in ((tmp_path, "xyz"), (tmp_path / "[ab].jsonl", "xy"), (Path(named), "yx")):
+        assert [text for text, _ in read_records(source, COLUMNS)] == list(texts)
+    assert source_digest(tmp_path) != source_digest(tmp_path / "[ab].jsonl")
+
+
+def test_files_that_are_not_there_or_of_several_kinds_are_one_line(tmp_path):
+    write(tmp_path / "a.jsonl", text=["x"], label=[0])
+    write(tmp_path / "a.csv", text=["x"], label=[0])
+    with pytest.raises(DataError, match=r"are of several kinds \(.csv, .jsonl\); give those of one kind"):
+        list(read_records(tmp_path / "a.*", COLUMNS))
+    with pytest.raises(DataError, match=r"b\.\*: no file has such a name"):
+        list(read_records(tmp_path / "b.*", COLUMNS))
+    with pytest.raises(DataError, match=r"b\.csv: no such file \(did you mean 'a.csv'"):
+        list(read_records(Path(f"{tmp_path}/a.csv,{tmp_path}/b.csv"), COLUMNS))
+
+
+def test_a_line_of_a_txt_file_is_a_text_and_nothing_else(tmp_path):
+    (tmp_path / "a.txt").write_text("one\r\n\n two \n")
+    assert list(read_records(tmp_path / "a.txt", {"columns.text": "body"})) == [("one",), (" two ",)]
+    with pytest.raises(DataError, match=r"a\.txt: no column 'label' \(found: text\)"):
+        list(read_records(tmp_path / "a.txt", COLUMNS))
+
+
+NESTED = {"columns.source": "translation.zh", "columns.target": "translation.en"}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_a_column_inside_another_has_a_dot_in_its_name(tmp_path, suffix):
+    rows = [{"zh": "好", "en": "good"}, None, {"zh": None, "en": "bad"}]
+    path = write(tmp_path / f"wmt{suffix}", translation=rows)
+    if suffix == ".json":
+        path.write_text(json.dumps([{"translation": row} for row in rows]))
+    assert list(read_records(path, NESTED)) == [("好", "good"), (None, None), (None, "bad")]
+    with pytest.raises(DataError, match=r"no column 'translation.xx' .*translation.zh, translation.en"):
+        list(read_records(path, {"columns.source": "translation.xx"}))
+    if suffix != ".parquet":
+        with pytest.raises(DataError, match=r"no column 'zh' .*found: translation.zh, translation.en\)"):
+            list(read_records(path, {"columns.source": "zh"}))
+
+
+def test_a_name_with_a_dot_may_be_that_of_a_column(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a.b": 1, "a": {"b": 2}}\n')
+    assert list(read_records(tmp_path / "a.jsonl", {"columns.x": "a.b"})) == [(1,)]

@@ -3,6 +3,7 @@
 Begin with `schema`.
 """
 
+from distcore.config.changes import is_open as is_open
 from distcore.config.changes import with_changes as with_changes
 from distcore.config.keys import EXECUTION as EXECUTION
 from distcore.config.keys import reset_by as reset_by

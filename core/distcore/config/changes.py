@@ -25,6 +25,13 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     return config.model_copy(update=own | groups)
 
 
+def is_open(config: RunConfig, dotted: str) -> bool:
+    """Return True if no one has set the key: it has its default, or is "auto"."""
+    group, _, key = dotted.rpartition(".")
+    tree = _tree(config, group) if group else config
+    return key not in tree.model_fields_set or getattr(tree, key) == "auto"
+
+
 def _tree(config: RunConfig, group: str) -> BaseModel:
     tree: BaseModel = getattr(config, group)
     return tree

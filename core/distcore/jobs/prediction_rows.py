@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from distcore.data.files import READERS, describe_value, read_records, row_error, source_digest
+from distcore.data.files import read_records, source_digest
+from distcore.data.formats import READERS, describe_value, format_of, row_error
 from distcore.data.splits import find_split
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
@@ -40,7 +41,7 @@ def content(source: Path) -> str:
         files = sorted(path for path in source.rglob("*") if path.is_file())
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    if source.is_file() and source.suffix.lower() not in READERS:
+    if source.is_file() and format_of(source) not in READERS:
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return source_digest(source)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
-from distcore.config import RunConfig, with_changes
+from distcore.config import RunConfig, is_open, with_changes
 from distcore.distributed.devices import check_deterministic, has_fast_bf16, resolve_device
 from distcore.errors import ConfigError, nearest
 from distcore.model.compiling import compile_mode
@@ -19,6 +20,8 @@ from distcore.resolve.check_capabilities import check_average, check_declared, c
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
+
+log = logging.getLogger("distcore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +59,14 @@ def resolve(
     declared = chosen.capabilities
     named: dict[str, Any] = {"strategy": chosen.name, "strategy_options": chosen.options}
     recorded = tasks.recorded(config, trained, is_given=task is not None)
-    asked = with_changes(config, named | recorded | _from_file(config, chosen.plugin, nproc))
+    asked = with_changes(config, named | recorded | _from_file(config, config, chosen.plugin, nproc))
     device = resolve_device(asked, elsewhere)
     ranks, precision = world_size(asked, declared, device, nproc), _precision(asked, declared, device)
     placed = with_changes(asked, {"device": device, "nproc": ranks, "precision": precision})
+    from_file = _from_file(config, placed, chosen.plugin, nproc)
+    if from_file:
+        log.info("the file of strategy %r says: %s", chosen.name, ", ".join(f"{k} = {v}" for k, v in from_file.items()))
+    placed = with_changes(placed, from_file)
     check_declared(placed, declared, launcher)
     check_deterministic(placed)
     decided: dict[str, Any] = _of_training(placed, declared) if training else {}
@@ -78,15 +85,14 @@ def resolve(
     return Resolved(config=resolved, strategy=chosen.plugin, capabilities=declared, task=trained)
 
 
-def _from_file(config: RunConfig, strategy: object, started: int | None) -> dict[str, Any]:
-    """Return values from the strategy's own config file for keys that the user did not set.
+def _from_file(config: RunConfig, placed: RunConfig, strategy: object, started: int | None) -> dict[str, Any]:
+    """Return, by dotted key, values from the strategy's own config file for keys that ``config`` leaves open.
 
-    ``started`` is the number of ranks if a launcher has started them; it overrides the file.
+    ``placed`` is the config as far as it is known. ``started`` is the number of ranks if a launcher has started them;
+    it overrides the file.
     """
-    given = strategy.fill_config() if isinstance(strategy, FillsConfig) else {}
-    unset = {key for key in given if key not in config.model_fields_set or getattr(config, key) == "auto"}
-    unset -= {"nproc"} if started is not None else set()
-    return {key: given[key] for key in unset}
+    given = strategy.fill_config(placed) if isinstance(strategy, FillsConfig) else {}
+    return {key: value for key, value in given.items() if is_open(config, key) and (started is None or key != "nproc")}
 
 
 def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,6 +43,10 @@ class Backend(ABC):
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """Return what the backend declares, with these options."""
+
+    def open_values(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return, by dotted key, what the backend's own config says of distcore's keys."""
+        return {}
 
     def check_training(self, config: RunConfig) -> None:
         """Raise ConfigError, one line, for what can be known to go wrong before ranks start to train."""

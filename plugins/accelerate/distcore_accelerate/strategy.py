@@ -62,7 +62,7 @@ class AccelerateStrategy(AccelerateOptions):
         """What the chosen backend declares."""
         return self.active_backend.capabilities()
 
-    def fill_config(self) -> Mapping[str, Any]:
+    def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
         """What the config file says of keys that are distcore's own."""
         settings = self.settings
         on_cpu = settings.use_cpu or settings.distributed_type == "MULTI_CPU"
@@ -71,7 +71,7 @@ class AccelerateStrategy(AccelerateOptions):
             "nproc": 1 if settings.distributed_type == "NO" else settings.processes,
             "device": "cpu" if on_cpu else None,
         }
-        return {key: value for key, value in said.items() if value is not None}
+        return dict(self.active_backend.open_values(config)) | {k: v for k, v in said.items() if v is not None}
 
     def check_config(self, config: RunConfig) -> None:
         """Refuse, before launch, what contradicts the config file and what Accelerate would replace silently."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,7 @@ from distcore_deepspeed import (
     checkpoint,
     engine,
     library,
+    open_values,
     resolve,
     traced_engine,
     zero_memory,
@@ -72,6 +74,10 @@ class ZeRO(Backend):
             limits=(FP32_ONLY, FP16, f"deepspeed: {UNUSED}"),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if self.user.stage == 0 else {}),
         )
+
+    def open_values(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what file or JSON says of batch, rates and clipping; without a scheduler, the schedule stays open."""
+        return open_values(self.user, config, owns_schedule=False)
 
     def check_training(self, config: RunConfig) -> None:
         """Raise ConfigError, one line, for what Accelerate's DeepSpeed or DeepSpeed itself cannot train."""

@@ -66,6 +66,13 @@ def test_a_file_fills_in_what_the_user_left_open(tmp_path: Path) -> None:
     assert (config.precision, config.nproc, config.device) == ("bf16", 4, "cpu")
 
 
+def test_a_section_for_deepspeed_fills_in_batch_and_clipping(tmp_path: Path) -> None:
+    section = {"zero_stage": 2, "gradient_clipping": 0.5, "gradient_accumulation_steps": 4}
+    file = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=section)
+    config = resolved({"config_file": file}, global_batch_size=64)
+    assert (config.clip.norm, config.micro_batch_size, config.schedule.name) == (0.5, 8, "linear")
+
+
 def test_a_section_for_deepspeed_becomes_its_json(tmp_path: Path) -> None:
     section = {"zero_stage": 3, "gradient_clipping": 1.0, "offload_param_device": "cpu", "zero3_init_flag": True}
     options = AccelerateStrategy(
@@ -155,7 +162,7 @@ BAD_FILES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         {"distributed_type": "DEEPSPEED", "deepspeed_config": {"gradient_clipping": 0.5}},
-        {},
+        {"clip.norm": 1.0},
         r"gradient_clipping = 0.5 \(.*accelerate.yaml\) but clip.norm = 1.0",
     ),
 ]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distcore_deepspeed.json_config import UserConfig as UserConfig
     from distcore_deepspeed.json_config import read_config as read_config
     from distcore_deepspeed.memory import zero_memory as zero_memory
+    from distcore_deepspeed.open_keys import open_values as open_values
     from distcore_deepspeed.resolve_config import resolve as resolve
     from distcore_deepspeed.tracing import traced_engine as traced_engine
 
@@ -33,6 +34,7 @@ _HOME = {
     "library": "library",
     "checkpoint": "checkpoint",
     "zero_memory": "memory",
+    "open_values": "open_keys",
     "read_config": "json_config",
     "resolve": "resolve_config",
     "traced_engine": "tracing",

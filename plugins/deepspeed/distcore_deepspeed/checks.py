@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from importlib.metadata import version
 
 from distcore import ConfigError, RunConfig
 from distcore_deepspeed import library, ops
-from distcore_deepspeed.config_keys import unknown_keys, wrong_values
+from distcore_deepspeed.config_keys import ignored_keys, refusals, unknown_keys
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig, fill
 from distcore_deepspeed.optimizers import (
     LATER,
@@ -17,6 +19,8 @@ from distcore_deepspeed.optimizers import (
     scheduler_settings,
 )
 from distcore_deepspeed.resolve_config import BY_HIDDEN_SIZE, derived_settings
+
+log = logging.getLogger("distcore")
 
 
 def check_training(user: UserConfig, config: RunConfig) -> None:
@@ -60,14 +64,27 @@ def _check_json(user: UserConfig, config: RunConfig) -> None:
         raise ConfigError(
             f"{user.source}: sparse_attention: {reason}; take it out, and the model's own attention is used"
         )
+    asked = _with_optimizer_type(user, config)
+    unknown = unknown_keys(asked, config.device, user.offload("offload_optimizer"))
+    _refuse(user, unknown or refusals(user.tree))
     ranks = config.nproc if isinstance(config.nproc, int) else 1
     settings = [*derived_settings(user, config, ranks), *scheduler_settings(config, user, None)]
-    unknown = unknown_keys(_with_optimizer_type(user, config), config.device, user.offload("offload_optimizer"))
-    tree = fill(user, settings, later=(*LATER, *BY_HIDDEN_SIZE), unknown=unknown)
+    tree = fill(user, settings, later=(*LATER, *BY_HIDDEN_SIZE))
     _check_offload(tree[ZERO])
-    if wrong := list(wrong_values(tree)):
-        raise ConfigError(f"{user.source}: {'; '.join(wrong)}")
+    _refuse(user, refusals(tree))
+    if (ignored := list(ignored_keys(asked))) and _is_first():
+        log.warning("%s: DeepSpeed ignores %s", user.source, ", ".join(ignored))
     library.import_before_fork()
+
+
+def _refuse(user: UserConfig, reasons: list[str]) -> None:
+    if reasons:
+        raise ConfigError(f"{user.source}: DeepSpeed {version('deepspeed')} refuses it: {'; '.join(reasons)}")
+
+
+def _is_first() -> bool:
+    """Return True in the process that checks first: before ranks are started, or on rank 0 of another launcher."""
+    return os.environ.get("RANK", "0") == "0" and "DISTCORE_LAUNCHER" not in os.environ
 
 
 def _with_optimizer_type(user: UserConfig, config: RunConfig) -> Tree:

@@ -1,4 +1,4 @@
-"""The known keys of DeepSpeed's config, section by section. DeepSpeed itself ignores most unknown keys silently."""
+"""Keys and values of a DeepSpeed JSON that DeepSpeed refuses, and keys that it ignores silently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from distcore import nearest
-from distcore_deepspeed.json_config import AUTO, ZERO, Tree, get
+from distcore_deepspeed.json_config import BATCH, ZERO, Tree, get
 from distcore_deepspeed.library import (
     DeepSpeedBF16Config,
     DeepSpeedFP16Config,
@@ -18,6 +18,7 @@ from distcore_deepspeed.library import (
     DeepSpeedZeroOffloadOptimizerConfig,
     DeepSpeedZeroOffloadParamConfig,
     lr_schedules,
+    parse_config,
 )
 
 SECTIONS = frozenset({
@@ -41,42 +42,62 @@ MODELS: dict[str, type[BaseModel]] = {
     "bf16": DeepSpeedBF16Config,
 }
 """Sections for which DeepSpeed has a pydantic model."""
+SECTION_OF = {
+    "CompileConfig": "compile",
+    "DeepSpeedMonitorConfig": "",
+    "DeepSpeedThroughputTimerConfig": "timers.throughput",
+}
+"""Models of DeepSpeed that say another name in their errors than the section has."""
 TYPE_AND_PARAMS = frozenset({"type", "params", "legacy_fusion"})
 """Keys of the sections ``optimizer`` and ``scheduler``."""
+IGNORES: dict[str, frozenset[str]] = {"": SECTIONS, "optimizer": TYPE_AND_PARAMS, "scheduler": TYPE_AND_PARAMS}
+"""Sections in which DeepSpeed ignores keys that it does not know, with those that it knows."""
 ENGINE_ONLY = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
 """Parameters of Adam that DeepSpeed's engine reads and does not pass on."""
 
 
+def ignored_keys(tree: Tree) -> Iterator[str]:
+    """Yield a message for each key that DeepSpeed ignores, with the nearest known key."""
+    for path, names in IGNORES.items():
+        for key in _section(tree, path):
+            if key not in names:
+                yield f"{f'{path}.{key}'.lstrip('.')!r}{nearest(key, names)}"
+
+
 def unknown_keys(tree: Tree, device: str, offload: str) -> list[str]:
-    """Return a message for each key that DeepSpeed does not know, with the nearest known key."""
-    known: dict[str, Collection[str]] = {"": SECTIONS, "optimizer": TYPE_AND_PARAMS, "scheduler": TYPE_AND_PARAMS}
-    known |= {path: _fields(model) for path, model in MODELS.items()}
+    """Return a message for each key that DeepSpeed refuses for its name, with the nearest known key."""
+    known: dict[str, Collection[str]] = {path: _fields(model) for path, model in MODELS.items()}
     known |= {
         "optimizer.params": _optimizer_arguments(tree, device, offload),
         "scheduler.params": _scheduler_arguments(tree),
     }
     return [
-        f"unknown key {f'{path}.{key}'.lstrip('.')!r}{nearest(key, names)}"
+        f"unknown key {f'{path}.{key}'!r}{nearest(key, names)}"
         for path, names in known.items()
         for key in _section(tree, path)
         if names and key not in names
     ]
 
 
-def wrong_values(tree: Tree) -> Iterator[str]:
-    """Yield a message for each value that DeepSpeed would refuse, in the sections with a pydantic model."""
-    for path, model in MODELS.items():
-        if "." in path:
-            continue
-        known = _fields(model)
-        values = {key: value for key, value in _section(tree, path).items() if value != AUTO and key in known}
-        try:
-            model(**values)
-        except ValidationError as error:
-            for one in error.errors():
-                if one["type"] != "extra_forbidden":  # unknown_keys names it
-                    where = ".".join(map(str, (path, *one["loc"])))
-                    yield f"{where} = {one['input']!r}: {one['msg'].lower().removeprefix('value error, ')}"
+def refusals(tree: Tree) -> list[str]:
+    """Return a message for each reason for which DeepSpeed itself would refuse the resolved config ``tree``."""
+    # DeepSpeed reads it as one rank here: the batch would not be that of all ranks.
+    rest = {key: value for key, value in tree.items() if key not in (*BATCH, "optimizer", "scheduler")}
+    try:
+        parse_config(rest | {"train_micro_batch_size_per_gpu": 1})
+    except ValidationError as error:
+        return [_wrong_value(error.title, dict(one)) for one in error.errors()]
+    except Exception as error:  # it raises ValueError, TypeError, AssertionError and errors of its own
+        return [" ".join(str(error).split()) or type(error).__name__]
+    return []
+
+
+def _wrong_value(title: str, error: dict[str, Any]) -> str:
+    sections = {model.__name__: path for path, model in MODELS.items()} | SECTION_OF
+    where = ".".join(filter(None, (sections.get(title, title), *map(str, error["loc"]))))
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where!r}"
+    return f"{where} = {error['input']!r}: {error['msg'].lower().removeprefix('value error, ')}"
 
 
 def _fields(model: type[BaseModel]) -> set[str]:

@@ -21,10 +21,12 @@ TEXT = frozenset({"nvme_path", "output_path", "output_file", "job_name", "type",
 """Keys whose value is text, even if it looks like a number."""
 SECTIONS_READ = frozenset({ZERO, "fp16", "bf16", "optimizer", "scheduler"})
 """Sections whose keys distcore reads: each must be an object."""
-TRAINING_ONLY = frozenset(
-    {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
-    | {"optimizer", "scheduler"}
-)
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys that say the rows of an optimizer step."""
+TRUTH = {"true": True, "yes": True, "on": True, "y": True, "t": True}
+TRUTH |= {"false": False, "no": False, "off": False, "n": False, "f": False}
+"""Words that DeepSpeed's sections read as a truth value."""
+TRAINING_ONLY = frozenset({*BATCH, "gradient_clipping", "optimizer", "scheduler"})
 """Top-level keys without a meaning for evaluation."""
 
 
@@ -56,6 +58,10 @@ class UserConfig:
     """The origin of the JSON, for messages: a path, or the name of an option."""
     options: tuple[Setting, ...] = ()
     """Keys that options set. They override the JSON."""
+    is_given: bool = False
+    """True if the user gave a JSON: what it leaves out has DeepSpeed's meaning."""
+    default_stage: int = 2
+    """The ZeRO stage where neither the JSON nor an option names one."""
 
     def get(self, path: str) -> Any:
         """Return the value of a key, from an option or else from the JSON; ``None`` if neither has it."""
@@ -63,9 +69,9 @@ class UserConfig:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage; 2 by default."""
+        """The ZeRO stage."""
         stage = self.get(f"{ZERO}.stage")
-        return 2 if stage in (None, AUTO) else int(stage)
+        return self.default_stage if stage in (None, AUTO) else int(stage)
 
     @property
     def forward_cost(self) -> float:
@@ -108,20 +114,37 @@ def read_config(config: str | Mapping[str, Any] | None, option: str) -> UserConf
     tree: Tree = _convert(_read_file(config, option) if isinstance(config, str) else config or {})
     if "bfloat16" in tree:
         tree.setdefault("bf16", tree.pop("bfloat16"))
+    if isinstance(tree.get(ZERO), bool):  # the form of DeepSpeed's first versions, which it still reads
+        tree[ZERO] = {"stage": int(tree[ZERO])}
+        if "allgather_size" in tree:
+            tree[ZERO]["allgather_bucket_size"] = tree.pop("allgather_size")
     for key in sorted(SECTIONS_READ & tree.keys()):
         if not isinstance(tree[key], dict):
             raise ConfigError(f"{source}: {key} = {tree[key]!r}: expected keys and values")
+    for key in BATCH:
+        tree |= {key: _rows(source, key, tree[key])} if key in tree else {}
     stage = get(tree, f"{ZERO}.stage")
     if stage not in (None, AUTO) and stage not in range(4):
         raise ConfigError(f"{source}: {ZERO}.stage = {stage!r}: expected 0, 1, 2 or 3")
-    return UserConfig(tree=tree, source=source)
+    # For a JSON without a stage DeepSpeed takes 0. Stage 1 does the same work, and does it in every precision.
+    default_stage = 2 if config is None or stage == AUTO else 1
+    return UserConfig(tree=tree, source=source, is_given=config is not None, default_stage=default_stage)
 
 
-def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (), unknown: Iterable[str] = ()) -> Tree:
+def _rows(source: str, key: str, value: Any) -> Any:
+    """Return a number of rows or steps as an integer; "auto" and null stay."""
+    if value in (None, AUTO):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < 1 or value != int(value):
+        raise ConfigError(f"{source}: {key} = {value!r}: expected a whole number, 1 or more")
+    return int(value)
+
+
+def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = ()) -> Tree:
     """Return a copy of the JSON with all settings applied and every "auto" replaced, except at the paths in ``later``.
 
-    Raises ConfigError, one line, that lists everything ``unknown`` and all contradictions, each with both values and
-    their sources.
+    Raises ConfigError, one line, that lists all contradictions, each with both values and their sources.
     """
     filled, wrong = copy.deepcopy(user.tree), []
     for setting in settings:
@@ -130,10 +153,8 @@ def fill(user: UserConfig, settings: Iterable[Setting], later: Iterable[str] = (
             put(filled, setting.path, setting.value)
         elif present is not None and setting.kind in ("must", "match") and not _is_same(present, setting.value):
             wrong.append(f"{setting.path} = {present!r} ({user.source}) but {setting.source} = {setting.value!r}")
-    complaints = [f"{'; '.join(unknown)} (DeepSpeed would ignore it)"] if (unknown := list(unknown)) else []
-    complaints += [f'contradictions, make them equal or write "auto": {"; ".join(wrong)}'] if wrong else []
-    if complaints:
-        raise ConfigError(f"{user.source}: {'; '.join(complaints)}")
+    if wrong:
+        raise ConfigError(f'{user.source}: contradictions, make them equal or write "auto": {"; ".join(wrong)}')
     if left := sorted(set(_autos(filled)) - set(later)):
         raise ConfigError(f'{user.source}: nothing to fill in for "auto" of {", ".join(left)}; give a value')
     return filled
@@ -184,8 +205,8 @@ def _convert(value: Any, key: str = "") -> Any:
         return [_convert(inner) for inner in value]
     if not isinstance(value, str) or key in TEXT:
         return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
+    if value.lower() in ("true", "false") or (key == "enabled" and value.lower() in TRUTH):
+        return TRUTH[value.lower()]
     if re.fullmatch(r"[+-]?\d+", value):
         return int(value)
     return float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE) else value

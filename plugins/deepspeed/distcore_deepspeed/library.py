@@ -29,6 +29,7 @@ from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.ops import op_builder as op_builder
 from deepspeed.runtime import lr_schedules as lr_schedules
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler as DynamicLossScaler
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config as DeepSpeedBF16Config
 from deepspeed.runtime.precision_config import DeepSpeedFP16Config as DeepSpeedFP16Config
@@ -103,6 +104,16 @@ def set_timeouts(seconds: int) -> None:
 def fp16_on_cpu() -> bool:
     """Return True if DeepSpeed supports fp16 on this machine's CPU."""
     return bool(CPU_Accelerator().is_fp16_supported())
+
+
+def parse_config(tree: dict[str, Any]) -> None:
+    """Have DeepSpeed read its config, silently. Raises whatever error DeepSpeed has for it."""
+    level = logging.getLogger("DeepSpeed").level
+    _set_log_level(logging.ERROR)
+    try:
+        DeepSpeedConfig(tree)
+    finally:
+        _set_log_level(level)
 
 
 def initialize(**arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from distcore import ConfigError, RunConfig, nearest
 from distcore_deepspeed import ops
-from distcore_deepspeed.json_config import Setting, UserConfig
+from distcore_deepspeed.json_config import Setting, UserConfig, get
 from distcore_deepspeed.library import lr_schedules
 
 OPTIMIZERS = {
@@ -20,6 +20,8 @@ OPTIMIZERS = {
 """Map ``optimizer.name`` to the type in DeepSpeed's config. distcore builds all other optimizers."""
 ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 """Types that DeepSpeed dropped and old configs still name."""
+PEAK_OF = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr", "OneCycle": "cycle_max_lr"}
+"""Map a scheduler to its parameter that replaces the optimizer's learning rate."""
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "OneCycle", "LRRangeTest")
 LATER = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
 """Keys that need the number of steps of the run, which is known after the data is read."""
@@ -34,7 +36,9 @@ def optimizer_settings(config: RunConfig, user: UserConfig) -> list[Setting]:
     """Return the settings of DeepSpeed's optimizer from distcore's config; none for distcore's own optimizer."""
     if optimizer_type(config, user) is None:
         return []
-    settings = [Setting("optimizer.params.lr", config.lr, "lr")]
+    peak = get(user.tree, f"scheduler.params.{PEAK_OF.get(str(user.scheduler))}")
+    is_replaced = isinstance(peak, int | float)  # the scheduler sets the rate, whatever the optimizer's is
+    settings = [Setting("optimizer.params.lr", config.lr, "lr", "default" if is_replaced else "must")]
     for name, value in config.optimizer.options.items():  # those of adamw
         settings.append(Setting(f"optimizer.params.{name}", value, f"optimizer.{name}"))
     if config.optimizer.name in OPTIMIZERS:
@@ -58,11 +62,12 @@ def scheduler_settings(config: RunConfig, user: UserConfig, total_steps: int | N
     rates |= {"cycle_min_lr": (0.0, "default"), "lr_range_test_min_lr": (config.lr, "auto")}
     settings = [_parameter(name, value, "lr", kind) for name, (value, kind) in rates.items() if name in takes]
     if total_steps is not None:
-        steps = {"warmup_num_steps": (config.schedule.warmup_steps, "schedule.warmup_steps")}
-        steps |= {"total_num_steps": (total_steps, "the steps of the run")}
-        settings += [
-            _parameter(name, value, source, "must") for name, (value, source) in steps.items() if name in takes
+        warmup, source = config.schedule.warmup_steps, "schedule.warmup_steps"
+        steps = [
+            _parameter("warmup_num_steps", warmup, source, "must"),
+            _parameter("total_num_steps", total_steps, "the steps of the run", "default"),
         ]
+        settings += [setting for setting in steps if setting.path.rpartition(".")[2] in takes]
     return settings
 
 

@@ -14,6 +14,8 @@ from distcore_deepspeed.optimizers import optimizer_settings, optimizer_type, sc
 
 BUCKETS = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
 """Keys whose "auto" is a multiple of the squared hidden size, and the factor."""
+SPLITS = ("tensor_parallel.autotp_size", "sequence_parallel_size")
+"""Keys that split a layer over ranks, which is the work of the strategy ``mesh``."""
 PERSISTENCE = f"{ZERO}.stage3_param_persistence_threshold"
 BY_HIDDEN_SIZE = (*(f"{ZERO}.{name}" for name in BUCKETS), PERSISTENCE)
 """Keys whose "auto" needs the model."""
@@ -71,6 +73,7 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
         Setting("data_efficiency.enabled", False, "the sampler of distcore", "match"),
         Setting("hybrid_engine.enabled", False, "the training of distcore", "match"),
         Setting("autotuning.enabled", False, "the training of distcore", "match"),
+        *(Setting(key, 1, "the strategy's data parallel ranks (mesh splits layers)", "match") for key in SPLITS),
         Setting("timers.throughput.enabled", False, "the progress line", "default"),  # it waits for the device
         *user.options,
         Setting(f"{ZERO}.stage", user.stage, "", "default"),

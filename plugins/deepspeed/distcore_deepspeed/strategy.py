@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ from distcore_deepspeed.checks import check_evaluation, check_training
 from distcore_deepspeed.deferred_partitions import can_partition
 from distcore_deepspeed.engine import StepHooks
 from distcore_deepspeed.memory import zero_memory
+from distcore_deepspeed.open_keys import open_values
 from distcore_deepspeed.optimizers import OPTIMIZERS, check_schedule
 from distcore_deepspeed.options import DeepSpeedOptions
 from distcore_deepspeed.tracing import traced_engine
@@ -87,6 +89,10 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             ),
             exempt={"unused-parameters": UNUSED} | ({"bf16": FP32_ONLY} if user.stage == 0 else {}),
         )
+
+    def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what the user's JSON says of distcore's keys."""
+        return open_values(self.user_config, config)
 
     def check_config(self, config: RunConfig) -> None:
         """Refuse, before launch, settings that DeepSpeed would refuse late, ignore, or get wrong."""

@@ -128,9 +128,10 @@ class ChecksModel(Protocol):
 class FillsConfig(Protocol):
     """A strategy whose own config file sets values that distcore's config has, too."""
 
-    def fill_config(self) -> Mapping[str, Any]:
-        """Return values by key of ``RunConfig``; each is used if the user did not set that key.
+    def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return values by dotted key of ``RunConfig``; each is used if the user did not set that key.
 
-        If the user set it and the file contradicts, ``check_config`` should raise.
+        Called twice: with the config as the user gave it, and with its device, ``nproc`` and precision known. If the
+        user set a key and the file contradicts, ``check_config`` should raise.
         """
         ...

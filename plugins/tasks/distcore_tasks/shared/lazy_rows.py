@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore.data import Source
+from distcore.data import Source, data_format
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -57,6 +57,6 @@ def kept(source: Source, read: Callable[[], Iterator[T]]) -> Values[T]:
 
     Only those of a ``.json`` file, which is parsed as a whole, are kept in memory.
     """
-    if source.suffix.lower() == ".json":
+    if data_format(source) == ".json":
         return list(read())
     return Reread(read, sum(1 for _ in read()))

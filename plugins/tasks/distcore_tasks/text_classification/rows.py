@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distcore import DataError
-from distcore.data import Record, Source, read_records, row_error, source_name
+from distcore.data import Record, Source, data_format, read_records, row_error, source_name
 from distcore_tasks.shared.classification.labels import id_problem, row_places
 from distcore_tasks.shared.lazy_rows import Reread, Values, kept
 from distcore_tasks.shared.sources import text_problem
@@ -48,7 +48,7 @@ def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL)
     """
     name, asked = source_name(source), columns.settings()
     records = kept(source, lambda: _checked(name, read_records(source, asked), columns))
-    return _rows(name, records, columns, problem, csv=source.suffix.lower() == ".csv")
+    return _rows(name, records, columns, problem, csv=data_format(source) == ".csv")
 
 
 def check_rows(name: str, records: Iterable[tuple[object, ...]], columns: Columns = Columns()) -> Rows:  # noqa: B008

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distcore import DataError, nearest
-from distcore.data import Record, Source, describe_value, read_records, row_error, source_name
+from distcore.data import Record, Source, data_format, describe_value, read_records, row_error, source_name
 from distcore_tasks.shared.classification.labels import id_problem, label_problem
 from distcore_tasks.shared.lazy_rows import Reread, Values, kept
 from distcore_tasks.shared.sources import text_problem
@@ -37,7 +37,7 @@ class Tagged:
 
 def read_tagged(source: Source, columns: Columns) -> Tagged:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
-    if source.suffix.lower() == ".csv":
+    if data_format(source) == ".csv":
         raise DataError(
             f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
         )

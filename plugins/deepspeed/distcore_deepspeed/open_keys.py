@@ -1,0 +1,86 @@
+"""Values of distcore's keys that a DeepSpeed JSON says: they are used for what the user leaves open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcore import ConfigError, RunConfig
+from distcore_deepspeed.json_config import AUTO, UserConfig, get
+from distcore_deepspeed.optimizers import PEAK_OF
+
+RATE, DECAY, TORCH_DECAY = 1e-3, 0.0, 0.01
+"""DeepSpeed's defaults for its optimizers, and torch's weight decay for ``torch_adam``."""
+WARMUP = 1000
+"""Steps of DeepSpeed's warm-up where the JSON names none."""
+LEAST_WARMUP = 1
+"""The fewest steps that DeepSpeed's warm-up takes, for "auto" where nobody asks for a warm-up."""
+
+
+def open_values(user: UserConfig, config: RunConfig, owns_schedule: bool = True) -> dict[str, Any]:
+    """Return what the user's JSON says of distcore's keys, by dotted key; nothing without a JSON.
+
+    What the JSON leaves out has DeepSpeed's meaning: no weight decay, and a constant rate where ``owns_schedule`` says
+    that nothing but the JSON can name a scheduler. ``config`` is known as far as ``fill_config`` has it.
+    """
+    if not user.is_given:
+        return {}
+    values = _batch(user, config) | _optimizer(user) | _schedule(user, config, owns_schedule)
+    if (norm := _number(user, "gradient_clipping")) is not None:
+        values["clip.norm"] = norm or None
+    for name in ("bf16", "fp16"):
+        if get(user.tree, f"{name}.enabled") in (True, 1):
+            values["precision"] = name
+    return values
+
+
+def _batch(user: UserConfig, config: RunConfig) -> dict[str, Any]:
+    """Return the batch sizes, where DeepSpeed derives one of its three from the two others."""
+    if config.nproc == "auto":
+        return {}
+    whole = _number(user, "train_batch_size")
+    micro = _number(user, "train_micro_batch_size_per_gpu")
+    accumulation = _number(user, "gradient_accumulation_steps")
+    ranks, values = config.nproc, {}
+    if micro is not None:
+        values["micro_batch_size"] = micro
+        whole = whole or micro * (accumulation or 1) * ranks
+    if whole is not None:
+        values["global_batch_size"] = whole
+    rows = whole or config.global_batch_size
+    if micro is None and accumulation not in (None, 1) and rows % (ranks * accumulation) == 0:
+        values["micro_batch_size"] = rows // (ranks * accumulation)
+    return values
+
+
+def _optimizer(user: UserConfig) -> dict[str, Any]:
+    if not get(user.tree, "optimizer.type"):
+        return {}
+    params = get(user.tree, "optimizer.params") or {}
+    default_decay = TORCH_DECAY if params.get("torch_adam") is True else DECAY
+    said = {"lr": params.get("lr", RATE), "optimizer.weight_decay": params.get("weight_decay", default_decay)}
+    said |= {f"optimizer.{name}": params[name] for name in ("betas", "eps") if name in params}
+    for key, value in said.items():
+        numbers = value if isinstance(value, list) and key == "optimizer.betas" else [value]
+        if value not in (None, AUTO) and not all(isinstance(number, int | float) for number in numbers):
+            name = key.rpartition(".")[2]
+            raise ConfigError(f"{user.source}: optimizer.params.{name} = {value!r}: expected a number")
+    return {key: value for key, value in said.items() if value not in (None, AUTO)}
+
+
+def _schedule(user: UserConfig, config: RunConfig, owns_schedule: bool) -> dict[str, Any]:
+    if user.scheduler is None:
+        return {"schedule.name": "constant"} if owns_schedule and get(user.tree, "optimizer.type") else {}
+    values: dict[str, Any] = {}
+    if (peak := _number(user, f"scheduler.params.{PEAK_OF.get(user.scheduler)}")) is not None:
+        values["lr"] = peak
+    has_warmup = config.schedule.name != "constant" and not config.schedule.warmup_ratio
+    if user.scheduler.startswith("Warmup") and has_warmup:
+        steps = user.get("scheduler.params.warmup_num_steps")
+        values["schedule.warmup_steps"] = WARMUP if steps is None else LEAST_WARMUP if steps == AUTO else steps
+    return values
+
+
+def _number(user: UserConfig, path: str) -> Any:
+    """Return the value of a key; ``None`` for "auto", which distcore's config fills in."""
+    value = get(user.tree, path)
+    return None if value == AUTO else value
