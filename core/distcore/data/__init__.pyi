@@ -1,7 +1,3 @@
-from distcore.data.arrays import ArrayFile as ArrayFile
-from distcore.data.arrays import array_blocks as array_blocks
-from distcore.data.arrays import digest_arrays as digest_arrays
-from distcore.data.arrays import map_array as map_array
 from distcore.data.cache import cache_root as cache_root
 from distcore.data.cache import cached_folder as cached_folder
 from distcore.data.files import Source as Source

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data import ArrayFile, array_blocks, digest_arrays, map_array
+from distcore_tasks.shared.arrays import ArrayFile, array_blocks, digest_arrays, map_array
 from distcore_tasks.shared.jagged import IGNORED, flat_rows, read_content, write_content
 
 if TYPE_CHECKING:

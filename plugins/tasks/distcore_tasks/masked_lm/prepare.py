@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from distcore import DataError
-from distcore.data import array_blocks
 from distcore_tasks.masked_lm.dataset import Masking, open_rows, write_rows
 from distcore_tasks.masked_lm.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.masked_lm.encode import encode, ordinary_tokens
 from distcore_tasks.masked_lm.models import mask_token
 from distcore_tasks.masked_lm.options import MaskedOptions
 from distcore_tasks.masked_lm.rows import Texts, read_texts
+from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat

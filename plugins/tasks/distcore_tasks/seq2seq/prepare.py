@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from distcore.data import array_blocks
 from distcore_tasks.seq2seq.dataset import open_pairs
 from distcore_tasks.seq2seq.embedded import EMBEDDED, MADE_FROM
 from distcore_tasks.seq2seq.encode import encode
@@ -19,6 +18,7 @@ from distcore_tasks.seq2seq.models import check_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
 from distcore_tasks.seq2seq.rows import Pairs, read_pairs
 from distcore_tasks.seq2seq.scores import check_scores
+from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.sources import read_source, unused_splits

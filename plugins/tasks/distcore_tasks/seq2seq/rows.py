@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -12,7 +11,6 @@ from distcore_tasks.seq2seq.options import Columns
 from distcore_tasks.shared.lazy_rows import Values, kept
 from distcore_tasks.shared.sources import text_problem
 
-log = logging.getLogger("distcore")
 NAMES = ("source", "target")
 """What messages call the two texts of a pair."""
 
@@ -30,15 +28,12 @@ class Pairs:
 def read_pairs(source: Source, columns: Columns) -> Pairs:
     """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
     name, asked = source_name(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
-    pairs = Pairs(name, kept(source, lambda: _checked(name, _complete(read_records(source, asked)))))
-    if left_out := sum(None in record for record in read_records(source, asked)):
-        log.warning("%s: %d row(s) with a null in source or target are left out", name, left_out)
-    return _some(pairs)
+    return _some(Pairs(name, kept(source, lambda: _checked(name, read_records(source, asked)))))
 
 
 def check_pairs(name: str, records: Iterable[tuple[object, ...]]) -> Pairs:
     """Check (source, target) records one by one; ``name`` opens every message. Raises DataError."""
-    return _some(Pairs(name, list(_checked(name, enumerate(records, 1)))))
+    return _some(Pairs(name, list(_checked(name, records))))
 
 
 def _some(pairs: Pairs) -> Pairs:
@@ -47,13 +42,8 @@ def _some(pairs: Pairs) -> Pairs:
     return pairs
 
 
-def _complete(records: Iterable[tuple[object, ...]]) -> Iterator[tuple[int, tuple[object, ...]]]:
-    """Yield the records without a null, as transformers' script for summaries does, with their numbers."""
-    return ((number, record) for number, record in enumerate(records, 1) if None not in record)
-
-
-def _checked(name: str, records: Iterable[tuple[int, tuple[object, ...]]]) -> Iterator[tuple[str, str]]:
-    for number, record in records:
+def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[tuple[str, str]]:
+    for number, record in enumerate(records, 1):
         if problem := next(filter(None, map(text_problem, record, NAMES)), None):
             raise row_error(name, number, problem)
         source, target = record

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from distcore.data import ArrayFile, digest_arrays, map_array
+from distcore_tasks.shared.arrays import ArrayFile, digest_arrays, map_array
 
 IGNORED = -100
 """Label of a position without a target."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distcore.data import ArrayFile, digest_arrays, map_array
+from distcore_tasks.shared.arrays import ArrayFile, digest_arrays, map_array
 from distcore_tasks.shared.jagged import Flat, FlatFile, flat_rows, open_flat, read_content, write_content
 from distcore_tasks.text_classification.encode import Encoded
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distcore.data import ArrayFile
+from distcore_tasks.shared.arrays import ArrayFile
 from distcore_tasks.shared.jagged import (
     IGNORED,
     Flat,

@@ -103,13 +103,3 @@ def test_generation_without_its_package_names_the_extra(tmp_path: Path, monkeypa
     task_of(tmp_path, PAIRS).prepare(RunConfig())
     with pytest.raises(ConfigError, match=r"pip install 'distcore\[seq2seq\]'"):
         task_of(tmp_path, PAIRS, max_new_tokens=1).prepare(RunConfig())
-
-
-def test_rows_with_a_null_are_left_out_with_a_word(tmp_path, caplog):
-    from distcore_tasks.seq2seq.options import Columns
-    from distcore_tasks.seq2seq.rows import read_pairs
-
-    rows = ['{"source": "a", "target": "b"}', '{"source": null, "target": "b"}', '{"source": "c", "target": "d"}']
-    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
-    assert list(read_pairs(tmp_path / "pairs.jsonl", Columns()).values) == [("a", "b"), ("c", "d")]
-    assert "pairs.jsonl: 1 row(s) with a null in source or target are left out" in caplog.text
