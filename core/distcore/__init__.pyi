@@ -22,9 +22,9 @@ from distcore.distributed.traced_buckets import TracedBuckets as TracedBuckets
 from distcore.errors import ConfigError as ConfigError
 from distcore.errors import DataError as DataError
 from distcore.errors import DistcoreError as DistcoreError
+from distcore.errors import MetaModelError as MetaModelError
 from distcore.errors import ModelError as ModelError
 from distcore.errors import RankError as RankError
-from distcore.errors import SkeletonError as SkeletonError
 from distcore.errors import StoppedError as StoppedError
 from distcore.errors import StrategyError as StrategyError
 from distcore.errors import TaskError as TaskError
@@ -47,9 +47,10 @@ from distcore.plugin.strategy import defaults as defaults
 from distcore.plugin.strategy import footprint as footprint
 from distcore.plugin.strategy.capabilities import SPEC_VERSION as SPEC_VERSION
 from distcore.plugin.strategy.capabilities import Capabilities as Capabilities
-from distcore.plugin.strategy.contract import Base as Base
+from distcore.plugin.strategy.contract import BaseModelRef as BaseModelRef
 from distcore.plugin.strategy.contract import BuiltModel as BuiltModel
 from distcore.plugin.strategy.contract import Evaluation as Evaluation
+from distcore.plugin.strategy.contract import LocalRange as LocalRange
 from distcore.plugin.strategy.contract import MicroBatch as MicroBatch
 from distcore.plugin.strategy.contract import ModelSource as ModelSource
 from distcore.plugin.strategy.contract import OptimizerFactory as OptimizerFactory
@@ -60,8 +61,7 @@ from distcore.plugin.strategy.contract import Run as Run
 from distcore.plugin.strategy.contract import Sampler as Sampler
 from distcore.plugin.strategy.contract import StepLoss as StepLoss
 from distcore.plugin.strategy.contract import StepResult as StepResult
-from distcore.plugin.strategy.contract import Values as Values
-from distcore.plugin.strategy.contract import Wanted as Wanted
+from distcore.plugin.strategy.contract import WeightStream as WeightStream
 from distcore.plugin.strategy.contract import World as World
 from distcore.plugin.strategy.hookspecs import hookimpl as hookimpl
 from distcore.plugin.strategy.memory import Memory as Memory

@@ -38,7 +38,7 @@ class ModelError(DistcoreError):
     """A model or tokenizer that cannot be loaded or built."""
 
 
-class SkeletonError(ModelError):
+class MetaModelError(ModelError):
     """A model that cannot be built on the meta device, without storage, but can be built whole."""
 
 

@@ -126,15 +126,15 @@ def test_an_adapter_begins_as_nothing_and_counts_alpha_over_rank() -> None:
     assert torch.allclose(layer(x), layer.base_layer(x) + 6 / 2 * x @ down.T @ up.T, atol=1e-6)
 
 
-def test_a_skeleton_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -> None:
+def test_a_meta_model_gets_the_same_adapter_as_the_whole_model(tmp_path: Path) -> None:
     BertModel(BERT).save_pretrained(tmp_path)
     with torch.device("meta"):
-        skeleton = BertForSequenceClassification(BERT)
+        meta_model = BertForSequenceClassification(BERT)
     torch.manual_seed(9)  # what was drawn before says nothing of the adapter
     whole = BertForSequenceClassification(BERT)
     before = dict(whole.named_parameters())
-    names, others = adapt(config(), whole, tmp_path), adapt(config(), skeleton, tmp_path)
-    mine, theirs = dict(whole.named_parameters()), dict(skeleton.named_parameters())
+    names, others = adapt(config(), whole, tmp_path), adapt(config(), meta_model, tmp_path)
+    mine, theirs = dict(whole.named_parameters()), dict(meta_model.named_parameters())
     assert list(mine) == list(theirs)
     assert names == others
     assert mine.keys() - names.keys() == {name for name in mine if ".lora_" in name}

@@ -1,4 +1,4 @@
-"""A skeleton is given only where nothing is lost by it; elsewhere the reason is said."""
+"""A meta model is given only where nothing is lost by it; elsewhere the reason is said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from distcore import Datasets, RunConfig
-from distcore.errors import SkeletonError
+from distcore.errors import MetaModelError
 from distcore.model.model_source import model_source
 from distcore.testing.problem import Classifier, Problem
 
@@ -47,9 +47,9 @@ def keeps_a_tensor() -> nn.Module:
     return model
 
 
-def skeleton(by: Callable[[], nn.Module]) -> nn.Module:
+def meta_model(by: Callable[[], nn.Module]) -> nn.Module:
     task = Built(by=by)
-    return model_source(RunConfig(), task, task.prepare(RunConfig())).skeleton()
+    return model_source(RunConfig(), task, task.prepare(RunConfig())).meta_model()
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def skeleton(by: Callable[[], nn.Module]) -> nn.Module:
     ],
 )
 def test_what_cannot_be_built_without_values_says_why(by: Callable[[], nn.Module], reason: str) -> None:
-    with pytest.raises(SkeletonError, match=reason) as refused:
-        skeleton(by)
+    with pytest.raises(MetaModelError, match=reason) as refused:
+        meta_model(by)
     assert "\n" not in str(refused.value)
 
 
-def test_a_model_that_reads_its_own_weights_has_no_skeleton(tmp_path: Path) -> None:
+def test_a_model_that_reads_its_own_weights_has_no_meta_model(tmp_path: Path) -> None:
     small: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertForSequenceClassification(BertConfig(vocab_size=30, **small)).save_pretrained(tmp_path)
-    with pytest.raises(SkeletonError, match=r"fails on the meta device: RuntimeError: .*from_pretrained"):
-        skeleton(lambda: loads_weights(tmp_path))
+    with pytest.raises(MetaModelError, match=r"fails on the meta device: RuntimeError: .*from_pretrained"):
+        meta_model(lambda: loads_weights(tmp_path))
 
 
 def test_a_plain_model_has_one() -> None:
-    assert all(parameter.is_meta for parameter in skeleton(Classifier).parameters())
+    assert all(parameter.is_meta for parameter in meta_model(Classifier).parameters())

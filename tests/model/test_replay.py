@@ -30,9 +30,9 @@ from transformers import (
     ViTConfig,
 )
 
-from distcore.errors import SkeletonError
+from distcore.errors import MetaModelError
 from distcore.model.deferred_init import recording, replay
-from distcore.plugin.strategy.contract import Wanted
+from distcore.plugin.strategy.contract import LocalRange
 
 SEED = 3
 SMALL: dict[str, Any] = {
@@ -84,12 +84,12 @@ def has_values() -> nn.Module:
     return layer
 
 
-def skeleton(build: Callable[[], nn.Module]) -> nn.Module:
+def meta_model(build: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return build()
 
 
-def all_of(module: nn.Module) -> Wanted:
+def all_of(module: nn.Module) -> LocalRange:
     return lambda name: (0, module.get_parameter(name).numel())
 
 
@@ -97,7 +97,7 @@ def check_replayed(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(SEED)
     whole = build()
     state = torch.get_rng_state()
-    module, values = replay.replayed(build, skeleton(build), SEED)
+    module, values = replay.replay_build(build, meta_model(build), SEED)
     for _ in range(2):  # as often as one likes
         drawn = {name: value.clone() for name, value in values(all_of(whole))}
         assert torch.equal(torch.get_rng_state(), state)
@@ -126,7 +126,7 @@ def large() -> nn.Module:
 def test_a_part_of_each_tensor_is_that_of_a_whole_build() -> None:
     torch.manual_seed(SEED)
     whole = large()
-    _, values = replay.replayed(large, skeleton(large), SEED)
+    _, values = replay.replay_build(large, meta_model(large), SEED)
     check_replayed(large)
     for part in range(3):
         for name, drawn in values(lambda name: (part * 100, part * 77)):  # noqa: B023
@@ -146,7 +146,7 @@ def test_a_model_of_transformers_gets_the_weights_of_a_whole_build(name: str) ->
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_model_whose_code_asks_for_values_is_noticed(name: str) -> None:
     auto, config = WHOLE[name]
-    with pytest.raises(SkeletonError, match="needs the values of tensors"):
+    with pytest.raises(MetaModelError, match="needs the values of tensors"):
         recording.record(lambda: auto.from_config(copy.deepcopy(config)))
 
 
@@ -184,17 +184,19 @@ def has_a_random_buffer() -> nn.Module:
     ],
 )
 def test_what_cannot_be_repeated_is_refused_with_the_reason(build: Callable[[], nn.Module], reason: str) -> None:
-    module = skeleton(build)
+    module = meta_model(build)
     before = torch.get_rng_state()
-    with pytest.raises(SkeletonError, match=reason):
-        replay.replayed(build, module, SEED)
+    with pytest.raises(MetaModelError, match=reason):
+        replay.replay_build(build, module, SEED)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_one_tensor_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though torch gives each layer weights when it is made, and transformers again when all are there."""
     auto, config = MODELS["gpt2"]
-    _, values = replay.replayed(lambda: auto.from_config(config), skeleton(lambda: auto.from_config(config)), SEED)
+    _, values = replay.replay_build(
+        lambda: auto.from_config(config), meta_model(lambda: auto.from_config(config)), SEED
+    )
     held: list[int] = []
     run = replay.Replay._run
 

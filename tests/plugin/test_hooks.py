@@ -103,7 +103,7 @@ def test_a_strategy_of_version_2_is_taken_as_it_is() -> None:
     module = nn.Linear(2, 2)
     hooks = Hooks("mine", Older())
     world = hooks.setup(RunConfig(), RankInfo())
-    built = hooks.build_model(RunConfig(), world, ModelSource(build=lambda: module, skeleton=lambda: module))
+    built = hooks.build_model(RunConfig(), world, ModelSource(build=lambda: module, meta_model=lambda: module))
     assert (built.model, built.state) == (module, None)
     hooks.teardown(world)  # the world has no group: as in one process
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TEXTS = f"{__file__}:Texts"
 """What names the task in a config or after ``--task``."""
-UNTRACEABLE, WITHOUT_SKELETON = f"{__file__}:Untraceable", f"{__file__}:WithoutSkeleton"
+UNTRACEABLE, WITHOUT_META_MODEL = f"{__file__}:Untraceable", f"{__file__}:WithoutMetaModel"
 """The same task with a loss that looks at values, and with a model that does."""
 PADDING, UNKNOWN, FIRST, LAST = range(4)
 """Tokens that are no words; a row begins with ``FIRST`` and ends with ``LAST``."""
@@ -151,7 +151,7 @@ class Untraceable(Texts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutSkeleton(Texts):
+class WithoutMetaModel(Texts):
     """The same with a model that looks at values, so that it cannot be built without them."""
 
     def build_model(self, config: RunConfig, data: TextDatasets) -> nn.Module:

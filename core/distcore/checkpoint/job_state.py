@@ -23,7 +23,7 @@ from distcore.errors import CheckpointError, ConfigError, TaskError, nearest
 from distcore.files import same_place
 from distcore.plugin.batching.columns import Column, ConstantColumn, is_windowed
 from distcore.plugin.batching.permutation import BLOCK, order_kind
-from distcore.plugin.strategy.contract import Base, Progress, Run
+from distcore.plugin.strategy.contract import BaseModelRef, Progress, Run
 from distcore.plugin.task.datasets import content_of
 from distcore.plugin.task.task import Dataset, OnResume
 
@@ -145,14 +145,14 @@ def check_job(
         raise CheckpointError(f"resume = {str(path)!r}: it was saved with other training data; resume with the same")
 
 
-def _is_base(base: Base | None, key: str, value: object) -> bool:
+def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:
     """True for an option that names the base's folder, which may have moved: ``check_base`` compares its content."""
     if base is None or base.folder is None or not (key.startswith("task_options.") and isinstance(value, str)):
         return False
     return Path(value).expanduser().resolve() == base.folder.resolve()
 
 
-def check_base(base: Base | None, job_state: dict[str, Any], path: Path) -> None:
+def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if the checkpoint has an adapter and its base is another than ``base``."""
     saved = job_state.get("base")
     if saved is None or base is None:

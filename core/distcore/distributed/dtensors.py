@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from distcore.plugin.strategy import defaults
-from distcore.plugin.strategy.contract import Run, Values
+from distcore.plugin.strategy.contract import Run, WeightStream
 from distcore.plugin.strategy.state import Piece, SavedState, State
 
 Read = Callable[[int, int], Tensor]
@@ -88,7 +88,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def replay(model: nn.Module, values: Values) -> None:
+def replay(model: nn.Module, values: WeightStream) -> None:
     """Give the parameters of ``model``, all of the whole model's, what this rank holds of their ``values``."""
     held = {name: local_part(parameter) for name, parameter in model.named_parameters()}
 

@@ -34,7 +34,7 @@ from distcore.plugin.batching.columns import whole as whole
 from distcore.plugin.batching.sampling import training_plan as training_plan
 from distcore.plugin.strategy.capabilities import ChecksModel as ChecksModel
 from distcore.plugin.strategy.hooks import Hooks as Hooks
-from distcore.plugin.strategy.memory import HoldsApart as HoldsApart
+from distcore.plugin.strategy.memory import HoldsExtraTensors as HoldsExtraTensors
 from distcore.plugin.strategy.memory import PlansMemory as PlansMemory
 from distcore.plugin.strategy.memory import TracesStep as TracesStep
 from distcore.plugin.task.bound import BoundTask as BoundTask

@@ -54,9 +54,9 @@ def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
     if not isinstance(strategy, PlansMemory):
         return
     with suppress(DistcoreError):
-        skeleton = model_source(config, completed.task, data).skeleton()
-        freeze(config, skeleton)
-        held = strategy.plan_memory(config, skeleton, int(config.nproc), optimizer_factory(config))
+        meta_model = model_source(config, completed.task, data).meta_model()
+        freeze(config, meta_model)
+        held = strategy.plan_memory(config, meta_model, int(config.nproc), optimizer_factory(config))
         what = "parameters, gradients and optimizer state"
         yield f"memory: {held.states / 2**20:,.1f} MiB per rank for {what}; distcore plan says what activations add"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, RankError, SkeletonError
+from distcore.errors import ConfigError, MetaModelError, RankError
 from distcore.jobs.logs import set_up_logging
 from distcore.launchers import launch
 from distcore.launchers.processes.binding import bind_cores
@@ -160,8 +160,8 @@ def preload(resolved: Resolved, data: Datasets) -> None:
     """Import the code of model and optimizer once, in this process: ranks, restarted ones too, are forked from it."""
     from distcore.model.model_source import model_source
 
-    with contextlib.suppress(SkeletonError):  # the ranks then import for themselves what is left
-        model_source(resolved.config, resolved.task, data).skeleton()
+    with contextlib.suppress(MetaModelError):  # the ranks then import for themselves what is left
+        model_source(resolved.config, resolved.task, data).meta_model()
     import_module("torch._dynamo")  # torch imports it with the first step of an optimizer
 
 

@@ -65,7 +65,7 @@ def resolve_alpha(config: RunConfig) -> float | str:
 def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:
     """Put the adapter of ``config`` into ``module``, in place, and freeze all else.
 
-    ``module`` is whole or a skeleton, in which the adapter has its values all the same; ``folder`` is that of its
+    ``module`` is whole or a meta model, in which the adapter has its values all the same; ``folder`` is that of its
     weights, if there is one. Returns the name of each parameter that is not the adapter's own, to its name before; that
     of a copy that is trained, to the name of what it began as. Raises ConfigError where there is nothing to adapt.
     """
@@ -189,7 +189,7 @@ def _one_line(config: RunConfig, module: nn.Module) -> Iterator[None]:
 def _initialise(module: nn.Module, seed: int) -> None:
     """Give the adapter the values with which peft begins, as a function of ``seed`` and the order of layers alone.
 
-    They are on the CPU, in a skeleton, too.
+    They are on the CPU, in a meta model, too.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from distcore.config import RunConfig
 from distcore.errors import ModelError
-from distcore.plugin.strategy.contract import Base
+from distcore.plugin.strategy.contract import BaseModelRef
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 
@@ -23,7 +23,7 @@ NOT_THE_WEIGHTS = ("dropout", "pdrop", "drop_path", "_name_or_path", "version", 
 """Parts of keys of a transformers config that say nothing of random weights."""
 
 
-def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
+def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | None:
     """Return the base of ``module``, an adapted model of which nothing else is frozen yet; ``None`` without LoRA.
 
     Reads the weights' files whole. Raises ModelError if they cannot be read.
@@ -39,7 +39,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> Base | None:
         digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
     else:  # it may have read weights that nobody else knows of
         digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
-    return Base(digest=digest, what=what, folder=folder, parameters=parameters)
+    return BaseModelRef(digest=digest, what=what, folder=folder, parameters=parameters)
 
 
 def digest_of_files(folder: Path) -> str:

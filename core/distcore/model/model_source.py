@@ -1,4 +1,4 @@
-"""The model of a run: how to build it, whole or as a skeleton on the meta device, and what the config changes in it."""
+"""The model of a run: how to build it, whole or on the meta device, and what the config changes in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from distcore.config import RunConfig
-from distcore.errors import ConfigError, SkeletonError
+from distcore.errors import ConfigError, MetaModelError
 from distcore.launchers.processes.failures import one_line
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
@@ -20,7 +20,7 @@ from distcore.model.lora import adapt
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_installed, optimizer_class
 from distcore.plugin.strategy.capabilities import ChecksModel
-from distcore.plugin.strategy.contract import Base, BuiltModel, Compilations, ModelSource, Values
+from distcore.plugin.strategy.contract import BaseModelRef, BuiltModel, Compilations, ModelSource, WeightStream
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Datasets, Task
 
@@ -28,7 +28,7 @@ log = logging.getLogger("distcore")
 
 
 def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
-    """Return how to build the task's model with the run's adapter: whole, or as a skeleton on the meta device."""
+    """Return how to build the task's model with the run's adapter: whole, or on the meta device."""
     base = base_source(config, task, data)
     if config.lora.rank is None:
         return base
@@ -42,13 +42,13 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         return module
 
     return ModelSource(
-        build=partial(adapted, base.build), skeleton=partial(adapted, base.skeleton), base=base, adapt=put_in
+        build=partial(adapted, base.build), meta_model=partial(adapted, base.meta_model), base=base, adapt=put_in
     )
 
 
 def set_up_module(
     config: RunConfig, task: Task, module: nn.Module, training: bool
-) -> tuple[Base | None, Compilations | None]:
+) -> tuple[BaseModelRef | None, Compilations | None]:
     """Change a built model as the config says, before a strategy wraps it: what is recomputed, frozen, compiled.
 
     Returns the base of its adapter, if it has one, and what is compiled. Raises ConfigError if the model lacks
@@ -72,12 +72,12 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
     """Raise DistcoreError for what config or strategy want of layers and the model does not have.
 
     The config does so by ``freeze``, ``lora``, groups of parameters, ``layer_decay`` and an optimizer for some layers
-    only. Only where the task builds a skeleton; of other models a rank says it.
+    only. Only where the task builds a meta model; of other models a rank says it.
     """
     if not (isinstance(strategy, ChecksModel) or _speaks_of_layers(config)):
         return
-    with suppress(SkeletonError):
-        module = model_source(config, task, data).skeleton()
+    with suppress(MetaModelError):
+        module = model_source(config, task, data).meta_model()
         freeze(config, module)
         check_optimizer(config, module)
         if isinstance(strategy, ChecksModel):
@@ -103,49 +103,49 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         torch.manual_seed(config.seed)
         return task.build_model(config, data)
 
-    def skeleton() -> nn.Module:
+    def meta_model() -> nn.Module:
         try:
             with torch.device("meta"):
                 module = task.build_model(config, data)
         except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
-            raise SkeletonError(f"build_model() fails on the meta device: {reason}") from error
+            raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
         _check_nothing_is_lost(module)
         return module
 
-    def replay() -> tuple[nn.Module, Values]:
-        from distcore.model.deferred_init.replay import replayed  # fake tensors are slow to import
+    def replay() -> tuple[nn.Module, WeightStream]:
+        from distcore.model.deferred_init.replay import replay_build  # fake tensors are slow to import
 
-        return replayed(partial(task.build_model, config, data), skeleton(), config.seed)
+        return replay_build(partial(task.build_model, config, data), meta_model(), config.seed)
 
     folder = BoundTask.of(task).weights_folder(config)
-    return ModelSource(build=build, skeleton=skeleton, folder=folder, replayed=None if folder else replay)
+    return ModelSource(build=build, meta_model=meta_model, folder=folder, replay=None if folder else replay)
 
 
-def _check_nothing_is_lost(skeleton: nn.Module) -> None:
-    """Raise SkeletonError if the skeleton has values, or tensors that nobody would give values later."""
-    for name, parameter in skeleton.named_parameters():
+def _check_nothing_is_lost(meta_model: nn.Module) -> None:
+    """Raise MetaModelError if the meta model has values, or tensors that nobody would give values later."""
+    for name, parameter in meta_model.named_parameters():
         if not parameter.is_meta:
-            raise SkeletonError(f"build_model() gives {name} values, on the meta device too")
-    for path, module in skeleton.named_modules():
+            raise MetaModelError(f"build_model() gives {name} values, on the meta device too")
+    for path, module in meta_model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 where = f"{path}.{name}" if path else name
-                raise SkeletonError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
+                raise MetaModelError(f"build_model() keeps a tensor as {where}, which is no parameter and no buffer")
 
 
 def build_in_parts(source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None) -> BuiltModel:
     """Return the model on the meta device, with its weights as state; else a whole one, without state.
 
-    ``parts``, such as ``source.replayed``, returns that model, and what gives a rank its part of the weights. The model
-    is whole where there is no ``parts``, and where it raises SkeletonError: then the log has the reason, and the name
+    ``parts``, such as ``source.replay``, returns that model, and what gives a rank its part of the weights. The model
+    is whole where there is no ``parts``, and where it raises MetaModelError: then the log has the reason, and the name
     of the ``strategy``.
     """
     if parts is None:
         return BuiltModel(model=source.build())
     try:
         model, weights = parts()
-    except SkeletonError as reason:
+    except MetaModelError as reason:
         log.info("%s: every rank builds the whole model: %s", strategy, reason)
         return BuiltModel(model=source.build())
     return BuiltModel(model=model, state=weights)

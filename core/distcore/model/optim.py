@@ -32,15 +32,15 @@ def _built(config: RunConfig, module: nn.Module) -> torch.optim.Optimizer:
     return optimizer.build(module, parameter_groups(config, module, getattr(optimizer, "weight_decay", None)))
 
 
-def check_optimizer(config: RunConfig, skeleton: nn.Module) -> None:
+def check_optimizer(config: RunConfig, meta_model: nn.Module) -> None:
     """Raise ConfigError if the groups, the layer decay or the optimizer itself do not fit the model.
 
     An optimizer of one's own may compute with the parameters, which have no values here: a rank builds it.
     """
     optimizer = load_optimizer(config)
-    groups = parameter_groups(config, skeleton, getattr(optimizer, "weight_decay", None))
+    groups = parameter_groups(config, meta_model, getattr(optimizer, "weight_decay", None))
     if type(optimizer).__module__.startswith("distcore."):
-        optimizer.build(skeleton, groups)
+        optimizer.build(meta_model, groups)
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:

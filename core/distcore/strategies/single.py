@@ -28,10 +28,10 @@ class SingleStrategy:
     )
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the whole of the model; nothing is sent."""
-        return footprint.whole(skeleton, make_optimizer)
+        return footprint.whole(meta_model, make_optimizer)
 
     def traced(self) -> object:
         """Return itself: a step sends nothing."""

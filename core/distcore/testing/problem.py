@@ -102,7 +102,7 @@ class Classifier(nn.Module):
         return logits[:, :CLASSES]  # a tied head returns a logit for each token id: the first ones are the classes
 
 
-def skeleton(blocks: int) -> Classifier:
+def meta_model(blocks: int) -> Classifier:
     """Return the model without memory for its weights."""
     with torch.device("meta"):
         return Classifier(blocks=blocks)

@@ -19,7 +19,7 @@ from distcore.resolve import strategies
 from distcore.testing.findings import Case, Finding, merged
 from distcore.testing.fresh import foreign_modules
 from distcore.testing.lab import JobLab
-from distcore.testing.problem import skeleton
+from distcore.testing.problem import meta_model
 from distcore.testing.rank import SETUP, Assignment, finding_file, name_of, serve, setup_of, teardown_of
 from distcore.testing.register import JOB_CASES, all_cases, task_cases
 from distcore.testing.subject import Subject
@@ -65,7 +65,7 @@ def subject_of(
     built = subject.strategy()
     if isinstance(built.plugin, ChecksModel):
         try:
-            built.plugin.check_model(config, skeleton(subject.blocks))
+            built.plugin.check_model(config, meta_model(subject.blocks))
         except DistcoreError as error:
             raise StrategyError(f"the model with which the laws are measured: {error}") from error
     if built.capabilities.processes == "one":

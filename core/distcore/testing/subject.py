@@ -12,7 +12,7 @@ from distcore.errors import DistcoreError
 from distcore.plugin.strategy.capabilities import ChecksModel
 from distcore.resolve import strategies
 from distcore.testing.findings import Case
-from distcore.testing.problem import skeleton
+from distcore.testing.problem import meta_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,6 @@ class Subject:
             return 2
         for number in (2, 4, 6, 8):
             with suppress(DistcoreError):
-                strategy.check_model(self.config, skeleton(number))
+                strategy.check_model(self.config, meta_model(number))
                 return number
         return 2

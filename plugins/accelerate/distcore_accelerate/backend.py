@@ -56,7 +56,7 @@ class Backend(ABC):
         """Raise ConfigError, one line, for settings of an evaluation that cannot work."""
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory and the traffic of each rank. Raises ConfigError if they are not known."""
         raise ConfigError(f"backend = {self.settings.backend!r}: what it holds is not known")

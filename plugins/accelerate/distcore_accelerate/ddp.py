@@ -60,10 +60,10 @@ class Replicated(Backend):
         return {"kwargs_handlers": [handler]}
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the whole model. Each step all-reduces its gradients."""
-        held = footprint.whole(skeleton, make_optimizer)
+        held = footprint.whole(meta_model, make_optimizer)
         return replace(held, sent=footprint.shared(held.gradients, ranks, times=2))
 
     def traced(self) -> object:

@@ -84,10 +84,10 @@ class AccelerateStrategy(AccelerateOptions):
         self.active_backend.check_evaluation(config)
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return what the chosen backend holds and sends."""
-        return self.active_backend.plan_memory(config, skeleton, ranks, make_optimizer)
+        return self.active_backend.plan_memory(config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return what stands for the chosen backend."""

@@ -89,10 +89,10 @@ class ZeRO(Backend):
         check_evaluation(self.user, config)
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return what DeepSpeed holds and sends at the user's stage."""
-        return zero_memory(self.user, config, skeleton, ranks, make_optimizer)
+        return zero_memory(self.user, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return DeepSpeed's engine as it runs without values; raises ConfigError for state on NVMe."""

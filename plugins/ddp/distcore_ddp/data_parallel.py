@@ -38,10 +38,10 @@ class DataParallelStrategy:
     )
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the whole model, which the first device holds."""
-        return footprint.whole(skeleton, make_optimizer)
+        return footprint.whole(meta_model, make_optimizer)
 
     def traced(self) -> object:
         """Return itself: a trace runs the whole batch on one device. With several, the first gets only its part."""

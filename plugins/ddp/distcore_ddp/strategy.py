@@ -86,10 +86,10 @@ class DDPStrategy:
         return exempt
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the whole model. Each step all-reduces its gradients."""
-        memory = footprint.whole(skeleton, make_optimizer)
+        memory = footprint.whole(meta_model, make_optimizer)
         on_wire = memory.gradients // (1 if self.compression == "none" else 2)
         return replace(memory, sent=footprint.shared(on_wire, ranks, times=2))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, Values, defaults
+from distcore import ConfigError, OptimizerFactory, PreparedModel, Run, WeightStream, defaults
 from distcore_deepspeed import deferred_partitions, engine, library, ops
 from distcore_deepspeed.json_config import Tree, UserConfig
 from distcore_deepspeed.optimizers import optimizer_type
@@ -29,7 +29,7 @@ def build(
     tree = resolve(user, run, model, training=make_optimizer is not None)
     if activation_checkpointing:
         _checkpoint_activations(model, tree)
-    values: Values | None = run.strategy_state
+    values: WeightStream | None = run.strategy_state
     if make_optimizer is None:
         if values is not None:
             deferred_partitions.partition(model, values, tree)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distcore import Values, return_large_blocks
+from distcore import WeightStream, return_large_blocks
 from distcore_deepspeed import engine
 from distcore_deepspeed.json_config import ZERO, Tree, UserConfig
 from distcore_deepspeed.library import Init
@@ -26,7 +26,7 @@ def can_partition(user: UserConfig) -> bool:
     return user.stage == 3 and user.keeps_masters and user.get(f"{ZERO}.mics_shard_size") is None
 
 
-def partition(model: nn.Module, values: Values, tree: Tree) -> dict[str, Tensor]:
+def partition(model: nn.Module, values: WeightStream, tree: Tree) -> dict[str, Tensor]:
     """Partition the parameters of ``model``, which is on the meta device, and fill them with ``values``.
 
     ``tree`` is DeepSpeed's config. If the model's precision is 16 bits, returns the fp32 values of this rank's
@@ -45,7 +45,7 @@ def partition(model: nn.Module, values: Values, tree: Tree) -> dict[str, Tensor]
 class _DeferredInit(Init):  # type: ignore[misc]  # DeepSpeed leaves it untyped
     """DeepSpeed's partitioning for parameters without values, and without its broadcast."""
 
-    def __init__(self, model: nn.Module, values: Values, tree: Tree) -> None:
+    def __init__(self, model: nn.Module, values: WeightStream, tree: Tree) -> None:
         self._values = values
         self.exact: dict[str, Tensor] = {}
         super().__init__(module=model, config_dict_or_path=tree)

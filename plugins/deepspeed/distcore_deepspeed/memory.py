@@ -36,9 +36,9 @@ class _Sizes:
 
 
 def zero_memory(
-    user: UserConfig, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    user: UserConfig, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
 ) -> Memory:
-    """Return the memory and the traffic of each rank. ``skeleton`` is on the meta device.
+    """Return the memory and the traffic of each rank. ``meta_model`` is on the meta device.
 
     Raises ConfigError, one line, for settings whose memory is not known: stage 1 in bf16, which has another kind of
     optimizer, DeepSpeed's Lamb, and state on NVMe.
@@ -47,7 +47,7 @@ def zero_memory(
     if kind not in (None, "Adam", "AdamW"):
         raise ConfigError(f"optimizer {kind}: what DeepSpeed's keeps is not known")
     if user.stage == 0:
-        memory = footprint.whole(skeleton, make_optimizer)
+        memory = footprint.whole(meta_model, make_optimizer)
         return replace(memory, sent=footprint.shared(memory.gradients, ranks, times=2))
     if user.stage == 1 and config.precision == "bf16":
         raise ConfigError("stage 1 in bf16: what it holds is not known; stage 2 is")
@@ -55,24 +55,24 @@ def zero_memory(
         raise ConfigError("offload to nvme: what stays in memory is not known")
     element = 4 if config.precision == "fp32" else 2
     sizes = _Sizes(
-        zero=DeepSpeedZeroConfig(**_without_idle_offload(resolve_section(user, config, ranks, skeleton))),
+        zero=DeepSpeedZeroConfig(**_without_idle_offload(resolve_section(user, config, ranks, meta_model))),
         ranks=ranks,
         element=element,
         gradient=2 if config.precision == "fp16" else 4,
-        groups=[group["params"] for group in make_optimizer(skeleton).param_groups],
-        optimizer_bytes=lambda partitions: _state(make_optimizer(skeleton), partitions),
+        groups=[group["params"] for group in make_optimizer(meta_model).param_groups],
+        optimizer_bytes=lambda partitions: _state(make_optimizer(meta_model), partitions),
     )
     if user.stage == 3:
-        return _per_parameter_memory(sizes, skeleton)
-    return _flat_group_memory(sizes, skeleton, user.stage)
+        return _per_parameter_memory(sizes, meta_model)
+    return _flat_group_memory(sizes, meta_model, user.stage)
 
 
-def _flat_group_memory(sizes: _Sizes, skeleton: nn.Module, stage: int) -> Memory:
+def _flat_group_memory(sizes: _Sizes, meta_model: nn.Module, stage: int) -> Memory:
     """Return the memory of stages 1 and 2: each group is one flat buffer, cut into one partition per rank."""
     step = 16 // sizes.element if sizes.zero.parameter_alignment else 1
     flat = [_aligned_size(group, step, 2 * sizes.ranks) for group in sizes.groups]
     partitions = [size // sizes.ranks for size in flat]
-    frozen = sum(p.numel() for p in skeleton.parameters() if not p.requires_grad)
+    frozen = sum(p.numel() for p in meta_model.parameters() if not p.requires_grad)
     whole, part = sum(flat) * sizes.element, sum(partitions)
     buckets = 2 if sizes.zero.overlap_comm else 1
     reduced = footprint.shared(whole, sizes.ranks, times=2)
@@ -92,11 +92,11 @@ def _flat_group_memory(sizes: _Sizes, skeleton: nn.Module, stage: int) -> Memory
     return replace(memory, gradients=0, optimizer=0, copies=0, host=host)
 
 
-def _per_parameter_memory(sizes: _Sizes, skeleton: nn.Module) -> Memory:
+def _per_parameter_memory(sizes: _Sizes, meta_model: nn.Module) -> Memory:
     """Return the memory of stage 3: each parameter is cut into equal, padded partitions; small ones also stay whole."""
     zero, ranks = sizes.zero, sizes.ranks
     partitions = [sum(-(-p.numel() // ranks) for p in group) for group in sizes.groups]
-    every = list(skeleton.parameters())
+    every = list(meta_model.parameters())
     sharded = sum(-(-p.numel() // ranks) for p in every) * sizes.element
     whole = sum(p.numel() for p in every if p.numel() <= zero.param_persistence_threshold) * sizes.element
     gathered = ranks * sharded - whole

@@ -104,10 +104,10 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
         check_evaluation(self.user_config, config)
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory and the traffic of the stage. Raises ConfigError if they are not known."""
-        return zero_memory(self.user_config, config, skeleton, ranks, make_optimizer)
+        return zero_memory(self.user_config, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return a strategy that runs the engine on fake tensors. Raises ConfigError for state on NVMe."""
@@ -126,7 +126,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its random weights can be drawn in partitions, else a whole model."""
-        return build_in_parts(source, "deepspeed", source.replayed if can_partition(self.user_config) else None)
+        return build_in_parts(source, "deepspeed", source.replay if can_partition(self.user_config) else None)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:

@@ -56,7 +56,7 @@ class TracedEngine(StepHooks):
         _ignore_overflow(prepared.model.optimizer)
         return prepared
 
-    def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
+    def extra_tensors(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
         """Return DeepSpeed's own tensors: partitions of parameters, its copies of gradients, and master weights."""
         optimizer = getattr(run.model, "optimizer", None)
         partitions = [p.ds_tensor for p in run.module.parameters() if hasattr(p, "ds_tensor")]

@@ -30,9 +30,9 @@ class ShardingSettings:
 
 
 def sharded_memory(
-    skeleton: nn.Module, units: Mapping[str, nn.Module], make_optimizer: OptimizerFactory, settings: ShardingSettings
+    meta_model: nn.Module, units: Mapping[str, nn.Module], make_optimizer: OptimizerFactory, settings: ShardingSettings
 ) -> Memory:
-    """Return the memory and the traffic of the first rank, which holds most. ``skeleton`` is on the meta device.
+    """Return the memory and the traffic of the first rank, which holds most. ``meta_model`` is on the meta device.
 
     Each parameter is sharded along its first dimension, rounded up to whole rows.
     """
@@ -40,10 +40,10 @@ def sharded_memory(
     def shard(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
         return (-(-parameter.shape[0] // settings.shards), *parameter.shape[1:]) if parameter.dim() else ()
 
-    shards = footprint.resized(skeleton, shard)
+    shards = footprint.resized(meta_model, shard)
     parameters, gradients = footprint.nbytes(shards.parameters()), footprint.nbytes(footprint.trained(shards))
     optimizer = footprint.optimizer_bytes(make_optimizer(shards))
-    root, inside = _gathered_bytes(skeleton, units, settings)
+    root, inside = _gathered_bytes(meta_model, units, settings)
     every = root + sum(inside)
     reduced = sum(p.numel() for p in footprint.trained(shards)) * settings.shards * settings.reduced_in.itemsize
     in_replica = footprint.shared(reduced, settings.shards)
@@ -61,12 +61,12 @@ def sharded_memory(
 
 
 def _gathered_bytes(
-    skeleton: nn.Module, units: Mapping[str, nn.Module], settings: ShardingSettings
+    meta_model: nn.Module, units: Mapping[str, nn.Module], settings: ShardingSettings
 ) -> tuple[int, list[int]]:
     """Return the bytes of the root's own gathered parameters, and of each unit's. Children come before parents."""
     seen: set[int] = set()
     sizes = []
-    for module in (*units.values(), skeleton):
+    for module in (*units.values(), meta_model):
         own = [parameter for parameter in module.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
         padded = (

@@ -34,7 +34,7 @@ from distcore import (
     RankInfo,
     Run,
     RunConfig,
-    Values,
+    WeightStream,
     World,
     build_in_parts,
     hookimpl,
@@ -124,7 +124,7 @@ class FSDPStrategy:
             raise ConfigError(f"{key} = {shard}: must divide the {ranks} ranks (possible: {possible})")
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the shards. Buffers hold the gathered parameters of the root and the largest unit."""
         policy, shards = self._policy(config), self._shard_size(ranks)
@@ -136,7 +136,7 @@ class FSDPStrategy:
             gathered_in=policy.param_dtype or torch.float32,
             reduced_in=policy.reduce_dtype or torch.float32,
         )
-        return sharded_memory(skeleton, find_units(skeleton, self.wrap), make_optimizer, settings)
+        return sharded_memory(meta_model, find_units(meta_model, self.wrap), make_optimizer, settings)
 
     def traced(self) -> object:
         """Return itself: it communicates by torch's collectives alone, which a trace can follow."""
@@ -158,12 +158,12 @@ class FSDPStrategy:
         from_files = None
         if folder and has_safetensors(folder):
             from_files = partial(build_without_storage, source, folder, config.seed)
-        return build_in_parts(source, "fsdp", source.replayed or from_files)
+        return build_in_parts(source, "fsdp", source.replay or from_files)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Shard the units, then the root. Load the shards if the model has no storage yet."""
-        weights: Weights | Values | None = run.strategy_state
+        weights: Weights | WeightStream | None = run.strategy_state
         units = find_units(model, self.wrap)
         log.info("fsdp: %s", describe_units(model, units))
         mesh, policy, offload = self._mesh(run.world), self._policy(run.config), self._offload(run.world)

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from distcore import ModelSource, SkeletonError, Values, dtensors
+from distcore import MetaModelError, ModelSource, WeightStream, dtensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -28,7 +28,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 """The dtypes that weights and buffers can have, by their names in the safetensors format."""
 
 
-class NotSliceable(SkeletonError):
+class NotSliceable(MetaModelError):
     """The model cannot be loaded shard by shard; the message is the reason."""
 
 
@@ -61,30 +61,30 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def build_without_storage(source: ModelSource, folder: Path, seed: int) -> tuple[nn.Module, Weights]:
-    """Build the source's model on the meta device; return it with the sources of its tensors. Raises SkeletonError.
+    """Build the source's model on the meta device; return it with the sources of its tensors. Raises MetaModelError.
 
     ``folder`` holds the files of the base model.
     """
-    skeleton = (source.base or source).skeleton()
-    weights = find_weights(skeleton, folder, seed)
+    meta_model = (source.base or source).meta_model()
+    weights = find_weights(meta_model, folder, seed)
     if source.adapt is not None:
-        weights = with_adapter(weights, skeleton, source.adapt(skeleton))
-    return skeleton, weights
+        weights = with_adapter(weights, meta_model, source.adapt(meta_model))
+    return meta_model, weights
 
 
-def find_weights(skeleton: nn.Module, folder: Path, seed: int) -> Weights:
-    """Return the source of each tensor of ``skeleton``, a model on the meta device. Raises NotSliceable.
+def find_weights(meta_model: nn.Module, folder: Path, seed: int) -> Weights:
+    """Return the source of each tensor of ``meta_model``, a model on the meta device. Raises NotSliceable.
 
     Initializes a head that is missing from the files, or has another shape there, as transformers does, with the same
-    random numbers from ``seed``. Converts the skeleton to fp32.
+    random numbers from ``seed``. Converts the meta model to fp32.
     """
     index = _index(folder)
-    files, aliases = dict(_match(skeleton, index)), _aliases(skeleton)
+    files, aliases = dict(_match(meta_model, index)), _aliases(meta_model)
     missing = [name for name in aliases if name not in files]
-    _check_unread(skeleton, missing, set(index) - {key for _, key in files.values()}, index)
-    unsaved = [name for name, _ in skeleton.named_buffers() if name not in aliases]
-    initialized = _initialize(skeleton, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
-    skeleton.float()
+    _check_unread(meta_model, missing, set(index) - {key for _, key in files.values()}, index)
+    unsaved = [name for name, _ in meta_model.named_buffers() if name not in aliases]
+    initialized = _initialize(meta_model, aliases, [*missing, *unsaved], seed) if missing or unsaved else {}
+    meta_model.float()
     return Weights(files=files, initialized=initialized)
 
 
@@ -112,7 +112,7 @@ def materialize(model: nn.Module, weights: Weights, device: torch.device, offloa
         dtensors.fill(tensor, lambda start, count, name=name, shape=shape: weights.read(name, start, count, shape))  # type: ignore[misc]
 
 
-def replay(model: nn.Module, values: Values, device: torch.device, offload: bool) -> None:
+def replay(model: nn.Module, values: WeightStream, device: torch.device, offload: bool) -> None:
     """Allocate the sharded ``model`` as ``materialize`` does, and fill its parameters with ``values``."""
     _allocate(model, device, offload)
     dtensors.replay(model, values)
@@ -135,11 +135,11 @@ def _index(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in weight_map.items()}
 
 
-def _match(skeleton: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
+def _match(meta_model: nn.Module, index: dict[str, Path]) -> Iterator[tuple[str, tuple[Path, str]]]:
     """Yield the name, the file and the name in the file of each tensor that the files hold in the model's shape."""
-    prefix = _prefix(skeleton)
-    state = skeleton.state_dict()
-    for name, aliases in _aliases(skeleton).items():
+    prefix = _prefix(meta_model)
+    state = meta_model.state_dict()
+    for name, aliases in _aliases(meta_model).items():
         spellings = (spelling for alias in aliases for spelling in _spellings(alias, prefix))
         key = next((spelling for spelling in spellings if spelling in index), None)
         if key is not None and _fits(name, state[name], index[key], key):
@@ -165,22 +165,22 @@ def _spellings(name: str, prefix: str) -> Iterator[str]:
                 yield spelling.removesuffix(new) + old
 
 
-def _aliases(skeleton: nn.Module) -> dict[str, list[str]]:
+def _aliases(meta_model: nn.Module) -> dict[str, list[str]]:
     """Map the first name of each saved tensor to all its names; a tied weight has several."""
     names: dict[int, list[str]] = {}
-    for name, tensor in skeleton.state_dict(keep_vars=True).items():
+    for name, tensor in meta_model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
     return {aliases[0]: aliases for aliases in names.values()}
 
 
-def _check_unread(skeleton: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]) -> None:
+def _check_unread(meta_model: nn.Module, missing: list[str], unread: set[str], index: Iterable[str]) -> None:
     """Raise NotSliceable for a key of the files that nothing reads, unless it belongs to an old head.
 
     The key may be another name of a weight that the model lacks. Or the model was changed after it was built, for
     example to every second layer, and its names no longer mean the weights of the files.
     """
-    prefix, buffers = _prefix(skeleton), _no_longer_saved(skeleton)
-    base, unread = _in_base(prefix, skeleton.state_dict()), unread & _in_base(prefix, index)
+    prefix, buffers = _prefix(meta_model), _no_longer_saved(meta_model)
+    base, unread = _in_base(prefix, meta_model.state_dict()), unread & _in_base(prefix, index)
     lacking = [name for name in missing if name in base]
     if lacking and unread:
         raise NotSliceable(f"{lacking[0]} is not in the files under that name and shape")
@@ -202,43 +202,43 @@ def _first(prefix: str, name: str) -> str:
     return name.removeprefix(prefix).partition(".")[0]
 
 
-def _no_longer_saved(skeleton: nn.Module) -> re.Pattern[str]:
+def _no_longer_saved(meta_model: nn.Module) -> re.Pattern[str]:
     """Return a pattern for the buffers in old files that transformers does not read."""
-    of_model: Iterable[str] = getattr(skeleton, "_keys_to_ignore_on_load_unexpected", None) or ()
+    of_model: Iterable[str] = getattr(meta_model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return re.compile("|".join([r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", *sorted(of_model)]))
 
 
-def _initialize(skeleton: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
+def _initialize(meta_model: nn.Module, aliases: dict[str, list[str]], names: list[str], seed: int) -> dict[str, Tensor]:
     """Initialize the tensors ``names``, in the order and with the random numbers of transformers' own loading."""
-    model: Any = skeleton
+    model: Any = meta_model
     if not (hasattr(model, "initialize_weights") and find_spec("transformers.initialization")):
         raise NotSliceable(f"{names[0]} is not in the files, and the model cannot initialize it by itself")
-    for tensor in skeleton.state_dict(keep_vars=True).values():
+    for tensor in meta_model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # so that transformers does not initialize it
     for name in names:
         for alias in aliases.get(name, [name]):
-            _set(skeleton, alias, name)
+            _set(meta_model, alias, name)
     torch.manual_seed(seed)
     model.initialize_weights()
-    return {name: _get(skeleton, name).detach().clone() for name in names}
+    return {name: _get(meta_model, name).detach().clone() for name in names}
 
 
-def _set(skeleton: nn.Module, alias: str, name: str) -> None:
+def _set(meta_model: nn.Module, alias: str, name: str) -> None:
     """Replace the tensor ``alias`` by an empty one on the CPU. All names of a tied tensor get the same one."""
-    old, new = _get(skeleton, alias), _get(skeleton, name)
+    old, new = _get(meta_model, alias), _get(meta_model, name)
     path, _, attribute = alias.rpartition(".")
     if new.is_meta:
         empty = torch.empty_like(old, device="cpu")
         new = nn.Parameter(empty, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else empty
-    setattr(skeleton.get_submodule(path), attribute, new)
+    setattr(meta_model.get_submodule(path), attribute, new)
 
 
-def _get(skeleton: nn.Module, name: str) -> Tensor:
+def _get(meta_model: nn.Module, name: str) -> Tensor:
     path, _, attribute = name.rpartition(".")
-    tensor: Tensor = getattr(skeleton.get_submodule(path), attribute)
+    tensor: Tensor = getattr(meta_model.get_submodule(path), attribute)
     return tensor
 
 
-def _prefix(skeleton: nn.Module) -> str:
-    prefix = getattr(skeleton, "base_model_prefix", "")
+def _prefix(meta_model: nn.Module) -> str:
+    prefix = getattr(meta_model, "base_model_prefix", "")
     return f"{prefix}." if prefix else ""

@@ -25,7 +25,7 @@ def a_run(strategy, accumulation=1):
     torch.manual_seed(0)
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     world = strategy.setup(CONFIG, rank_info)
-    source = ModelSource(build=small, skeleton=small)
+    source = ModelSource(build=small, meta_model=small)
     built = strategy.build_model(CONFIG, world, source)
     model = built.model
     run = Run(

@@ -54,11 +54,11 @@ def source(folder, auto, labels):
         torch.manual_seed(SEED)
         return auto.from_pretrained(folder, config=shape, ignore_mismatched_sizes=True).float()
 
-    def skeleton():
+    def meta_model():
         with torch.device("meta"):
             return auto.from_config(shape)
 
-    return ModelSource(build=build, skeleton=skeleton, folder=Path(folder))
+    return ModelSource(build=build, meta_model=meta_model, folder=Path(folder))
 
 
 def with_lora(base):
@@ -73,7 +73,7 @@ def with_lora(base):
         put_in(model)
         return model
 
-    return ModelSource(build=build, skeleton=build, base=base, adapt=put_in)
+    return ModelSource(build=build, meta_model=build, base=base, adapt=put_in)
 
 
 def sharded(strategy, config, world, origin):
@@ -104,12 +104,12 @@ def differences(folder, cases):
         model, whole = sharded(strategy, config, world, origin)
         differing_names[name] = whole, differing(model, origin.build())
     defaults.teardown(world)
-    differing_names["no skeleton"] = trained(folder / "no skeleton", strategy="fsdp", nproc=2)
+    differing_names["no meta model"] = trained(folder / "no meta model", strategy="fsdp", nproc=2)
     return differing_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutSkeleton(Problem):
+class WithoutMetaModel(Problem):
     """A task whose model has weights in files, and cannot be built on the meta device."""
 
     folder: Path
@@ -126,7 +126,7 @@ def trained(folder, **changes):
     out = folder / changes.get("strategy", "single")
     given = {"out": str(out), "max_steps": 3, "global_batch_size": 8, "lr": 0.01, "device": "cpu"} | changes
     config = RunConfig.model_validate(given | {"extensions": {"progress": False}})
-    return train(config, WithoutSkeleton(folder=folder))["evaluation"]["loss"]
+    return train(config, WithoutMetaModel(folder=folder))["evaluation"]["loss"]
 
 
 def differing(model, expected):
@@ -185,10 +185,10 @@ def differences_and_loss(tmp_path_factory):
         model.save_pretrained(
             folder / name, state_dict=state, max_shard_size="20KB" if name == "several files" else "5GB"
         )
-    (folder / "no skeleton").mkdir()
-    save_file(Classifier().state_dict(), folder / "no skeleton/model.safetensors")
+    (folder / "no meta model").mkdir()
+    save_file(Classifier().state_dict(), folder / "no meta model/model.safetensors")
     ranks = launch(differences, folder, CASES, nproc=2)
-    return ranks, trained(folder / "no skeleton")
+    return ranks, trained(folder / "no meta model")
 
 
 @pytest.mark.ranks
@@ -209,7 +209,7 @@ def test_shards_of_random_weights_equal_a_whole_build_that_no_rank_made(name, di
 @pytest.mark.ranks
 def test_a_model_that_cannot_be_built_without_storage_is_built_whole(differences_and_loss):
     ranks, alone = differences_and_loss
-    assert [rank["no skeleton"] for rank in ranks] == pytest.approx([alone, alone], rel=1e-5)
+    assert [rank["no meta model"] for rank in ranks] == pytest.approx([alone, alone], rel=1e-5)
 
 
 def saved(folder, model):
@@ -222,7 +222,7 @@ def test_other_names_in_the_file_are_not_taken_for_missing_weights(tmp_path):
     renamed = {name.replace("query", "ask"): value for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path, state_dict=renamed)
     with pytest.raises(NotSliceable, match=r"query.weight is not in the files under that name and shape"):
-        find_weights(source(tmp_path, CLASSIFIER, 3).skeleton(), tmp_path, SEED)
+        find_weights(source(tmp_path, CLASSIFIER, 3).meta_model(), tmp_path, SEED)
 
 
 class Adapter(nn.Module):
@@ -273,15 +273,15 @@ def every_second_layer(model):
 def test_a_model_changed_after_it_was_built_is_built_whole(tmp_path, saved_as, change, reason):
     saved_as(BERT).save_pretrained(tmp_path)
     with torch.device("meta"):
-        skeleton = change(BertForSequenceClassification(BERT))
+        meta_model = change(BertForSequenceClassification(BERT))
     with pytest.raises(NotSliceable, match=reason):
-        find_weights(skeleton, tmp_path, SEED)
+        find_weights(meta_model, tmp_path, SEED)
 
 
 def test_a_dtype_that_a_whole_load_would_round_to_is_left_to_it(tmp_path):
     origin = saved(tmp_path, BertForSequenceClassification(BERT))
     with pytest.raises(NotSliceable, match=r"is torch.bfloat16 in the model and F32 in the file"):
-        find_weights(origin.skeleton().bfloat16(), tmp_path, SEED)
+        find_weights(origin.meta_model().bfloat16(), tmp_path, SEED)
 
 
 def test_a_folder_without_safetensors_is_built_whole(tmp_path):

@@ -112,12 +112,12 @@ class HorovodStrategy:
             )
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the whole of the model and the fusion buffer; raises ConfigError for adasum, which keeps copies."""
         if self.op == "adasum":
             raise ConfigError("strategy_options.op = 'adasum': what it keeps is not known")
-        held = footprint.whole(skeleton, make_optimizer)
+        held = footprint.whole(meta_model, make_optimizer)
         on_wire = held.gradients // (1 if self.compression == "none" else 2)
         buffers = self._fusion_bytes() if ranks > 1 else 0
         return replace(held, buffers=buffers, sent=footprint.shared(on_wire, ranks, times=2))

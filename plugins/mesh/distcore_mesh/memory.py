@@ -21,11 +21,11 @@ from distcore_mesh.tp_plans import plan_for
 
 
 def mesh_memory(
-    options: MeshOptions, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+    options: MeshOptions, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
 ) -> Memory:
     """Return the memory of the rank that holds most. Its traffic between layers is not known."""
     pp, replicas, shards, _, tp = options.sizes(ranks)
-    whole = _split_model(options, skeleton, tp)
+    whole = _split_model(options, meta_model, tp)
     settings = memory.ShardingSettings(
         shards=shards,
         replicas=replicas,
@@ -34,7 +34,7 @@ def mesh_memory(
         gathered_in=options.dtype_of(config, options.param_dtype),
         reduced_in=options.dtype_of(config, options.reduce_dtype),
     )
-    names = tuple(repeated_classes(skeleton))
+    names = tuple(repeated_classes(meta_model))
 
     def make_stage_optimizer(part: nn.Module) -> Optimizer:
         """Make the optimizer as a run does: for the whole model, then reduced to the parameters of ``part``."""
@@ -50,14 +50,14 @@ def mesh_memory(
     return replace(most, buffers=buffers, sent=None, sent_each=0)
 
 
-def _split_model(options: MeshOptions, skeleton: nn.Module, tp: int) -> nn.Module:
+def _split_model(options: MeshOptions, meta_model: nn.Module, tp: int) -> nn.Module:
     """Return the model with one rank's part of the layers that are split."""
-    splits: dict[str, TensorSplit] = splits_of(skeleton, plan_for(skeleton, options.plan), tp) if tp > 1 else {}
+    splits: dict[str, TensorSplit] = splits_of(meta_model, plan_for(meta_model, options.plan), tp) if tp > 1 else {}
 
     def shape(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
         return splits[name].shape_of_part(tp) if name in splits else tuple(parameter.shape)
 
-    return footprint.resized(skeleton, shape)
+    return footprint.resized(meta_model, shape)
 
 
 def _stage_models(options: MeshOptions, config: RunConfig, whole: nn.Module, pp: int) -> Iterator[nn.Module]:

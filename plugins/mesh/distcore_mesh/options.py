@@ -89,18 +89,18 @@ class MeshOptions:
             instead = "use --set gradient_checkpointing=true"
             raise ConfigError(f"strategy_options.activation_checkpointing: not with cp = {self.cp}; {instead}")
 
-    def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
+    def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
         """Raise StrategyError for a model without a plan, or with heads, sizes or blocks that do not divide."""
         if self.tp > 1:
-            styles = styles_for(skeleton, plan_for(skeleton, self.plan), self.tp)
+            styles = styles_for(meta_model, plan_for(meta_model, self.plan), self.tp)
             if self.sequence_parallel:
-                check_tokens(skeleton, styles)
+                check_tokens(meta_model, styles)
             if self.loss_parallel:
-                check_head(skeleton, styles)
+                check_head(meta_model, styles)
         if self.cp > 1:
-            check_sequences(skeleton, self.cp, self.tp)
+            check_sequences(meta_model, self.cp, self.tp)
         if self.pp > 1:
-            check_stages(skeleton, self.pp, self.chunks)
+            check_stages(meta_model, self.pp, self.chunks)
 
     def sizes(self, ranks: int) -> tuple[int, int, int, int, int]:
         """Return ``pp``, ``replicate``, ``shard``, ``cp``, ``tp``. Raises ConfigError if they do not make ``ranks``."""

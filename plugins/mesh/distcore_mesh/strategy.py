@@ -27,7 +27,7 @@ from distcore import (
     State,
     StepResult,
     StrategyError,
-    Values,
+    WeightStream,
     World,
     build_in_parts,
     defaults,
@@ -89,10 +89,10 @@ class MeshStrategy(MeshOptions):
         )
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
         """Return the memory of the rank that holds most."""
-        return mesh_memory(self, config, skeleton, ranks, make_optimizer)
+        return mesh_memory(self, config, meta_model, ranks, make_optimizer)
 
     def traced(self) -> object:
         """Return itself: a trace can follow torch's collectives. Raises StrategyError for options without a trace."""
@@ -120,12 +120,12 @@ class MeshStrategy(MeshOptions):
     @hookimpl
     def build_model(self, config: RunConfig, world: World, source: ModelSource) -> BuiltModel:
         """Return the model on the meta device if its random weights can be drawn one by one, else a whole model."""
-        return build_in_parts(source, "mesh", source.replayed)
+        return build_in_parts(source, "mesh", source.replay)
 
     @hookimpl
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Split the layers that the plan names, then the sequences and the blocks, and shard each rank's part."""
-        values: Values | None = run.strategy_state
+        values: WeightStream | None = run.strategy_state
         mesh = make_mesh(run.world.device.type, self.sizes(run.world.size))
         layers, sequences = _group(mesh["tp"]), _group(mesh["cp"])
         splits: dict[str, TensorSplit] = {}

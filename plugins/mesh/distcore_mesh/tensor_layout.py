@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from distcore import Box, Piece, Run, SavedState, State, Values, defaults, dtensors
+from distcore import Box, Piece, Run, SavedState, State, WeightStream, defaults, dtensors
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TensorLayout:
         return True
 
     @torch.no_grad()
-    def replay(self, model: nn.Module, values: Values) -> None:
+    def replay(self, model: nn.Module, values: WeightStream) -> None:
         """Fill the parameters of ``model`` with this rank's part of ``values``."""
         own = dict(model.named_parameters())
         intervals = {name: self._interval(name, parameter) for name, parameter in own.items()}

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from distcore.errors import SkeletonError
+from distcore.errors import MetaModelError
 from distcore.launchers.processes.failures import one_line
 
 OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "log_normal_"})
@@ -114,9 +114,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return View(number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
     def check_generator(self) -> None:
-        """Raise SkeletonError if the model has changed the state of torch's random numbers other than by drawing."""
+        """Raise MetaModelError if the model has changed the state of torch's random numbers other than by drawing."""
         if not torch.equal(torch.default_generator.get_state(), self._state):
-            raise SkeletonError("build_model() sets the state of torch's random numbers itself")
+            raise MetaModelError("build_model() sets the state of torch's random numbers itself")
 
     def _noted(self, value: Any) -> Any:
         return self.view(value) if isinstance(value, FakeTensor) else value
@@ -124,7 +124,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def _is_overwritten(self, function: Any, view: View) -> bool:
         name = function.overloadpacket.__name__
         if name in UNKNOWN:
-            raise SkeletonError(f"build_model() changes the storage of a tensor ({name})")
+            raise MetaModelError(f"build_model() changes the storage of a tensor ({name})")
         bytes_written = torch.Size(view.size).numel() * view.dtype.itemsize
         return name in OVERWRITES and 0 not in view.stride and bytes_written == self.sizes[view.storage]
 
@@ -132,7 +132,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return False
         if named.get("generator") is not None:
-            raise SkeletonError("build_model() draws random numbers from a generator of its own")
+            raise MetaModelError("build_model() draws random numbers from a generator of its own")
         with torch.utils._python_dispatch._disable_current_modes():
             self.check_generator()
             self._mark_generator()
@@ -148,7 +148,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], dict[str, View]]:
     """Return how ``build`` writes, and where the parameters and the buffers of its model are, by their first names.
 
-    Raises SkeletonError for a model that has values of other origin, or whose code needs values.
+    Raises MetaModelError for a model that has values of other origin, or whose code needs values.
     """
     before = torch.default_generator.get_state()
     try:
@@ -156,16 +156,16 @@ def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], 
         with FakeTensorMode(), recording:
             module = build()
         recording.check_generator()
-    except SkeletonError:
+    except MetaModelError:
         raise
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
-        raise SkeletonError(f"build_model() needs the values of tensors: {reason}") from error
+        raise MetaModelError(f"build_model() needs the values of tensors: {reason}") from error
     finally:
         torch.default_generator.set_state(before)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if not isinstance(tensor, FakeTensor):
-            raise SkeletonError(f"build_model() takes the values of {name} from elsewhere")
+            raise MetaModelError(f"build_model() takes the values of {name} from elsewhere")
     parameters = {name: recording.view(tensor) for name, tensor in module.named_parameters()}
     return recording, parameters, {name: recording.view(tensor) for name, tensor in module.named_buffers()}
 

@@ -16,38 +16,38 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from distcore.errors import SkeletonError
+from distcore.errors import MetaModelError
 from distcore.model.deferred_init.partial_init import draw, drawn_by
 from distcore.model.deferred_init.recording import Operation, Recording, View, record
-from distcore.plugin.strategy.contract import Values, Wanted
+from distcore.plugin.strategy.contract import LocalRange, WeightStream
 
 Storages = dict[int, torch.UntypedStorage]
 
 
-def replayed(build: Callable[[], nn.Module], skeleton: nn.Module, seed: int) -> tuple[nn.Module, Values]:
-    """Return ``skeleton``, whose buffers have the values that ``build`` gives them, and what its parameters get.
+def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: int) -> tuple[nn.Module, WeightStream]:
+    """Return ``meta_model``, whose buffers have the values that ``build`` gives them, and what its parameters get.
 
-    ``build`` draws its random numbers under ``seed``, which it does not set. Raises SkeletonError, with the reason,
+    ``build`` draws its random numbers under ``seed``, which it does not set. Raises MetaModelError, with the reason,
     where the values cannot be told without building the model whole.
     """
     recording, parameters, buffers = record(build)
     for kind, noted, own in (
-        ("parameter", parameters, dict(skeleton.named_parameters())),
-        ("buffer", buffers, dict(skeleton.named_buffers())),
+        ("parameter", parameters, dict(meta_model.named_parameters())),
+        ("buffer", buffers, dict(meta_model.named_buffers())),
     ):
         if {name: (v.size, v.dtype) for name, v in noted.items()} != {
             n: (tuple(t.shape), t.dtype) for n, t in own.items()
         }:
-            raise SkeletonError(f"build_model() gives a model another {kind} on the meta device")
+            raise MetaModelError(f"build_model() gives a model another {kind} on the meta device")
     made = Replay(recording, buffers, draws=False).values(lambda name: (0, torch.Size(buffers[name].size).numel()))
-    _set_buffers(skeleton, {name: value.clone().view(buffers[name].size) for name, value in made})
+    _set_buffers(meta_model, {name: value.clone().view(buffers[name].size) for name, value in made})
     replay = Replay(recording, parameters)
 
-    def values(wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    def values(wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
         torch.manual_seed(seed)
         return replay.values(wanted)
 
-    return skeleton, values
+    return meta_model, values
 
 
 class Replay:
@@ -57,7 +57,7 @@ class Replay:
         """Find what ``wanted``, tensors by name, needs of a recording.
 
         With ``draws`` all the random numbers of the recording are drawn, so that those needed are the right ones; else
-        none. Raises SkeletonError for what is needed and cannot be repeated, or not without them.
+        none. Raises MetaModelError for what is needed and cannot be repeated, or not without them.
         """
         self._operations, self._sizes, self._wanted = recording.operations, recording.sizes, wanted
         self._draws = draws
@@ -70,7 +70,7 @@ class Replay:
             operation = self._operations[number]
             is_wanted = bool(operation.writes & needed)
             if is_wanted and operation.is_random and not draws:
-                raise SkeletonError("build_model() gives a buffer random values")
+                raise MetaModelError("build_model() gives a buffer random values")
             # A random operation on values may draw as many numbers as these say.
             if is_wanted or (draws and operation.is_random and operation.reads):
                 self._is_needed[number] = True
@@ -79,9 +79,9 @@ class Replay:
                 self._ends[number] += sorted(touched - seen)
                 seen |= touched
         if missing := [name for name, view in wanted.items() if view.storage not in seen]:
-            raise SkeletonError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
+            raise MetaModelError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
 
-    def values(self, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    def values(self, wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
         """Yield of each tensor its name and the elements that are ``wanted``, flattened, as soon as they are done.
 
         What was yielded is not kept: it has its memory until who asked lets go of it.
@@ -136,8 +136,8 @@ def _storage(size: int) -> torch.UntypedStorage:
     return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
 
 
-def _set_buffers(skeleton: nn.Module, values: dict[str, Tensor]) -> None:
-    named = {id(buffer): values[name] for name, buffer in skeleton.named_buffers()}
-    for name, buffer in list(skeleton.named_buffers(remove_duplicate=False)):
+def _set_buffers(meta_model: nn.Module, values: dict[str, Tensor]) -> None:
+    named = {id(buffer): values[name] for name, buffer in meta_model.named_buffers()}
+    for name, buffer in list(meta_model.named_buffers(remove_duplicate=False)):
         path, _, attribute = name.rpartition(".")
-        setattr(skeleton.get_submodule(path), attribute, named[id(buffer)])
+        setattr(meta_model.get_submodule(path), attribute, named[id(buffer)])

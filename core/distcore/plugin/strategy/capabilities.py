@@ -116,10 +116,10 @@ class ChecksEvaluation(Protocol):
 class ChecksModel(Protocol):
     """A strategy that works with some models only."""
 
-    def check_model(self, config: RunConfig, skeleton: nn.Module) -> None:
+    def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
         """Raise DistcoreError, one line, for a model that it cannot train; called before any process starts.
 
-        ``skeleton`` is the model on the meta device. Of a model that cannot be built there the ranks must say it.
+        ``meta_model`` is the model on the meta device. Of a model that cannot be built there the ranks must say it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The values that pass between the core and its plugins. All are frozen: a phase returns a new value."""
+"""The values that pass between the core and its plugins. They are frozen, all but ``Compilations``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from distcore.plugin.strategy.state import SavedState, State
     from distcore.plugin.task.task import Batch, Outputs
 
-Wanted = Callable[[str], tuple[int, int]]
-"""Returns which elements of a parameter, by its name, a rank wants: index of the first in the flattened one, count."""
-Values = Callable[[Wanted], Iterator[tuple[str, "Tensor"]]]
-"""Yields, for each parameter, its name and the elements that are wanted of it, flattened, on the CPU.
+LocalRange = Callable[[str], tuple[int, int]]
+"""Maps a parameter's name to the elements that this rank needs: index of the first in the flattened one, and count."""
+WeightStream = Callable[[LocalRange], Iterator[tuple[str, "Tensor"]]]
+"""Yields each parameter's name and the elements of ``LocalRange``, flattened, on the CPU.
 
-One after another, in the same order on every rank, also where none are wanted. A tied one once, by its first name.
+Every rank gets all parameters in the same order, also those of which it needs no element. A tied parameter comes once,
+by its first name.
 """
 LOOPBACK = "127.0.0.1"
 """Address at which the ranks of one machine connect; other machines cannot reach it."""
@@ -33,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankInfo:
-    """What a launcher says about this process: its rank, and where rank 0 is."""
+    """A process as its launcher describes it: its rank, and the address of rank 0."""
 
     rank: int = 0
     """Number of this process among all processes of the job, from 0."""
@@ -52,7 +53,7 @@ class RankInfo:
 
 
 class RankGroup(Protocol):
-    """What the ranks of a process group do together. A world that has one gives its strategy other defaults."""
+    """Collectives of a process group. A world with a group gives its strategy other defaults."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of ``values`` over the ranks, on every rank."""
@@ -63,11 +64,11 @@ class RankGroup(Protocol):
         ...
 
     def save(self, run: Run) -> State:
-        """Return whole tensors and, of those that are spread over the ranks, what this rank holds."""
+        """Return whole tensors, and this rank's parts of sharded ones."""
         ...
 
     def load(self, run: Run, state: SavedState) -> bool:
-        """Read what this rank holds of every tensor; always true."""
+        """Read this rank's part of every tensor; always true."""
         ...
 
     def leave(self, world: World) -> bool:
@@ -110,7 +111,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far training has come: what is done, over all ranks and since the start of the run."""
+    """Training progress over all ranks, since the start of the run."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -124,7 +125,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What an optimizer step reports."""
+    """The result of an optimizer step."""
 
     grad_norm: Tensor | None = None
     """Global L2 norm of the gradient before clipping, a scalar tensor; ``None`` if it was not computed."""
@@ -144,26 +145,26 @@ class LossScale(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltModel:
-    """What ``build_model`` returns to hand something on to ``wrap_model``; a module alone is the same without state."""
+    """The result of ``build_model`` with state for ``wrap_model``; a module alone is the same without state."""
 
     model: nn.Module
     """The model before it is wrapped."""
     state: Any = None
-    """What ``wrap_model`` finds in ``run.strategy_state``, such as where the values of a meta model come from."""
+    """``run.strategy_state`` in ``wrap_model``, such as the source of a meta model's values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """What ``wrap_model`` returns: a model that is ready to run, and its optimizer."""
+    """The result of ``wrap_model``: a model that is ready to run, and its optimizer."""
 
     model: nn.Module
-    """What the loop calls."""
+    """The wrapped model, which the loop calls."""
     optimizer: Optimizer | None
-    """What ``step`` steps; ``None`` if the run only evaluates."""
+    """The optimizer of ``step``; ``None`` if the run only evaluates."""
     loss_scale: LossScale | None = None
     """The dynamic loss scale of a strategy that owns ``precision``; checkpoints save and restore it."""
     state: Any = None
-    """What the strategy's later hooks find in ``run.strategy_state``: whatever it must remember about this model."""
+    """``run.strategy_state`` in the strategy's later hooks: whatever it must remember about this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,9 @@ class MicroBatch:
     indices: np.ndarray
     """Row numbers in the dataset, int64, shape ``(n,)``, n >= 1."""
     is_padding: bool = False
-    """True if the rank has no row left here: ``indices`` is then some row of the batch, with weight 0.
+    """True if the rank has no row left: ``indices`` is then any row of the batch, with weight 0.
 
-    The rank runs forward and backward all the same, so that it takes part in every collective.
+    The rank still runs forward and backward, so that it takes part in every collective.
     """
     last: bool = True
     """True for the last micro-batch of its optimizer step."""
@@ -187,8 +188,8 @@ Sampler = Callable[[int, int], Sequence[MicroBatch]]
 StepLoss = Callable[["nn.Module", MicroBatch, "Batch"], "Tensor"]
 """``loss(model, micro, batch)``: the scaled loss of one micro-batch, a scalar on the device, ready for ``backward``.
 
-It moves the batch to the device and runs the task's loss under the run's autocast; ``model`` is ``run.model`` or what
-stands in for it. A micro-batch of padding has a loss of 0 that all parameters took part in.
+It moves the batch to the device and runs the task's loss under the run's autocast; ``model`` is ``run.model`` or a
+stand-in. A micro-batch of padding has a loss of 0, to which all parameters contribute.
 """
 
 OptimizerFactory = Callable[["nn.Module"], "Optimizer"]
@@ -200,13 +201,13 @@ class Evaluation:
     """The result of evaluating a whole dataset; the same on every rank."""
 
     outputs: Outputs
-    """What the task returned, by name, on the CPU: tensors ``(rows, …)`` and ``Ragged``; entry i is of row i."""
+    """The task's outputs by name, on the CPU: tensors ``(rows, …)`` and ``Ragged``; entry i is of row i."""
     metrics: dict[str, object]
-    """What the task computed from outputs or sums, as JSON values."""
+    """The task's metrics, as JSON values."""
     evaluated: int
     """Rows that came back from all ranks, padding not counted."""
     unique: int
-    """Different rows among them."""
+    """Different rows among ``evaluated``."""
     dataset_size: int
     """Rows of the dataset. The three counts are equal, or ``evaluate`` would have raised."""
 
@@ -222,56 +223,57 @@ class ModelSource:
 
     build: Callable[[], nn.Module]
     """Build the whole model on the CPU in fp32: random weights by the run's seed, or pretrained ones."""
-    skeleton: Callable[[], nn.Module]
+    meta_model: Callable[[], nn.Module]
     """Build the same modules on the meta device: names, shapes and dtypes, no storage.
 
-    Raises SkeletonError if the task's ``build_model`` cannot, say because it reads weights itself: call ``build`` then.
+    Raises MetaModelError if the task's ``build_model`` cannot, for example because it reads weights itself: call
+    ``build`` then.
     """
     folder: Path | None = None
-    """The local folder from whose safetensors files ``build`` reads the weights; ``None`` if there is none.
+    """The local folder of the safetensors files that ``build`` reads; ``None`` if it reads none.
 
-    ``None``, too, where an adapter changes the names of the weights: then ``base`` has it.
+    ``None``, too, if an adapter changes the names of the weights: ``base`` then has the folder.
     """
     base: ModelSource | None = None
-    """How to build the model without its adapter; ``None`` if the run trains none."""
+    """How to build the model without its adapter; ``None`` if the run trains no adapter."""
     adapt: Callable[[nn.Module], dict[str, str]] | None = None
-    """Puts the adapter into a whole model or a skeleton of ``base``, in place.
+    """Inject the adapter into a whole model or a meta model of ``base``, in place.
 
-    Returns the name of each parameter whose value comes from the base, to the name that it had there: two names where a
-    copy is trained. The other parameters are the adapter's, with their values on the CPU, in a skeleton, too.
+    Returns a map from each base parameter's new name to its old one. A trained copy maps to the parameter it was copied
+    from. The other parameters are the adapter's; their values are on the CPU, also in a meta model.
     """
-    replayed: Callable[[], tuple[nn.Module, Values]] | None = None
-    """Build the skeleton with values in its buffers; return it, and the values that ``build`` gives its parameters.
+    replay: Callable[[], tuple[nn.Module, WeightStream]] | None = None
+    """Build the meta model with values in its buffers; return it, and a stream of its parameters' values.
 
-    They are drawn one after another, bit for bit those of ``build``, so that no rank holds the whole model. Raises
-    SkeletonError, with the reason, where that cannot be promised. ``None`` where weights are not random.
+    Each parameter is drawn in turn, bit for bit as by ``build``, so that no rank holds the whole model. Raises
+    MetaModelError, with the reason, if that is impossible. ``None`` if weights are not random.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Base:
-    """The model beneath an adapter, which is neither trained nor saved."""
+class BaseModelRef:
+    """The base model of an adapter: neither trained nor saved."""
 
     digest: str
-    """A SHA-256, in hexadecimal, of the weights: of their files, of their values, or of how they are made."""
+    """SHA-256 of the weights, in hexadecimal: of their files, of their values, or of the recipe that draws them."""
     what: str
-    """What error messages call it."""
+    """The base model in error messages."""
     folder: Path | None = None
-    """The local folder with its weights; ``None`` for random ones, and for what the task reads by itself."""
+    """The local folder with its weights; ``None`` for random weights, and for weights that the task reads itself."""
     parameters: frozenset[str]
     """The names of its parameters in ``Run.module``; checkpoints leave them out."""
 
 
 @dataclass
 class Compilations:
-    """What ``torch.compile`` has done in a run, on this rank; the numbers grow while it runs."""
+    """Counts of ``torch.compile`` on this rank; the numbers grow during a run."""
 
     compilations: int = 0
-    """Times that code of the model was compiled."""
+    """Number of compilations of the model's code."""
     recompilations: int = 0
-    """Those of them of code that had been compiled before: for an evaluation, or for a size of 1."""
+    """Recompilations among them, e.g. for evaluation or for a batch of size 1."""
     seconds: float = 0.0
-    """What they took, backward passes included."""
+    """Seconds of all compilations, backward passes included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,11 +281,11 @@ class Run:
     """A run as this rank sees it: config, world, model, optimizer and schedule."""
 
     config: RunConfig
-    """The resolved config: no 'auto' is left but that of ``micro_batch_size``, where tokens bound a micro-batch."""
+    """The resolved config. The only 'auto' left is that of ``micro_batch_size`` if tokens bound a micro-batch."""
     world: World
     """The ranks, and this rank's device."""
     capabilities: Capabilities
-    """What the strategy declared."""
+    """The capabilities that the strategy declares."""
     module: nn.Module
     """The model as the task built it; checkpoints use its parameter names."""
     model: nn.Module
@@ -297,11 +299,11 @@ class Run:
     loss_scale: LossScale | None = None
     """The loss scale that checkpoints save: ``scaler``, or the strategy's own."""
     ema: State | None = None
-    """The fp32 moving average of what this rank holds of the trained weights, as ``ema/NAME``; ``None`` without one."""
+    """The fp32 moving average of this rank's trained weights, as ``ema/NAME``; ``None`` without ``ema.decay``."""
     compiled: Compilations | None = None
-    """What was compiled of the model; ``None`` if the run only evaluates, which it does without compiling."""
+    """Counts of ``torch.compile``; ``None`` if the run only evaluates, because evaluation does not compile."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What was chosen and measured before the first step, as report.json has it, by key."""
+    """Choices and measurements from before the first step, by key of report.json."""
     total_steps: int = 0
     """Optimizer steps of the whole run."""
     steps_per_epoch: int = 1
@@ -309,11 +311,11 @@ class Run:
     rows: int = 0
     """Rows of the training data."""
     accumulation: int = 1
-    """Most micro-batches that a rank runs in an optimizer step; cut by tokens, steps have unlike numbers of them."""
+    """Largest number of micro-batches per rank and optimizer step. Steps that are cut by tokens differ in it."""
     strategy_state: Any = None
     """The strategy's own: in ``wrap_model`` the state of ``BuiltModel``, in later hooks that of ``PreparedModel``."""
-    base: Base | None = None
-    """What lies beneath the adapter that the run trains; ``None`` if it trains none."""
+    base: BaseModelRef | None = None
+    """The base model of the run's adapter; ``None`` if the run trains no adapter."""
 
     def epochs_at(self, progress: Progress) -> float:
         """Return the epochs done, the part of the current one included: 1.5 in the middle of the second epoch."""

@@ -29,9 +29,9 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def resized(skeleton: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
-    """Return a copy of ``skeleton`` whose parameters have the shapes that a rank holds, by name and parameter."""
-    module = copy.deepcopy(skeleton).to("meta")  # an adapter has its values in a skeleton, too
+def resized(meta_model: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
+    """Return a copy of ``meta_model`` whose parameters have the shapes that a rank holds, by name and parameter."""
+    module = copy.deepcopy(meta_model).to("meta")  # an adapter has its values in a meta model, too
     for name, parameter in module.named_parameters():
         parameter.data = torch.empty(tuple(shape_of(name, parameter)), dtype=parameter.dtype, device="meta")
     return module
@@ -47,12 +47,12 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     return nbytes(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
 
 
-def whole(skeleton: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
+def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
     """Return what a rank holds of a model that is not sharded: all of it."""
     return Memory(
-        parameters=nbytes(skeleton.parameters()),
-        gradients=nbytes(trained(skeleton)),
-        optimizer=optimizer_bytes(make_optimizer(copy.deepcopy(skeleton))),
+        parameters=nbytes(meta_model.parameters()),
+        gradients=nbytes(trained(meta_model)),
+        optimizer=optimizer_bytes(make_optimizer(copy.deepcopy(meta_model))),
     )
 
 

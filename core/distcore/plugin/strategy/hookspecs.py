@@ -71,9 +71,9 @@ class Operations:
         """Return the model before it is wrapped; once per model, after ``setup``.
 
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
-        strategy that must not hold the whole model takes ``source.skeleton()``, which has no storage, and fills
-        its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replayed()``; where that
-        raises SkeletonError, it builds the whole model after all. A ``BuiltModel`` also hands state on to
+        strategy that must not hold the whole model takes ``source.meta_model()``, which has no storage, and fills
+        its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replay()``; where that
+        raises MetaModelError, it builds the whole model after all. A ``BuiltModel`` also hands state on to
         ``wrap_model``, as ``run.strategy_state``. Serves law 2.
 
         Example::

@@ -1,4 +1,4 @@
-"""What a strategy says of memory before a run: bytes of parameters, gradients and optimizer state, and traffic."""
+"""Memory of a strategy before a run: bytes of parameters, gradients and optimizer state, and traffic."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class Memory:
 
 @runtime_checkable
 class PlansMemory(Protocol):
-    """A strategy that knows, before a run, what each rank holds and sends. ``distcore plan`` asks it."""
+    """A strategy that knows the memory and traffic of each rank before a run. ``distcore plan`` asks it."""
 
     def plan_memory(
-        self, config: RunConfig, skeleton: nn.Module, ranks: int, make_optimizer: OptimizerFactory
+        self, config: RunConfig, meta_model: nn.Module, ranks: int, make_optimizer: OptimizerFactory
     ) -> Memory:
-        """Return what the rank with most holds of ``ranks`` ranks; nothing may be started, and no weight be built.
+        """Return the memory of the fullest of ``ranks`` ranks. Must not start processes or build weights.
 
-        ``config`` is resolved. ``skeleton`` is the model on the meta device, its frozen parameters without
-        ``requires_grad``. ``make_optimizer`` is what ``wrap_model`` gets. ``distcore.footprint`` has what most
-        strategies need. Raises DistcoreError, one line, for what it does not know.
+        ``config`` is resolved. ``meta_model`` is the model on the meta device; its frozen parameters do not require
+        gradients. ``wrap_model`` gets the same ``make_optimizer``. ``distcore.footprint`` has what most strategies
+        need. Raises DistcoreError, one line, for settings that the strategy cannot plan.
         """
         ...
 
@@ -69,32 +69,36 @@ class TracesStep(Protocol):
     """A strategy whose step ``distcore plan`` can trace on tensors without values, in one process."""
 
     def traced(self) -> object:
-        """Return a strategy that holds the same tensors at the same time as this one: itself, or a stand-in for it.
+        """Return a strategy that holds the same tensors at the same time as this one: itself, or a stand-in.
 
-        Of its hooks ``wrap_model``, ``accumulate``, ``backward`` and ``step`` are called, in the first of as many ranks
-        as are planned for. Collectives of torch return at once and send nothing; those of other libraries are none. It
-        may be one that ``HoldsApart``.
+        ``distcore plan`` calls its ``wrap_model``, ``accumulate``, ``backward`` and ``step`` in one process, which is
+        rank 0 of the planned world. torch's collectives return at once and send nothing; the strategy must not call
+        collectives of other libraries. The stand-in may implement ``HoldsExtraTensors``.
         """
         ...
 
 
 @runtime_checkable
-class HoldsApart(Protocol):
-    """What ``traced`` returns where a library keeps tensors in places of its own.
+class HoldsExtraTensors(Protocol):
+    """A strategy from ``traced`` whose library keeps tensors outside the module and the optimizer.
 
-    A whole step is taken before the one that is traced: such a library may make more in the first than optimizer state.
+    One whole step runs before the traced one, because such a library may allocate more than optimizer state in it.
     """
 
     most_ranks: ClassVar[int]
-    """Most ranks for which it is traced: for more, with states as ``plan_memory`` says and all else as on so many."""
+    """Largest world size that can be traced.
 
-    def held_apart(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
-        """Return what is not the module's or the optimizer's own, when the optimizer is about to step.
+    For a larger world, states come from ``plan_memory`` and the rest from a trace at this size.
+    """
 
-        Tensors by what they are for: ``parameters``, ``gradients``, ``optimizer``; copies that it steps are of these.
+    def extra_tensors(self, run: Run) -> Mapping[str, Iterable[Tensor]]:
+        """Return the tensors outside module and optimizer, at the time of the optimizer step.
+
+        They are listed by purpose: ``parameters``, ``gradients``, ``optimizer``. Copies of weights that the optimizer
+        steps belong to ``optimizer``.
         """
         ...
 
     def close(self) -> None:
-        """Undo what ``wrap_model`` has changed in the process."""
+        """Undo the changes of ``wrap_model`` to the process."""
         ...

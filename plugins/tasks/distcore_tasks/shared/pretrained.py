@@ -180,8 +180,8 @@ def load_model(kind: str, name: str, folder: Path, dropout: float | None, **sett
         shape = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
         set_dropout(shape, dropout)
         if torch.get_default_device().type == "meta":
-            skeleton: nn.Module = loader.from_config(shape)
-            return skeleton
+            meta_model: nn.Module = loader.from_config(shape)
+            return meta_model
         # fp32 even if the files hold half precision: these are the master weights.
         model: nn.Module = loader.from_pretrained(
             folder, config=shape, local_files_only=True, ignore_mismatched_sizes=other_head

@@ -1,4 +1,4 @@
-"""The plan of a job: what each rank holds and sends under each of several strategies, from the model's skeleton."""
+"""The plan of a job: memory and traffic of each rank under several strategies, from the model on the meta device."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from distcore import (
     Datasets,
     DistcoreError,
     Memory,
+    MetaModelError,
     RunConfig,
-    SkeletonError,
     Task,
     footprint,
     with_changes,
 )
 from distcore.jobs import (
     ChecksModel,
-    HoldsApart,
+    HoldsExtraTensors,
     PlansMemory,
     Resolved,
     TracesStep,
@@ -69,7 +69,7 @@ class _Model:
 
     task: Task
     data: Datasets
-    skeleton: nn.Module
+    meta_model: nn.Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +103,17 @@ def make_plan(request: Request) -> Plan:
     names = list(parse_rows(request.strategies, ())) if request.strategies else [base.strategy]
     alone = resolved(request, "single", 1)
     model = _model(alone)
-    skeleton = model.skeleton
+    meta_model = model.meta_model
     rows = [
         _row(request, name, ranks, model)
         for name in names
         for ranks in ([Ranks(1, 1)] if is_one_process(request, name) else all_ranks)
     ]
     return Plan(
-        model=type(skeleton).__name__,
-        parameters=sum(p.numel() for p in skeleton.parameters()),
-        trained=sum(p.numel() for p in footprint.trained(skeleton)),
-        checkpoint=_checkpoint(alone.config, skeleton),
+        model=type(meta_model).__name__,
+        parameters=sum(p.numel() for p in meta_model.parameters()),
+        trained=sum(p.numel() for p in footprint.trained(meta_model)),
+        checkpoint=_checkpoint(alone.config, meta_model),
         device=alone.config.device,
         padded=alone.config.pads_rows,
         rows=tuple(rows),
@@ -124,12 +124,12 @@ def _model(alone: Resolved) -> _Model:
     config, task = alone.config, alone.task
     data = task.prepare(config)
     try:
-        skeleton = model_source(config, task, data).skeleton()
-    except SkeletonError as error:
+        meta_model = model_source(config, task, data).meta_model()
+    except MetaModelError as error:
         raise ConfigError(f"plan: the model cannot be built without its weights: {error}") from None
-    freeze(config, skeleton)
-    check_optimizer(config, skeleton)
-    return _Model(task=task, data=data, skeleton=skeleton)
+    freeze(config, meta_model)
+    check_optimizer(config, meta_model)
+    return _Model(task=task, data=data, meta_model=meta_model)
 
 
 def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
@@ -141,7 +141,7 @@ def _row(request: Request, name: str, ranks: Ranks, model: _Model) -> Row:
             if not isinstance(strategy, PlansMemory | TracesStep):
                 return replace(row, reason="the strategy does not say what it holds")
             if isinstance(strategy, ChecksModel):
-                strategy.check_model(config, model.skeleton)
+                strategy.check_model(config, model.meta_model)
         except DistcoreError as error:
             return replace(row, reason=_line(error))
         return _with_step(_states(one, row, model), one, model)
@@ -154,8 +154,8 @@ def _states(one: Resolved, row: Row, model: _Model) -> Row:
         return row
     try:
         # A copy: a strategy may change the module that it is asked about.
-        skeleton = copy.deepcopy(model.skeleton)
-        return replace(row, memory=strategy.plan_memory(config, skeleton, row.ranks, optimizer_factory(config)))
+        meta_model = copy.deepcopy(model.meta_model)
+        return replace(row, memory=strategy.plan_memory(config, meta_model, row.ranks, optimizer_factory(config)))
     except DistcoreError as error:
         return replace(row, reason=_line(error))
 
@@ -168,11 +168,11 @@ def _with_step(row: Row, one: Resolved, model: _Model) -> Row:
     try:
         batch, values = longest(config, model.data.train, shards_of(one.capabilities, row.ranks))
         stand_in = strategy.traced()
-        most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsApart) else row.ranks
+        most = stand_in.most_ranks if memory and isinstance(stand_in, HoldsExtraTensors) else row.ranks
         job = Job(
             config=_of_fewer(config, most),
             task=model.task,
-            skeleton=model.skeleton,
+            meta_model=model.meta_model,
             batch=values,
             micro_batches=batch.of_step,
         )
@@ -209,14 +209,14 @@ def _line(error: DistcoreError) -> str:
     return " ".join(str(error).split())
 
 
-def _checkpoint(config: RunConfig, skeleton: nn.Module) -> int:
+def _checkpoint(config: RunConfig, meta_model: nn.Module) -> int:
     """Return the bytes of a checkpoint's tensors: trained weights, the rest of the model's state, optimizer state.
 
     Of an adapter's base a checkpoint has nothing.
     """
-    names = {id(parameter) for parameter in skeleton.parameters()}
-    kept = footprint.trained(skeleton) if config.lora.rank is not None else list(skeleton.parameters())
-    buffers = [value for value in skeleton.state_dict(keep_vars=True).values() if id(value) not in names]
-    average = 0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(skeleton))
-    state = footprint.optimizer_bytes(optimizer_factory(config)(copy.deepcopy(skeleton)))
+    names = {id(parameter) for parameter in meta_model.parameters()}
+    kept = footprint.trained(meta_model) if config.lora.rank is not None else list(meta_model.parameters())
+    buffers = [value for value in meta_model.state_dict(keep_vars=True).values() if id(value) not in names]
+    average = 0 if config.ema.decay is None else 4 * sum(p.numel() for p in footprint.trained(meta_model))
+    state = footprint.optimizer_bytes(optimizer_factory(config)(copy.deepcopy(meta_model)))
     return footprint.nbytes([*kept, *buffers]) + state + average

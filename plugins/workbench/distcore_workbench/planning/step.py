@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from distcore import Batch, ConfigError, MicroBatch, Run, RunConfig, Task, World, hookimpl
 from distcore.jobs import (
     BoundTask,
-    HoldsApart,
+    HoldsExtraTensors,
     Hooks,
     autocast_for,
     most_micro_batches,
@@ -68,7 +68,7 @@ class Job:
     """Resolved."""
     task: Task
     """Its ``loss`` is traced."""
-    skeleton: nn.Module
+    meta_model: nn.Module
     """On the meta device, frozen parameters without ``requires_grad``."""
     batch: Batch
     """Collated, on the CPU."""
@@ -90,14 +90,14 @@ def trace(job: Job, stand_in: object) -> Step:
     storages = Storages(copies=threads is not None, threads=threads)
     phases = _Phases(storages)
     hooks = Hooks(job.config.strategy, stand_in, {"phases": phases})
-    apart = stand_in if isinstance(stand_in, HoldsApart) else None
+    apart = stand_in if isinstance(stand_in, HoldsExtraTensors) else None
     try:
-        module = _without_values(job.skeleton, storages)
+        module = _without_values(job.meta_model, storages)
         with _unsaid(), _ranks(int(job.config.nproc)), kernels_of(job.config.device), storages.tracing():
             return _trace(job, hooks, storages, module, phases, apart)
     except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
-        name = type(job.skeleton).__name__
+        name = type(job.meta_model).__name__
         raise ConfigError(f"{name} cannot be traced: {phases.where} fails without values: {reason}") from error
     finally:
         if apart is not None:
@@ -105,7 +105,7 @@ def trace(job: Job, stand_in: object) -> Step:
 
 
 def _trace(
-    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, phases: _Phases, apart: HoldsApart | None
+    job: Job, hooks: Hooks, storages: Storages, module: nn.Module, phases: _Phases, apart: HoldsExtraTensors | None
 ) -> Step:
     run = _prepared(job, hooks, module)
     assert run.optimizer is not None
@@ -120,7 +120,7 @@ def _trace(
     kinds = {"parameters": storages.numbers(run.module.parameters()), "optimizer": storages.numbers(state)}
     marks = _passes(job, hooks, phases, run)
     kinds["gradients"] = storages.numbers(p.grad for p in run.module.parameters() if p.grad is not None)
-    for kind, tensors in apart.held_apart(run).items() if apart else ():
+    for kind, tensors in apart.extra_tensors(run).items() if apart else ():
         kinds[kind] |= storages.numbers(tensors)
     hooks.step(run, job.config.clip)
     return timeline(storages.changes, marks, [kinds[kind] for kind in KINDS[:-1]])
@@ -156,9 +156,9 @@ def _prepared(job: Job, hooks: Hooks, module: nn.Module) -> Run:
     return replace(run, model=prepared.model, optimizer=prepared.optimizer, strategy_state=prepared.state)
 
 
-def _without_values(skeleton: nn.Module, storages: Storages) -> nn.Module:
-    """Return a copy of ``skeleton`` on a CPU without memory; what is tied stays tied."""
-    module = copy.deepcopy(skeleton)
+def _without_values(meta_model: nn.Module, storages: Storages) -> nn.Module:
+    """Return a copy of ``meta_model`` on a CPU without memory; what is tied stays tied."""
+    module = copy.deepcopy(meta_model)
     made: dict[int, Tensor] = {}
 
     def on_cpu(tensor: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def families_of(
     named: Sequence[tuple[str, Mapping[str, Any]]],
     base: RunConfig,
     resolved: RunConfig,
-    skeleton: nn.Module | None,
+    meta_model: nn.Module | None,
     environment: Environment,
 ) -> Iterator[Family]:
     """Yield the settings of each requested strategy, sorted by traffic: the least first, unknown traffic last."""
@@ -68,7 +68,7 @@ def families_of(
         one = strategy.capabilities.processes == "one"
         tried = settings.options_tried(getattr(type(strategy.plugin), "tunes", ({},)), options)
         family = settings.strategy_settings(base, name, one, tried, environment.ranks)
-        known = {setting_key(setting): _memory(request, setting, skeleton) for setting in family}
+        known = {setting_key(setting): _memory(request, setting, meta_model) for setting in family}
         family = [
             setting for setting in family
             if (options or _is_worth(known[setting_key(setting)])) and not settings.is_same(setting, resolved)
@@ -82,15 +82,15 @@ def families_of(
     yield from (family for _, family in sorted(by_traffic, key=lambda pair: pair[0]))
 
 
-def _memory(request: Request, setting: Setting, skeleton: nn.Module | None) -> tuple[Memory, str] | None:
+def _memory(request: Request, setting: Setting, meta_model: nn.Module | None) -> tuple[Memory, str] | None:
     """Return the memory that a setting needs, and its device; ``None`` if unknown."""
-    if skeleton is None:
+    if meta_model is None:
         return None
     try:
         resolved = resolve(with_setting(request.config, request.changes, setting))
     except DistcoreError:
         return None  # its trial says why
-    memory = planned(resolved, skeleton)
+    memory = planned(resolved, meta_model)
     return (memory, resolved.config.device) if memory else None
 
 
@@ -99,9 +99,9 @@ def _is_worth(known: tuple[Memory, str] | None) -> bool:
     return known is None or not (known[0].host and known[1] == "cpu")
 
 
-def fallbacks_of(request: Request, skeleton: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
+def fallbacks_of(request: Request, meta_model: nn.Module | None, families: Sequence[Family]) -> list[Setting]:
     """Return the fallbacks: the job as given, then options that save memory, then strategies, the largest first."""
-    needs = {setting_key(one): _memory(request, one, skeleton) for one in ({}, *chain(*families))}
+    needs = {setting_key(one): _memory(request, one, meta_model) for one in ({}, *chain(*families))}
     own = needs[setting_key({})]
     if own is None:
         return fallbacks.fallback_settings([])

@@ -39,7 +39,7 @@ class Plans:
     """Of the job."""
     data: Datasets
     """Its rows."""
-    skeleton: nn.Module
+    meta_model: nn.Module
     """Its model on the meta device."""
     untraced: list[str] = field(default_factory=list)
     """Why activations of some settings are not known, one line each: those are left out by their states alone."""
@@ -47,7 +47,7 @@ class Plans:
 
     def why_not(self, resolved: Resolved) -> str:
         """Return in one line why a resolved run cannot fit here; empty if it may, or if that is not known."""
-        config, memory = resolved.config, planned(resolved, self.skeleton)
+        config, memory = resolved.config, planned(resolved, self.meta_model)
         if memory is not None and (said := _too_much(config, needed(memory, config.device), "beside its activations,")):
             return said
         is_apart = memory is not None and memory.host > 0 and config.device != "cpu"  # a trace sees one memory
@@ -89,7 +89,9 @@ class Plans:
                 raise DistcoreError(f"strategy {config.strategy!r} does not say how its step can be traced")
             config, _ = choose_form(config, declared, self.task, self.data)
             batch, values = longest(config, self.data.train, max(1, int(config.nproc) // declared.ranks_per_shard))
-            job = Job(config=config, task=self.task, skeleton=self.skeleton, batch=values, micro_batches=batch.of_step)
+            job = Job(
+                config=config, task=self.task, meta_model=self.meta_model, batch=values, micro_batches=batch.of_step
+            )
             return trace(job, strategy.traced()).peak
         except DistcoreError as error:
             self._report_untraced(" ".join(str(error).split()))
@@ -101,7 +103,7 @@ class Plans:
             print(f"left out by states alone, without activations: {why}", file=sys.stderr, flush=True)
 
 
-def planned(resolved: Resolved, skeleton: nn.Module) -> Memory | None:
+def planned(resolved: Resolved, meta_model: nn.Module) -> Memory | None:
     """Return what the rank with most holds of a resolved run, as ``distcore plan`` has it; ``None``: not known.
 
     Activations are not in it.
@@ -110,7 +112,7 @@ def planned(resolved: Resolved, skeleton: nn.Module) -> Memory | None:
     if not isinstance(strategy, PlansMemory):
         return None
     try:
-        return strategy.plan_memory(config, copy.deepcopy(skeleton), int(config.nproc), optimizer_factory(config))
+        return strategy.plan_memory(config, copy.deepcopy(meta_model), int(config.nproc), optimizer_factory(config))
     except DistcoreError:
         return None
 

@@ -15,9 +15,9 @@ from torch import nn
 from distcore import (
     ConfigError,
     Datasets,
+    MetaModelError,
     RankError,
     RunConfig,
-    SkeletonError,
     available_cores,
     dump_config,
     flatten,
@@ -74,8 +74,8 @@ def run(request: Request) -> int:
     named = list(requested_strategies(request))
     record = open_record(out, _job(resolved, request.fit_only))
     runner = Runner(out / "trials")
-    skeleton = _skeleton(job, data)
-    plans = Plans(job.task, data, skeleton) if skeleton is not None else None
+    meta_model = _meta_model(job, data)
+    plans = Plans(job.task, data, meta_model) if meta_model is not None else None
     bench = Bench(
         file=request.config,
         changes=request.changes,
@@ -84,7 +84,7 @@ def run(request: Request) -> int:
         runner=runner,
         plans=plans,
         rows=resolved.global_batch_size,
-        tolerance=tolerance_of(resolved, _is_masked(resolved, skeleton)),
+        tolerance=tolerance_of(resolved, _is_masked(resolved, meta_model)),
         again=command_line() + ("" if request.out else f" --out {shlex.quote(str(out))}"),
     )
     about: Facts = {
@@ -96,8 +96,8 @@ def run(request: Request) -> int:
     try:
         with stop_signals(runner.stop, says_so=False):
             environment = _environment(request, job, data)
-            families = list(families_of(request, named, base, resolved, skeleton, environment))
-            smaller = fallbacks_of(request, skeleton, families)
+            families = list(families_of(request, named, base, resolved, meta_model, environment))
+            smaller = fallbacks_of(request, meta_model, families)
             chosen, facts = _search(
                 request, bench, settings.axes(base, resolved, environment, families), smaller, resolved, about
             )
@@ -141,20 +141,20 @@ def _job(resolved: RunConfig, fit_only: bool) -> dict[str, Any]:
     return {**job, "fit_only": fit_only}
 
 
-def _skeleton(job: Resolved, data: Datasets) -> nn.Module | None:
+def _meta_model(job: Resolved, data: Datasets) -> nn.Module | None:
     try:
-        skeleton = model_source(job.config, job.task, data).skeleton()
-    except SkeletonError:
+        meta_model = model_source(job.config, job.task, data).meta_model()
+    except MetaModelError:
         return None
-    freeze(job.config, skeleton)
-    return skeleton
+    freeze(job.config, meta_model)
+    return meta_model
 
 
-def _is_masked(resolved: RunConfig, skeleton: nn.Module | None) -> bool:
+def _is_masked(resolved: RunConfig, meta_model: nn.Module | None) -> bool:
     """Return True if the model may have dropout that no option of the task switches off."""
     if "dropout" in resolved.task_options:
         return False
-    return skeleton is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in skeleton.modules())
+    return meta_model is None or any(isinstance(one, nn.Dropout) and one.p > 0 for one in meta_model.modules())
 
 
 def _environment(request: Request, job: Resolved, data: Datasets) -> Environment:

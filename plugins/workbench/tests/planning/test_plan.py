@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from text_task import TEXTS, UNTRACEABLE, WITHOUT_SKELETON
+from text_task import TEXTS, UNTRACEABLE, WITHOUT_META_MODEL
 from torch import nn
 
 from distcore import ConfigError, footprint, load_config
@@ -72,7 +72,7 @@ def test_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, capsys: 
 
 @pytest.mark.usefixtures("work_folder")
 def test_a_model_that_cannot_be_a_skeleton_says_where(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--data", "rows.json", "--task", WITHOUT_SKELETON]) == 2
+    assert main(["plan", "--data", "rows.json", "--task", WITHOUT_META_MODEL]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: plan: the model cannot be built without its weights: build_model() fails")
     assert said.count("\n") == 1

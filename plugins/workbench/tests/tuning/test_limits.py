@@ -20,7 +20,7 @@ SMALL: Setting = {"micro_batch_size": 1, "micro_batch_tokens": None}
 def plans_of(**changes: object) -> Plans:
     resolved = resolve(load_config(None, {**JOB, **changes, "out": "run"}))
     data = check(resolved)
-    return Plans(resolved.task, data, model_source(resolved.config, resolved.task, data).skeleton())
+    return Plans(resolved.task, data, model_source(resolved.config, resolved.task, data).meta_model())
 
 
 def why_not(plans: Plans, setting: Setting, **changes: object) -> str:
@@ -33,7 +33,7 @@ def test_a_setting_is_left_out_by_the_peak_of_its_step(monkeypatch: pytest.Monke
     assert why_not(plans, {}) == ""
     assert len(plans._peaks) == 1  # that of a whole step on one rank: since that has room, nothing else is traced
     small_run = resolve(with_setting(None, {**JOB, "out": "run"}, SMALL))
-    states, small, whole = planned(small_run, plans.skeleton), plans._peak(small_run), plans._whole(small_run)
+    states, small, whole = planned(small_run, plans.meta_model), plans._peak(small_run), plans._whole(small_run)
     assert states
     assert small
     assert whole
