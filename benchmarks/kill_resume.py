@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from distcore import RunConfig, checkpoint, launch, registry, train
-from distcore.launchers.processes.failures import one_line_errors
+from distcore.launchers.processes.failures import exit_on_error
 from distcore.testing.problem import Problem
 
 STRATEGIES = {"single": 1, "ddp": 2, "fsdp": 2}
@@ -66,7 +66,7 @@ def job(strategy: str, nproc: int, out: str) -> None:
         "log_level": "error",
     }
     config = RunConfig(**settings)
-    with one_line_errors():
+    with exit_on_error():
         launch(train_slowly, config, nproc=nproc, errors=Path(out, "errors"))
 
 

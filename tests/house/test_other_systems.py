@@ -54,7 +54,7 @@ def without_what_only_linux_has(out: Path) -> dict[str, Any]:
     fresh = import_module("distcore")
     import_module("distcore.jobs.train").errors_of_job()
     import_module("distcore.launchers.processes.cores").foreign_load()
-    with import_module("distcore.launchers.processes.contexts").sigterm_raises():
+    with import_module("distcore.launchers.processes.contexts").raise_on_sigterm():
         pass
     config = {"device": "cpu", "lr": 0.01, "schedule": {"name": "constant"}, "extensions": {"progress": False}}
     problem = import_module("distcore.testing.problem").Problem()

@@ -19,7 +19,7 @@ from resume_job import wait_for
 from distcore import RunConfig, checkpoint
 from distcore.cli.main import main
 from distcore.engine.trainer import how_to_go_on
-from distcore.launchers.processes.contexts import stop_signals
+from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.rank_environment.environment import LAUNCHER_FLAGS_VARIABLE, LAUNCHER_VARIABLE
 
 pytestmark = pytest.mark.programs  # its runs are whole ones
@@ -67,7 +67,7 @@ def ctrl_c_heard() -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c_heard")
 def test_ctrl_c_is_asked_once_and_then_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     asked: list[int] = []
-    with stop_signals(lambda: asked.append(1)):
+    with handle_stop_signals(lambda: asked.append(1)):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

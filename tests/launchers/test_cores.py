@@ -86,7 +86,7 @@ def test_more_ranks_than_cores_are_warned_of_with_what_to_do(
     assert "# threads: 1 per rank, of " in out
     assert main([*job.split(), "4"]) == 0
     assert "core(s): ranks take turns" not in capsys.readouterr().out
-    assert cores.crowded(RunConfig(nproc=16, device="cuda")) is None
+    assert cores.crowding_warning(RunConfig(nproc=16, device="cuda")) is None
 
 
 @pytest.mark.needs("distcore-workbench")

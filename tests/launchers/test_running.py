@@ -25,9 +25,9 @@ FLAGS = (
 
 LOGS = """
 from torch.distributed.elastic.agent.server.api import logger
-from distcore.launchers.processes.contexts import without_torchelastic_logs
+from distcore.launchers.processes.contexts import silence_torchelastic
 logger.warning("before")
-with without_torchelastic_logs():
+with silence_torchelastic():
     logger.warning("Received 15 death signal")
 logger.warning("after")
 """

@@ -56,7 +56,7 @@ def test_every_row_is_dealt_once_within_the_budget_and_as_often_to_every_shard(
     for seed in range(5):
         lengths = ascending(rows, seed, longest=300) * (1 + seed % 2 * 7)  # some rows are longer than the budget
         cut = TokenCut(tokens=256, forward=20, pads=not packed)
-        dealt = cut.deal(lengths, shards)
+        dealt = cut.assign(lengths, shards)
         assert dealt.shape[1:] == (shards, 2)
         assert sorted(row for start, stop in dealt.reshape(-1, 2) for row in range(start, stop)) == list(range(rows))
         tokens = [lengths[start:stop].sum() if packed else (stop - start) * lengths[start:stop].max(initial=0)
@@ -77,13 +77,13 @@ def test_for_one_shard_no_cut_costs_less(seed: int) -> None:
             stop - start == 1 or (stop - start) * lengths[stop - 1] <= cut.tokens for start, stop in pairwise(bounds)
         )
     ]
-    assert time_of(lengths, cut.deal(lengths, 1), cut.forward) == min(fitting)
+    assert time_of(lengths, cut.assign(lengths, 1), cut.forward) == min(fitting)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_any_cut(seed: int) -> None:
     lengths, shards = ascending(6 + seed % 5, seed), 2 + seed % 2
-    found = padded(lengths, CUT.deal(lengths, shards, turns=1)).max()
+    found = padded(lengths, CUT.assign(lengths, shards, rounds=1)).max()
     every = [max((b - a) * lengths[b - 1] for a, b in pairwise(bounds)) for bounds in cuts(len(lengths), shards)]
     assert found <= min(every) * 129 / 128
 
@@ -92,21 +92,21 @@ def test_the_costliest_of_a_given_number_of_micro_batches_costs_as_little_as_in_
 def test_it_is_done_earlier_and_pads_less_than_slices_of_equally_many_rows(shards: int, rows: int) -> None:
     for seed in range(20):
         lengths, cut = ascending(rows, seed, longest=128), TokenCut(tokens=4096, forward=96)
-        by_tokens, by_rows = cut.deal(lengths, shards), in_equal_slices(lengths, shards)
+        by_tokens, by_rows = cut.assign(lengths, shards), in_equal_slices(lengths, shards)
         assert time_of(lengths, by_tokens, cut.forward) <= time_of(lengths, by_rows, cut.forward)
         assert padded(lengths, by_tokens).sum() <= padded(lengths, by_rows).sum()
 
 
 def test_a_dearer_forward_pass_makes_fewer_micro_batches_and_packed_rows_the_fewest() -> None:
     lengths = ascending(64, 0)
-    turns = [len(TokenCut(tokens=4096, forward=forward).deal(lengths, 2)) for forward in (0, 40, 400, 4000)]
+    turns = [len(TokenCut(tokens=4096, forward=forward).assign(lengths, 2)) for forward in (0, 40, 400, 4000)]
     assert turns[0] > turns[1] > turns[2] == turns[3] == 1
-    assert len(TokenCut(tokens=4096, forward=0, pads=False).deal(lengths, 1)) == 1
+    assert len(TokenCut(tokens=4096, forward=0, pads=False).assign(lengths, 1)) == 1
 
 
 def test_shards_finish_together() -> None:
     for seed in range(10):
-        work = padded(lengths := ascending(128, seed), CUT.deal(lengths, 4)).sum(0)
+        work = padded(lengths := ascending(128, seed), CUT.assign(lengths, 4)).sum(0)
         assert work.max() < 1.2 * work.mean()
 
 
@@ -154,7 +154,7 @@ def test_planning_a_step_takes_no_time_that_counts(rows: int, shards: int, milli
     lengths, cut, spent = ascending(rows, 0, longest=128), TokenCut(tokens=4096, forward=96), []
     for _ in range(7):
         start = process_time()
-        cut.deal(lengths, shards)
+        cut.assign(lengths, shards)
         spent.append(process_time() - start)
     assert min(spent) * 1000 < 3 * milliseconds  # three times what it takes here, for slower machines
 

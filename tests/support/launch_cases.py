@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from distcore.errors import DataError, DistcoreError
 from distcore.launchers import launch
-from distcore.launchers.processes.failures import one_line_errors, run_as_rank
+from distcore.launchers.processes.failures import exit_on_error, run_as_rank
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import export, join
 
@@ -106,7 +106,7 @@ def joined(case: str) -> None:
 
 
 mode, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-with one_line_errors():
+with exit_on_error():
     if mode == "look":
         torch.set_num_threads(2)
         torch.randn(512, 512) @ torch.randn(512, 512)  # OpenMP has its threads now, and forking must not mind

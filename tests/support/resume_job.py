@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from distcore import RunConfig, launch, train
 from distcore.config import parse_settings
-from distcore.launchers.processes.failures import one_line_errors
+from distcore.launchers.processes.failures import exit_on_error
 from distcore.plugin.task.task import OnResume
 from distcore.testing.problem import Problem
 
@@ -89,5 +89,5 @@ def _train(config: RunConfig, task: Slow) -> None:
 
 if __name__ == "__main__":
     settings = parse_settings(sys.argv[2:])
-    with one_line_errors():
+    with exit_on_error():
         run(Path(sys.argv[1]), settings.pop("seconds_a_step", 0.0), **settings)

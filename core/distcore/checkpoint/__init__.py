@@ -152,7 +152,7 @@ def load(
     on all ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with
     the difference).
     """
-    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     job_state = checkpoint.job_state()
     check_job(run, job_state, path, data, on_resume)
     check_base(run.base, job_state, path)
@@ -170,7 +170,7 @@ def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
 
     Returns which of them: ``raw`` or ``ema``. Raises CheckpointError.
     """
-    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_verified, path, run.world))
+    checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     check_base(run.base, checkpoint.job_state(), path)
     _check_names(run, hooks, checkpoint)
     hooks.load_checkpoint(run, Evaluated(checkpoint), saved_progress(checkpoint.job_state(), path))
@@ -198,7 +198,7 @@ def _check_names(run: Run, hooks: Hooks, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.path}: {name!r} belongs to nothing in the model; it is another model's")
 
 
-def _verified(path: Path, world: World) -> Checkpoint:
+def _open_verified(path: Path, world: World) -> Checkpoint:
     checkpoint = Checkpoint(path)
     checkpoint.verify(world.rank, world.size)
     return checkpoint

@@ -157,7 +157,7 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
     saved = job_state.get("base")
     if saved is None or base is None:
         return
-    with _checkpoint_errors(path):
+    with _report_malformed(path):
         digest, what = str(saved["sha256"]), str(saved["what"])
     if digest != base.digest:
         raise CheckpointError(
@@ -168,7 +168,7 @@ def check_base(base: BaseModelRef | None, job_state: dict[str, Any], path: Path)
 
 def saved_progress(job_state: dict[str, Any], path: Path) -> Progress:
     """Return the progress of the run that wrote the checkpoint at ``path``; raises CheckpointError if it is damaged."""
-    with _checkpoint_errors(path):
+    with _report_malformed(path):
         return Progress(**{field.name: _count(job_state["progress"][field.name]) for field in fields(Progress)})
 
 
@@ -178,7 +178,7 @@ def saved_judgement(job_state: dict[str, Any], path: Path) -> tuple[int, str, fl
     Raises CheckpointError if it is damaged.
     """
     best = job_state.get("best")
-    with _checkpoint_errors(path):
+    with _report_malformed(path):
         return None if best is None else (_count(best["step"]), str(best["metric"]), float(best["value"]))
 
 
@@ -197,7 +197,7 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
 
     The run may have other parameter groups than the one that saved, because another strategy makes its own.
     """
-    with _checkpoint_errors(path):
+    with _report_malformed(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]
         _restore_loss_scale(run, job_state["scaler"])
         changed = {"lr", "optimizer"} & set(run.config.resume_changed or ())
@@ -213,7 +213,7 @@ def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path)
 
 
 @contextmanager
-def _checkpoint_errors(path: Path) -> Iterator[None]:
+def _report_malformed(path: Path) -> Iterator[None]:
     """Turn the errors that a malformed state.json causes into a CheckpointError, one line with the file's name."""
     try:
         yield

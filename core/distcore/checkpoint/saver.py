@@ -14,7 +14,7 @@ from distcore import checkpoint
 from distcore.checkpoint.commit import begin, commit, discard, is_published, publish_rank_manifest, staging_of
 from distcore.checkpoint.files import Files
 from distcore.checkpoint.job_state import collect_job_state
-from distcore.checkpoint.writer import Block, blocks_to_write, copied_to_cpu, state_to_save, write_rank_files
+from distcore.checkpoint.writer import Block, blocks_to_write, copy_to_cpu, state_to_save, write_rank_files
 from distcore.distributed.agreement import on_all_ranks
 from distcore.errors import CheckpointError
 from distcore.plugin.strategy.contract import Progress, Run
@@ -70,7 +70,7 @@ class Saver:
         The thread makes no collectives, which could mix with those of training: ranks communicate by files.
         """
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
-        blocks = copied_to_cpu(blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size))
+        blocks = copy_to_cpu(blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size))
         job_state = collect_job_state(run, progress) | facts
         start = partial(begin, self._files, final) if run.world.is_main else lambda: None
         on_all_ranks(run, hooks, f"checkpoint {final} could not be written", start)

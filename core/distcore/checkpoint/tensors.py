@@ -1,4 +1,4 @@
-"""Writing safetensors files, hashed while they are written so that they need not be read again."""
+"""Write safetensors files, and hash them while they are written, so that they need not be read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {
 """torch dtypes by safetensors' names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHUNK = 2**24
-"""Bytes that are hashed and written at a time."""
+"""Bytes per write."""
 
 
 def write_file(files: Files, path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
@@ -34,14 +34,14 @@ def write_hashed(files: Files, path: Path, chunks: Iterator[bytes | memoryview])
     """Write ``chunks`` to a new file and wait until it is on disk; return size and SHA-256."""
     size, digest = 0, hashlib.sha256()
 
-    def hashed() -> Iterator[bytes | memoryview]:
+    def hash_chunks() -> Iterator[bytes | memoryview]:
         nonlocal size
         for chunk in chunks:
             digest.update(chunk)
             size += memoryview(chunk).nbytes
             yield chunk
 
-    files.write(path, hashed())
+    files.write(path, hash_chunks())
     files.sync(path)
     return FileEntry(size=size, sha256=digest.hexdigest())
 

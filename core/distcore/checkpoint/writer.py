@@ -86,7 +86,7 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
         block
         for name, held in state.items()
         if not isinstance(held, Tensor)
-        for block in _split_held(name, held, limit)
+        for block in _split_sharded(name, held, limit)
     ]
     whole = [
         block
@@ -97,7 +97,7 @@ def blocks_to_write(state: State, rank: int, size: int, limit: int = FILE_BYTES)
     return sorted([*own, *_assign_to_rank(whole, rank, size)], key=lambda block: (block.name, block.start))
 
 
-def copied_to_cpu(blocks: Sequence[Block]) -> list[Block]:
+def copy_to_cpu(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks with their values copied to main memory, so that training may change the originals."""
     return [replace(block, values=block.values.detach().to("cpu", copy=True)) for block in blocks]
 
@@ -117,7 +117,7 @@ def _parts(held: Piece | Box | Sequence[Box]) -> Sequence[Piece | Box]:
     return [held] if isinstance(held, Piece | Box) else held
 
 
-def _split_held(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
+def _split_sharded(name: str, held: Piece | Box | Sequence[Box], limit: int) -> Iterator[Block]:
     for part in _parts(held):
         if part.replica:
             continue

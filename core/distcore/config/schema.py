@@ -35,7 +35,7 @@ class _Tree(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_one_line(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+    def _report_in_one_line(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Raise ConfigError in place of pydantic's ValidationError; the context says where ``given`` is from."""
         if not _OUTERMOST.get():
             return validate(given)

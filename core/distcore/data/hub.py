@@ -51,16 +51,16 @@ def _load(name: str, config: str | None) -> Mapping[str, Any]:
     if find_spec("datasets") is None:
         needed = "names of the hub need the package datasets, which is not installed"
         raise DataError(f"{said}, and {needed}. Install it with: pip install 'distcore[datasets]'")
-    with _quiet():
+    with _silence_datasets():
         try:
-            return _loaded(name, config)
+            return _load_or_read_cache(name, config)
         except Exception as error:  # each way to fail has an exception of its own
             reason = " ".join(str(error).split())[:REASON] or type(error).__name__
             hint = f"; a config is named as {name}:CONFIG" if "config" in reason.lower() else ""
             raise DataError(f"{said}, and not available from the hub: {reason}{hint}") from None
 
 
-def _loaded(name: str, config: str | None) -> Mapping[str, Any]:
+def _load_or_read_cache(name: str, config: str | None) -> Mapping[str, Any]:
     import datasets
     from datasets.packaged_modules.cache.cache import Cache as Cached
     from huggingface_hub import dataset_info
@@ -81,7 +81,7 @@ def _loaded(name: str, config: str | None) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_datasets() -> Iterator[None]:
     """Silence the progress bars and warnings of datasets, which the user cannot act on."""
     import datasets
 

@@ -51,10 +51,10 @@ def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
     """
     asked = config.device
     if asked == "auto":
-        return _seen() or "cpu"
+        return _accelerator_type() or "cpu"
     if asked == "cpu":
         return asked
-    here, otherwise = " or ".join(filter(None, ("cpu", _seen()))), "use --device cpu, or leave it out"
+    here, otherwise = " or ".join(filter(None, ("cpu", _accelerator_type()))), "use --device cpu, or leave it out"
     try:
         known = torch.device(asked)
     except RuntimeError:
@@ -66,7 +66,7 @@ def resolve_device(config: RunConfig, elsewhere: bool = False) -> str:
     return asked
 
 
-def _seen() -> str | None:
+def _accelerator_type() -> str | None:
     """Return the kind of the accelerator that torch sees here."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator.type if accelerator is not None and count_devices(accelerator.type) else None
@@ -86,7 +86,7 @@ def count_devices(kind: str) -> int:
 
 def count_accelerators() -> int:
     """Return how many devices there are of the accelerator that torch sees here; 0: there is none."""
-    kind = _seen()
+    kind = _accelerator_type()
     return count_devices(kind) if kind else 0
 
 
@@ -270,7 +270,7 @@ def total_memory(kind: str) -> int:
         return 0
 
 
-def beside_tensors(kind: str) -> dict[str, str]:
+def memory_overhead(kind: str) -> dict[str, str]:
     """Return what a device needs beside tensors, by name: what is known of it, and where from."""
     if kind != "cuda":
         return {}

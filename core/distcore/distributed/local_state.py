@@ -26,7 +26,7 @@ def values_of(held: Part | Sequence[Box]) -> list[Tensor]:
     return [part if isinstance(part, Tensor) else part.values for part in parts_of(held)]
 
 
-class Held:
+class LocalState:
     """The state that ranks hold; implements ``distcore.SavedState``.
 
     A rank gets the parts that it holds, and raises StrategyError for others. A whole tensor of which ranks hold pieces
@@ -46,7 +46,7 @@ class Held:
     def __getitem__(self, name: str) -> Tensor:
         """Return the whole tensor; in fp32, if it is gathered."""
         held = self._state.get(name)
-        return held if isinstance(held, Tensor) else self._gathered(name)
+        return held if isinstance(held, Tensor) else self._gather(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor."""
@@ -75,7 +75,7 @@ class Held:
     def _parts(self, name: str) -> Sequence[Part]:
         return parts_of(self._state[name]) if name in self._state else []
 
-    def _gathered(self, name: str) -> Tensor:
+    def _gather(self, name: str) -> Tensor:
         """Join the pieces of all ranks, in which copies of others' pieces do not count."""
         device = self._run.world.device
         pieces = [part for part in self._parts(name) if isinstance(part, Piece) and not part.replica]

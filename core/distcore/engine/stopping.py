@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distcore.launchers.processes.contexts import stop_signals
+from distcore.launchers.processes.contexts import handle_stop_signals
 from distcore.plugin.strategy.contract import RankInfo
 from distcore.rank_environment import join
 
@@ -30,5 +30,5 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     """
     request = StopRequest()
     launcher = (join(os.environ) or RankInfo()).launcher
-    with stop_signals(request.ask, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
+    with handle_stop_signals(request.ask, ctrl_c=launcher == "local"):  # ranks of our launcher ignore Ctrl-C
         yield request

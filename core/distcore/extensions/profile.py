@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from distcore.extensions.phases import PHASES, communication, table
-from distcore.launchers.processes.log_files import stderr_closed
+from distcore.launchers.processes.log_files import close_stderr
 from distcore.plugin.strategy.contract import Progress, Run, StepResult
 from distcore.plugin.strategy.hookspecs import hookimpl
 
@@ -118,7 +118,7 @@ class Profile:
             on_cpu = self._device.type == "cpu"
             activities = {ProfilerActivity.CPU} if on_cpu else supported_activities()  # type: ignore[no-untyped-call]
             self._tracer = profile(activities=activities, acc_events=True)
-            with stderr_closed():
+            with close_stderr():
                 self._tracer.start()
         elif self._done == plan.end and self._tracer is not None:
             self._close_range()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from distcore.model.lora import ADAPTER, trained_whole_in
+from distcore.model.lora import ADAPTER, fully_trained_in
 from distcore.model.transformers_log import silence_transformers
 
 WEIGHTS = "adapter_model.safetensors"
@@ -52,7 +52,7 @@ def take_out(module: Any, merge: bool) -> Any:
     """Return ``module`` without its adapter, in place: as it was before, or with what was trained in its weights."""
     from peft.tuners.lora import LoraLayer
 
-    for path, copy, original in list(trained_whole_in(module)):
+    for path, copy, original in list(fully_trained_in(module)):
         _replace(module, path, copy if merge else original)
     for path, layer in list(module.named_modules()):
         if isinstance(layer, LoraLayer):

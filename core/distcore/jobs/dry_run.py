@@ -10,7 +10,7 @@ import torch
 
 from distcore.config import RunConfig, dump_config
 from distcore.errors import DistcoreError
-from distcore.launchers.processes.cores import available_cores, crowded, threads_per_rank
+from distcore.launchers.processes.cores import available_cores, crowding_warning, threads_per_rank
 from distcore.model.model_source import model_source
 from distcore.model.optim import freeze, optimizer_factory
 from distcore.plugin.batching.sampling import BatchPlan, training_plan
@@ -35,7 +35,7 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
     ranks = int(config.nproc)
     sizes = f"{len(data.train)} to train on, {len(data.evaluation)} to evaluate, {len(data.test)} to test"
     joined = join(os.environ) is not None
-    warnings = [*data.warnings, None if joined else crowded(config)]
+    warnings = [*data.warnings, None if joined else crowding_warning(config)]
     yield from (f"warning: {warning}" for warning in warnings if warning)
     yield f"run folder: {config.out}"
     yield f"rows: {sizes}"

@@ -64,7 +64,7 @@ def _show(resolved: Resolved, rank_info: RankInfo, path: Path, chosen: str, as_j
     set_up_logging(resolved.config, rank_info.rank)
     if rank_info.rank == 0:
         print(f"evaluating {chosen}", file=sys.stderr)
-    report = _evaluated(resolved, rank_info, path)
+    report = _evaluate(resolved, rank_info, path)
     if rank_info.rank:
         return
     if as_json:
@@ -79,10 +79,10 @@ def evaluate_checkpoint(config: RunConfig, path: Path, task: Task | None = None)
     Call it in every rank that a launcher started, or in a single process. ``task`` overrides the config's. Raises
     DistcoreError, one line.
     """
-    return _evaluated(resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path)
+    return _evaluate(resolve_here(config, training=False, task=task), join(os.environ) or RankInfo(), path)
 
 
-def _evaluated(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
+def _evaluate(resolved: Resolved, rank_info: RankInfo, path: Path) -> dict[str, Any]:
     hooks, world = set_up(resolved, rank_info)
     with force_determinism(resolved.config):
         report = _evaluate_in(world, resolved, hooks, rank_info, path)

@@ -102,7 +102,7 @@ def check(
 ) -> Prediction:
     """Read all rows once and check them, and what is there of ``out``; writes nothing, raises DistcoreError."""
     resolved = resolve_here(config, training=False, task=task)
-    predicting = _checked(resolved)
+    predicting = _check_task(resolved)
     facts: dict[str, object] = {
         "checkpoint": hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest(),
         "data file": prediction_rows.content(file),
@@ -138,7 +138,7 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
 
 def _predict_in(world: World, resolved: Resolved, hooks: Hooks, rank_info: RankInfo, prediction: Prediction) -> None:
     """Predict inside the process group. A function of its own, so that the run is freed before teardown."""
-    config, task = resolved.config, _checked(resolved)
+    config, task = resolved.config, _check_task(resolved)
     data, out = task.data_of(prediction.path, config), prediction.out
     run, data = build_to_evaluate(config, hooks, world, task, data)
     check_world(run, hooks, rank_info)
@@ -167,7 +167,7 @@ def _write(out: PredictionFile, task: BoundTask, outputs: Outputs, data: Dataset
     out.add(task.unlabeled_lines(outputs, data, rows))
 
 
-def _checked(resolved: Resolved) -> BoundTask:
+def _check_task(resolved: Resolved) -> BoundTask:
     resolved.task.check_predicts_rows(resolved.config.task)
     return resolved.task
 

@@ -25,7 +25,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from distcore.errors import RankError
 from distcore.launchers.planning import LIFELINE
-from distcore.launchers.processes.contexts import without_torchelastic_logs
+from distcore.launchers.processes.contexts import silence_torchelastic
 from distcore.launchers.processes.start_method import AGENT_VARIABLE
 from distcore.rank_environment.network import address_towards, is_here
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         del words[0]
         threading.Thread(target=_end_with_stdin, name="distcore-lifeline", daemon=True).start()
     os.environ[AGENT_VARIABLE] = str(os.getpid())
-    with without_torchelastic_logs():
+    with silence_torchelastic():
         arguments = _parse(words)
         _watch(arguments)
         config, command, command_arguments = config_from_args(arguments)

@@ -54,13 +54,13 @@ class SshLauncher:
 
     def run(self, plan: Plan) -> int:
         """Start all agents and wait for them; once one fails, the others end, too."""
-        from distcore.launchers.processes.contexts import stop_signals
+        from distcore.launchers.processes.contexts import handle_stop_signals
 
         check_programs(plan)
         write_files(plan.files)
         stop = threading.Event()
         with ExitStack() as stack:
-            stack.enter_context(stop_signals(stop.set))
+            stack.enter_context(handle_stop_signals(stop.set))
             # In sessions of their own: a terminal would send Ctrl-C to every ssh, which would then end at once.
             agents = [
                 subprocess.Popen(command.words, stdin=subprocess.PIPE, start_new_session=True)

@@ -1,8 +1,7 @@
-"""An exponential moving average (EMA) of the weights that are trained, kept where the weights are.
+"""An exponential moving average (EMA) of the trained weights, sharded as the weights are.
 
-A rank averages what its strategy returns of the weights for a checkpoint: all of them where they are replicated, its
-own shards where they are sharded. To be evaluated the average takes the place of the weights by the strategy's
-``load_checkpoint``, so no strategy has a hook for it.
+A rank averages the weights that its strategy returns for a checkpoint: all of them if replicated, its own shards if
+sharded. For an evaluation the strategy's ``load_checkpoint`` swaps the average in, so strategies need no extra hook.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from distcore.distributed.local_state import Held, parts_of, values_of
+from distcore.distributed.local_state import LocalState, parts_of, values_of
 from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import Box, Piece, SavedState, State
 
 WEIGHTS, AVERAGE = "model/", "ema/"
-"""What the names of weights, and those of their averages, begin with."""
+"""Prefixes of the names of weights and of averages."""
 
 
 def average_name(name: str) -> str:
@@ -31,14 +30,14 @@ def average_name(name: str) -> str:
 
 @torch.no_grad()
 def begin(run: Run, hooks: Hooks) -> State:
-    """Return the average before the first step: an fp32 copy of what this rank holds of the trained weights."""
-    return {average_name(name): _copied(held) for name, held in _trained(run, hooks).items()}
+    """Return the average before the first step: an fp32 copy of this rank's trained weights."""
+    return {average_name(name): _copied(held) for name, held in _trained_state(run, hooks).items()}
 
 
 @torch.no_grad()
 def update(run: Run, hooks: Hooks, step: int) -> None:
-    """Take the weights after optimizer step ``step``, counted from 1, into ``run.ema``; without communication."""
-    average, now = run.ema or {}, _trained(run, hooks)
+    """Update ``run.ema`` with the weights after optimizer step ``step``, counted from 1; without communication."""
+    average, now = run.ema or {}, _trained_state(run, hooks)
     kept = [tensor for held in average.values() for tensor in values_of(held)]
     new = [tensor.float() for name in average for tensor in values_of(now[WEIGHTS + name.removeprefix(AVERAGE)])]
     if kept:  # a rank may hold no part of any weight
@@ -46,7 +45,7 @@ def update(run: Run, hooks: Hooks, step: int) -> None:
 
 
 def decay_at(run: Run, step: int) -> float:
-    """Return the part of the average that stays at ``step``; less in the first ones, with ``ema.warmup``."""
+    """Return the decay at ``step``; smaller in the first steps with ``ema.warmup``."""
     ema = run.config.ema
     assert ema.decay is not None
     return min(ema.decay, (1 + step) / (10 + step)) if ema.warmup else ema.decay
@@ -54,10 +53,12 @@ def decay_at(run: Run, step: int) -> float:
 
 @torch.no_grad()
 def load(run: Run, hooks: Hooks, saved: SavedState) -> None:
-    """Fill ``run.ema`` from a checkpoint, each rank its own part; from the weights where the checkpoint has none."""
+    """Load this rank's part of ``run.ema`` from a checkpoint, or from the weights if it has no average."""
     if run.ema is None:
         return
-    weights: SavedState = saved if any(name.startswith(AVERAGE) for name in saved) else _Renamed(run, hooks)
+    weights: SavedState = (
+        saved if any(name.startswith(AVERAGE) for name in saved) else _WeightsByAverageName(run, hooks)
+    )
     for name, held in run.ema.items():
         for part in parts_of(held):
             if isinstance(part, Tensor):
@@ -84,27 +85,27 @@ def use_average(run: Run, hooks: Hooks) -> Iterator[None]:
     with torch.no_grad():
         own = held | {name: _copied(held[name]) for name in trained}
     average = held | {name: run.ema[average_name(name)] for name in trained}
-    hooks.load_checkpoint(only_weights, Held(run, hooks, average), Progress())
+    hooks.load_checkpoint(only_weights, LocalState(run, hooks, average), Progress())
     yield
-    hooks.load_checkpoint(only_weights, Held(run, hooks, own), Progress())
+    hooks.load_checkpoint(only_weights, LocalState(run, hooks, own), Progress())
 
 
-class _Renamed(Held):
-    """The weights of a run by the names of their averages."""
+class _WeightsByAverageName(LocalState):
+    """A run's weights under the names of their averages."""
 
     def __init__(self, run: Run, hooks: Hooks) -> None:
-        super().__init__(run, hooks, {average_name(name): held for name, held in _trained(run, hooks).items()})
+        super().__init__(run, hooks, {average_name(name): held for name, held in _trained_state(run, hooks).items()})
 
 
-def _trained(run: Run, hooks: Hooks) -> State:
-    """What this rank holds of the weights that are trained, as they are now."""
+def _trained_state(run: Run, hooks: Hooks) -> State:
+    """Return this rank's part of the trained weights."""
     names = {WEIGHTS + name for name, parameter in run.module.named_parameters() if parameter.requires_grad}
     held = hooks.save_checkpoint(replace(run, optimizer=None))
     return {name: value for name, value in held.items() if name in names}
 
 
 def _copied(held: Tensor | Piece | Box | Sequence[Box]) -> Tensor | Piece | Box | list[Box]:
-    """Return an fp32 copy of the elements, in the same place of the whole."""
+    """Return an fp32 copy of a tensor, piece or boxes."""
     if isinstance(held, Tensor):
         return held.detach().to(torch.float32, copy=True)
     if isinstance(held, Piece | Box):

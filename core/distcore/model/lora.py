@@ -1,7 +1,7 @@
 """LoRA: small trained matrices beside the frozen linear layers of a transformers model, by the library peft.
 
-They are put into the model itself, so that it stays what the task and the strategies know: its class, its methods, its
-blocks. What the model begins without a trained value for, such as the new head of a classifier, is trained whole.
+The matrices are injected into the model itself, so that its class, methods and blocks stay as task and strategies know
+them. Modules without pretrained weights, such as a new classifier head, are fully trained.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER = "default"
-"""What peft calls the adapter, in the names of its parameters, too."""
+"""peft's name of the adapter, which is also part of its parameters' names."""
 ALL_LINEAR = "all-linear"
-"""The targets that are every linear layer but the head."""
+"""Targets: every linear layer but the head."""
 TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
@@ -36,7 +36,7 @@ TASK_TYPES = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "ForSeq2SeqLM": "SEQ_2_SEQ_LM",
 }
-"""How the name of a transformers class ends, to the name of peft for what it does; peft has none for the others."""
+"""peft's task type by the end of a transformers class name; other classes have none."""
 
 
 def resolve_alpha(config: RunConfig) -> float | str:
@@ -63,19 +63,19 @@ def resolve_alpha(config: RunConfig) -> float | str:
 
 
 def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str, str]:
-    """Put the adapter of ``config`` into ``module``, in place, and freeze all else.
+    """Inject the adapter of ``config`` into ``module``, in place, and freeze the other parameters.
 
-    ``module`` is whole or a meta model, in which the adapter has its values all the same; ``folder`` is that of its
-    weights, if there is one. Returns the name of each parameter that is not the adapter's own, to its name before; that
-    of a copy that is trained, to the name of what it began as. Raises ConfigError where there is nothing to adapt.
+    ``module`` is whole or a meta model; the adapter has values in both. ``folder`` has the model's weights, if any.
+    Returns a map from each base parameter's new name to its old one. A trained copy maps to the parameter it was copied
+    from. Raises ConfigError if the model has nothing to adapt.
     """
     settings = peft_config(config, module, folder)
     before = {id(parameter): name for name, parameter in module.named_parameters()}
     from peft import inject_adapter_in_model
 
-    with _one_line(config, module):
+    with _explain_targets(config, module):
         inject_adapter_in_model(settings, module, adapter_name=ADAPTER)
-    _initialise(module, config.seed)
+    _initialize(module, config.seed)
     return _names_before(module, before)
 
 
@@ -93,21 +93,21 @@ def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> Lo
     _check_targets(lora, module)
     import peft
 
-    build: Any = peft.LoraConfig  # it takes an alpha that is no whole number, too
+    build: Any = peft.LoraConfig  # typed for an integer alpha, but takes a float
     ends = (kind for end, kind in TASK_TYPES.items() if type(module).__name__.endswith(end))
     settings: LoraConfig = build(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets,
-        modules_to_save=_trained_whole(config, module, folder) or None,
+        modules_to_save=_fully_trained(config, module, folder) or None,
         task_type=next(ends, None),
     )
     return settings
 
 
-def trained_whole_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Yield the parts of an adapted model that are trained whole: name, the trained copy, what it began as."""
+def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Yield the fully trained modules of an adapted model: name, trained copy, original."""
     from peft.utils import ModulesToSaveWrapper
 
     for path, wrapper in module.named_modules():
@@ -132,12 +132,12 @@ def _such_as(module: nn.Module) -> str:
     return f"names are such as {', '.join(names[:: max(1, len(names) // 5)][:5])}"
 
 
-def _trained_whole(config: RunConfig, module: Any, folder: Path | None) -> list[str]:
+def _fully_trained(config: RunConfig, module: Any, folder: Path | None) -> list[str]:
     """Return the names of the modules that LoRA would leave at random values: a classifier's head, a new pooler.
 
     Raises ConfigError for a language model whose files lack weights: its head is not to be trained.
     """
-    made = _made(module, folder)
+    made = _missing_from(module, folder)
     owners = {name.rpartition(".")[0] for name in made}
     is_language_model = module.get_output_embeddings() is not None
     if is_language_model or "" in owners:
@@ -154,10 +154,10 @@ def _trained_whole(config: RunConfig, module: Any, folder: Path | None) -> list[
     return heads + sorted(owner for owner in owners if owner.partition(".")[0] not in heads)
 
 
-def _made(module: Any, folder: Path | None) -> set[str]:
-    """Return the names of the parameters that ``folder`` lacks, or has in another shape; reads none.
+def _missing_from(module: Any, folder: Path | None) -> set[str]:
+    """Return the names of the parameters that ``folder`` lacks or has in another shape, without reading weights.
 
-    transformers says so, because it knows under which other names a file may have them.
+    transformers reports them, because it knows the older names of parameters in files.
     """
     if folder is None:
         return set()
@@ -175,8 +175,8 @@ def _made(module: Any, folder: Path | None) -> set[str]:
 
 
 @contextmanager
-def _one_line(config: RunConfig, module: nn.Module) -> Iterator[None]:
-    """Turn what peft says of targets that it cannot adapt into a ConfigError, and silence its advice."""
+def _explain_targets(config: RunConfig, module: nn.Module) -> Iterator[None]:
+    """Turn peft's error about targets into a ConfigError, and silence its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,10 +186,10 @@ def _one_line(config: RunConfig, module: nn.Module) -> Iterator[None]:
         raise ConfigError(f"lora.targets = {config.lora.targets!r}: {reason}; {_such_as(module)}") from None
 
 
-def _initialise(module: nn.Module, seed: int) -> None:
-    """Give the adapter the values with which peft begins, as a function of ``seed`` and the order of layers alone.
+def _initialize(module: nn.Module, seed: int) -> None:
+    """Give the adapter peft's initial values; they depend on ``seed`` and the order of layers only.
 
-    They are on the CPU, in a meta model, too.
+    The values are on the CPU, also in a meta model.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -210,7 +210,7 @@ def _names_before(module: nn.Module, before: Mapping[int, str]) -> dict[str, str
     """Return the names that ``adapt`` promises; ``before`` has the old names by the identity of the parameters."""
     now = dict(module.named_parameters())
     names = {name: before[id(parameter)] for name, parameter in now.items() if id(parameter) in before}
-    for path, copy, original in trained_whole_in(module):
+    for path, copy, original in fully_trained_in(module):
         began = dict(original.named_parameters())
         for rest, _ in copy.named_parameters():
             names[f"{path}.modules_to_save.{ADAPTER}.{rest}"] = before[id(began[rest])]

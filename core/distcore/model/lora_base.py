@@ -1,4 +1,4 @@
-"""The base of an adapter, named by its content: a checkpoint without the base's weights must find the right ones."""
+"""The base of an adapter, identified by its content, because checkpoints leave the weights of the base out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 
 FILES = ("*.safetensors", "pytorch_model*.bin")
-"""Weights of a model folder; the first kind that is there is what transformers reads."""
+"""Files of weights in a model folder. transformers reads the first existing kind."""
 NOT_THE_WEIGHTS = ("dropout", "pdrop", "drop_path", "_name_or_path", "version", "dtype", "id2label", "label2id")
-"""Parts of keys of a transformers config that say nothing of random weights."""
+"""Parts of transformers config keys that do not change random weights."""
 
 
 def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | None:
-    """Return the base of ``module``, an adapted model of which nothing else is frozen yet; ``None`` without LoRA.
+    """Return the base of ``module``, an adapted model without other frozen parameters; ``None`` without LoRA.
 
-    Reads the weights' files whole. Raises ModelError if they cannot be read.
+    Reads the files of weights whole. Raises ModelError if they cannot be read.
     """
     if config.lora.rank is None:
         return None
@@ -37,7 +37,7 @@ def base_of(config: RunConfig, task: Task, module: nn.Module) -> BaseModelRef | 
         digest, what = digest_of_files(folder), f"the weights in {folder}"
     elif bound.from_scratch:
         digest, what = _digest_of_recipe(module, config.seed), f"a {type(module).__name__} of seed {config.seed}"
-    else:  # it may have read weights that nobody else knows of
+    else:  # the task may have read weights from anywhere
         digest, what = _digest_of_values(module, parameters), f"a {type(module).__name__} of the task"
     return BaseModelRef(digest=digest, what=what, folder=folder, parameters=parameters)
 
@@ -46,7 +46,7 @@ def digest_of_files(folder: Path) -> str:
     """Return a SHA-256 over names and contents of the weights' files in ``folder``; raises ModelError."""
     files = next((matching for kind in FILES if (matching := sorted(folder.glob(kind)))), [])
     try:
-        with ThreadPoolExecutor() as threads:  # hashing leaves other threads their turn
+        with ThreadPoolExecutor() as threads:  # hashlib releases the interpreter's lock
             digests = list(threads.map(_digest_of_file, files))
     except OSError as error:
         raise ModelError(f"model {folder}: {error.filename} cannot be read: {error.strerror}") from None
@@ -59,7 +59,7 @@ def _digest_of_file(file: Path) -> str:
 
 
 def _digest_of_recipe(module: Any, seed: int) -> str:
-    """Random weights follow from the model's class, its config and the seed."""
+    """Return a digest of the model's class, its config and the seed, which determine random weights."""
     tree = {key: value for key, value in module.config.to_dict().items() if not any(w in key for w in NOT_THE_WEIGHTS)}
     recipe = {"class": type(module).__name__, "config": tree, "seed": seed}
     return _digest([json.dumps(recipe, sort_keys=True, default=str).encode()])

@@ -1,4 +1,4 @@
-"""The model of a run: how to build it, whole or on the meta device, and what the config changes in it."""
+"""The model of a run: build it whole or on the meta device, and apply the config's changes."""
 
 from __future__ import annotations
 
@@ -33,25 +33,28 @@ def model_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
     if config.lora.rank is None:
         return base
 
-    def put_in(module: nn.Module) -> dict[str, str]:
+    def inject(module: nn.Module) -> dict[str, str]:
         return adapt(config, module, base.folder)
 
-    def adapted(build: Callable[[], nn.Module]) -> nn.Module:
+    def build_adapted(build: Callable[[], nn.Module]) -> nn.Module:
         module = build()
-        put_in(module)
+        inject(module)
         return module
 
     return ModelSource(
-        build=partial(adapted, base.build), meta_model=partial(adapted, base.meta_model), base=base, adapt=put_in
+        build=partial(build_adapted, base.build),
+        meta_model=partial(build_adapted, base.meta_model),
+        base=base,
+        adapt=inject,
     )
 
 
 def set_up_module(
     config: RunConfig, task: Task, module: nn.Module, training: bool
 ) -> tuple[BaseModelRef | None, Compilations | None]:
-    """Change a built model as the config says, before a strategy wraps it: what is recomputed, frozen, compiled.
+    """Apply gradient checkpointing, freezing and compilation to a built model, before a strategy wraps it.
 
-    Returns the base of its adapter, if it has one, and what is compiled. Raises ConfigError if the model lacks
+    Returns the base of its adapter, if any, and the counts of compilations. Raises ConfigError if the model lacks
     gradient checkpointing.
     """
     if config.gradient_checkpointing:
@@ -69,12 +72,12 @@ def set_up_module(
 
 
 def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object) -> None:
-    """Raise DistcoreError for what config or strategy want of layers and the model does not have.
+    """Raise DistcoreError if config or strategy need layers that the model lacks.
 
-    The config does so by ``freeze``, ``lora``, groups of parameters, ``layer_decay`` and an optimizer for some layers
-    only. Only where the task builds a meta model; of other models a rank says it.
+    The config names layers in ``freeze``, ``lora``, groups of parameters, ``layer_decay``, and by an optimizer for
+    some layers only. A model that the task cannot build on the meta device is checked later, by the ranks.
     """
-    if not (isinstance(strategy, ChecksModel) or _speaks_of_layers(config)):
+    if not (isinstance(strategy, ChecksModel) or _names_layers(config)):
         return
     with suppress(MetaModelError):
         module = model_source(config, task, data).meta_model()
@@ -84,7 +87,7 @@ def check_model(config: RunConfig, task: Task, data: Datasets, strategy: object)
             strategy.check_model(config, module)
 
 
-def _speaks_of_layers(config: RunConfig) -> bool:
+def _names_layers(config: RunConfig) -> bool:
     optimizer = config.optimizer
     if (
         config.freeze is not None
@@ -97,7 +100,7 @@ def _speaks_of_layers(config: RunConfig) -> bool:
 
 
 def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
-    """Return how to build the task's model as the task does, without an adapter."""
+    """Return how to build the task's model without an adapter."""
 
     def build() -> nn.Module:
         torch.manual_seed(config.seed)
@@ -107,7 +110,7 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
         try:
             with torch.device("meta"):
                 module = task.build_model(config, data)
-        except Exception as error:  # of any kind: the task's own code computes with tensors that have no values
+        except Exception as error:  # any class: code of the task that needs values may fail in any way
             reason = one_line(f"{type(error).__name__}: {error}", limit=200)
             raise MetaModelError(f"build_model() fails on the meta device: {reason}") from error
         _check_nothing_is_lost(module)
@@ -123,7 +126,7 @@ def base_source(config: RunConfig, task: Task, data: Datasets) -> ModelSource:
 
 
 def _check_nothing_is_lost(meta_model: nn.Module) -> None:
-    """Raise MetaModelError if the meta model has values, or tensors that nobody would give values later."""
+    """Raise MetaModelError if the meta model has values, or tensors outside parameters and buffers."""
     for name, parameter in meta_model.named_parameters():
         if not parameter.is_meta:
             raise MetaModelError(f"build_model() gives {name} values, on the meta device too")
@@ -135,11 +138,10 @@ def _check_nothing_is_lost(meta_model: nn.Module) -> None:
 
 
 def build_in_parts(source: ModelSource, strategy: str, parts: Callable[[], tuple[nn.Module, Any]] | None) -> BuiltModel:
-    """Return the model on the meta device, with its weights as state; else a whole one, without state.
+    """Return a meta model with its weights as state, or a whole model without state.
 
-    ``parts``, such as ``source.replay``, returns that model, and what gives a rank its part of the weights. The model
-    is whole where there is no ``parts``, and where it raises MetaModelError: then the log has the reason, and the name
-    of the ``strategy``.
+    ``parts``, such as ``source.replay``, returns the meta model and a source of its weights. The model is built whole
+    if ``parts`` is ``None`` or raises MetaModelError; the log then gives the reason and the ``strategy``.
     """
     if parts is None:
         return BuiltModel(model=source.build())

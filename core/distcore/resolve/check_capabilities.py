@@ -67,7 +67,7 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
         check_own(name, optimizer)
 
 
-def say_compiled(config: RunConfig, mode: str) -> None:
+def log_compilation(config: RunConfig, mode: str) -> None:
     """Log what the strategy compiles if that is not what the config asks for."""
     if mode != config.compile:
         reason = f"strategy {config.strategy!r} compiles each block by itself"

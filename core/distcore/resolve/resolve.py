@@ -16,7 +16,7 @@ from distcore.plugin.strategy.capabilities import Capabilities, ChecksConfig, Ch
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import Task
 from distcore.resolve import strategies, tasks
-from distcore.resolve.check_capabilities import check_average, check_declared, check_optimizer, say_compiled
+from distcore.resolve.check_capabilities import check_average, check_declared, check_optimizer, log_compilation
 from distcore.resolve.micro_batches import forward_tokens, length_grouping, micro_batch_tokens
 from distcore.resolve.run_folder import new_run_folder
 from distcore.resolve.world_size import check_micro_batch_size, data_shards, world_size
@@ -114,7 +114,7 @@ def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
     check_schedule(config)
     check_freeze(config)
     mode = compile_mode(config, declared)
-    say_compiled(config, mode)
+    log_compilation(config, mode)
     return options | {"compile": mode}
 
 

@@ -93,7 +93,7 @@ class Case:
     measure: Callable[[Any], Measured]
     """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
 
-    def measured_in(self, lab: Any) -> Finding:
+    def measure_in(self, lab: Any) -> Finding:
         """Measure the case in ``lab`` and return its result, whatever is raised."""
         try:
             return self.finding(self.measure(lab))

@@ -117,7 +117,7 @@ def _serve_case(
 def _measure(subject: Subject, case: Case, trace: Trace, rank_info: RankInfo, world: World, scratch: Path) -> Finding:
     hooks, config = _hooks(subject, trace), _on_device(subject.config)
     lab = Lab(hooks=hooks, base=config, world=world, rank_info=rank_info, folder=scratch, blocks=subject.blocks)
-    return case.measured_in(lab)
+    return case.measure_in(lab)
 
 
 def _await_others(folder: Path, name: str, world: World) -> None:

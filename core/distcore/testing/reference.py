@@ -51,7 +51,7 @@ def solve(problem: Problem, config: RunConfig, steps: int) -> Solution:
 def _solve(problem: Problem, text: str, steps: int) -> Solution:
     config = RunConfig.model_validate_json(text)
     data = problem.prepare(config)
-    module = untrained(problem, config, data)
+    module = build_untrained(problem, config, data)
     optimizer = _adamw(module, config)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(config, step))
     losses, norms, rates = [], [], []
@@ -68,7 +68,7 @@ def _solve(problem: Problem, text: str, steps: int) -> Solution:
     return Solution(module=module, state=state_of(module, optimizer), losses=losses, norms=norms, rates=rates)
 
 
-def untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
+def build_untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.Module:
     """Return the model as every run starts with it: built with torch's random state seeded by ``config.seed``."""
     torch.manual_seed(config.seed)
     return problem.build_model(config, data)

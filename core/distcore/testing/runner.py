@@ -147,7 +147,7 @@ class _Work:
 
     def _measure_here(self, number: int, case: Case) -> Finding:
         lab = JobLab(subject=self.subjects[number], foreign_modules=lambda: self._foreign[number])
-        return case.measured_in(lab)
+        return case.measure_in(lab)
 
     @cached_property
     def _foreign(self) -> list[list[str] | str]:
@@ -218,4 +218,4 @@ def check_task(name: str, settings: Mapping[str, Any] | None = None, only: Itera
     with tempfile.TemporaryDirectory(prefix="distcore-check-") as folder:
         lab = task_lab(name, settings or {}, Path(folder))
         exempt: Mapping[str, str] = lab.task.exempt
-        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measured_in(lab) for case in cases]
+        return [case.skipped(exempt[case.name]) if case.name in exempt else case.measure_in(lab) for case in cases]

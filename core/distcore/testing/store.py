@@ -25,7 +25,7 @@ def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> I
     before = dict(os.environ)
     try:
         if turn:
-            with _hosted(turn, folder, rank_info, seconds):
+            with _host_store(turn, folder, rank_info, seconds):
                 yield
         else:
             yield
@@ -35,7 +35,7 @@ def store_for(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> I
 
 
 @contextmanager
-def _hosted(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
+def _host_store(turn: int, folder: Path, rank_info: RankInfo, seconds: float) -> Iterator[None]:
     port, left = folder / f"store-{turn}", [folder / f"left-{turn}-{rank}" for rank in range(rank_info.size)]
     store = _host(port) if rank_info.rank == 0 else None
     await_true(port.exists, seconds, "rank 0 opened no store")

@@ -47,7 +47,7 @@ class StrategyContract:
         outcomes = request.session.stash.setdefault(_OUTCOMES, {})
         if (request.cls, case) not in outcomes:
             key = _key(request.node)
-            outcomes |= _measured([i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit)
+            outcomes |= _measure([i for i in request.session.items if _is_law(i) and _key(i) == key], self.limit)
         outcome = outcomes[request.cls, case]
         if isinstance(outcome, DistcoreError):
             raise outcome
@@ -75,7 +75,7 @@ def _key(item: Any) -> tuple[object, ...]:
     return item.module, tested.strategy, tested.nproc, tested.limit, group, marks, sorted(item.fixturenames)
 
 
-def _measured(items: Iterable[Any], limit: float) -> Outcomes:
+def _measure(items: Iterable[Any], limit: float) -> Outcomes:
     asked: dict[type[Any], list[str]] = {}
     for item in items:
         asked.setdefault(item.cls, []).append(item.callspec.params["case"])

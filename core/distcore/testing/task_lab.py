@@ -46,7 +46,7 @@ class TaskLab:
     def build(self) -> nn.Module:
         """Return a new model, from the seed of the config, without dropout and in the mode for training."""
         torch.manual_seed(self.config.seed)
-        return without_dropout(self.task.build_model(self.config, self.data)).train()
+        return disable_dropout(self.task.build_model(self.config, self.data)).train()
 
     def rows(self, dataset: Dataset) -> np.ndarray:
         """Return the numbers of a few rows, int64, from the shortest to the longest, so that some are padded."""
@@ -99,7 +99,7 @@ def task_lab(name: str, settings: Mapping[str, Any], folder: Path) -> TaskLab:
     return TaskLab(config=resolved.config, task=resolved.task, folder=folder)
 
 
-def without_dropout(model: nn.Module) -> nn.Module:
+def disable_dropout(model: nn.Module) -> nn.Module:
     """Set the probability of every dropout in ``model`` to 0, and return it."""
     for module in model.modules():
         for name, value in vars(module).items():
@@ -110,7 +110,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def other_random_state(seed: int) -> Iterator[None]:
+def change_random_state(seed: int) -> Iterator[None]:
     """Inside, the generators of Python, numpy and torch start from ``seed``; afterwards they are as before."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)

@@ -16,7 +16,7 @@ from distcore.resolve import tasks
 from distcore.testing.findings import EXACT, FP32, Measured, Skip
 from distcore.testing.register import task_law
 from distcore.testing.task_comparison import Launcher, count_differing, gradient, largest, relative, row_of, same
-from distcore.testing.task_lab import TaskLab, other_random_state
+from distcore.testing.task_lab import TaskLab, change_random_state
 
 MOST_ROWS = 100_000
 """Rows of which the items are looked at."""
@@ -40,10 +40,10 @@ def same_batch_again(lab: TaskLab) -> Measured:
     """The same rows give the same batch whatever the random state, or a resumed run would see others."""
     differing = 0
     for epoch in range(2):
-        with other_random_state(epoch):
+        with change_random_state(epoch):
             one = at_epoch(lab.data.train, epoch)
             first = one.batch(lab.rows(one))
-        with other_random_state(epoch + 100):
+        with change_random_state(epoch + 100):
             other = at_epoch(lab.data.train, epoch)
             differing += count_differing(first, other.batch(lab.rows(other)))
     return Measured(error=differing, bound=EXACT, note="leaves of a batch that differ; random numbers belong into at()")
@@ -145,9 +145,9 @@ def evaluation_changes_nothing(lab: TaskLab) -> Measured:
     before = copy.deepcopy(model.state_dict())
     rows = lab.rows(lab.data.evaluation)
     batch = lab.data.evaluation.batch(rows)
-    with other_random_state(1):
+    with change_random_state(1):
         first = lab.evaluated(model, batch, len(rows))
-    with other_random_state(2):
+    with change_random_state(2):
         second = lab.evaluated(model, batch, len(rows))
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     differing = [name for name in first.outputs if not same(first.outputs[name], second.outputs[name])]

@@ -62,13 +62,13 @@ class Trace:
 
     def _wrapper(self, hook: str) -> Callable[[], Generator[None, object, object]]:
         def wrapper() -> Generator[None, object, object]:
-            with self._inside(hook):
+            with self._track(hook):
                 return (yield)
 
         return wrapper
 
     @contextmanager
-    def _inside(self, hook: str) -> Iterator[None]:
+    def _track(self, hook: str) -> Iterator[None]:
         self._calls += 1
         self._write(hook)
         yield

@@ -45,7 +45,7 @@ def errors_folder(given: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise SystemExit, so that clean-up runs, unless the program has handlers of its own."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers; without one, Linux kills the ranks with this process
@@ -66,7 +66,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
+def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
     """Have SIGTERM and, with ``ctrl_c``, the first Ctrl-C call ``ask`` and do nothing else; restore both afterwards.
 
     A second Ctrl-C raises KeyboardInterrupt, as a line tells the user if ``says_so``. A program that ignores Ctrl-C, or
@@ -96,7 +96,7 @@ def stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool =
 
 
 @contextmanager
-def without_torchelastic_logs() -> Iterator[None]:
+def silence_torchelastic() -> Iterator[None]:
     """Silence torchelastic's loggers: distcore reports a failure itself, in one line."""
     logger, silent = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
     before = logger.propagate

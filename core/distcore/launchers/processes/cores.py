@@ -74,7 +74,7 @@ def keep_to_cores() -> None:
         torch.set_num_threads(threads)
 
 
-def crowded(config: RunConfig) -> str | None:
+def crowding_warning(config: RunConfig) -> str | None:
     """Return a warning, one line, if a resolved config starts more ranks than there are cores; ``None`` if not."""
     ranks, cores = int(config.nproc), available_cores()
     if config.device != "cpu" or ranks <= cores:

@@ -84,7 +84,7 @@ def culprit(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (order.index(failure.kind), failure.when))
 
 
-def run_recorded(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
+def run_and_record(fn: Callable[[], T], rank: int, errors: Path) -> T | Failure | None:
     """Run ``fn`` and return its result or, with the traceback in ``errors/rank-N.txt``, its failure.
 
     ``sys.exit(0)`` counts as returning ``None``.
@@ -119,11 +119,11 @@ def run_as_rank(
     die_with_agent()
     errors.mkdir(parents=True, exist_ok=True)
     screen = log_to_file(rank)
-    outcome = run_recorded(fn, rank, errors)
+    outcome = run_and_record(fn, rank, errors)
     if isinstance(outcome, Failure):
         file = traceback_file(errors, rank)
         if not outcome.raised:
-            file = _brought(file, home)
+            file = _move_traceback(file, home)
         if _is_first_to_report(outcome, errors):
             with contextlib.suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it as soon as another rank has ended
@@ -136,7 +136,7 @@ def run_as_rank(
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """End the program on an error as the command line does, without a traceback.
 
     A DistcoreError prints ``error: …`` and exits with its status, Ctrl-C prints ``interrupted`` and exits with 130.
@@ -173,7 +173,7 @@ def one_line(text: str, limit: int = 400) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def _brought(file: Path, home: Callable[[], Path | None]) -> Path:
+def _move_traceback(file: Path, home: Callable[[], Path | None]) -> Path:
     """Move a traceback to the folder that ``home`` returns; return where it lies, where it was if that fails."""
     try:
         folder = home()

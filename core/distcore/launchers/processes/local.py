@@ -30,11 +30,11 @@ from distcore.errors import ConfigError, RankError
 from distcore.launchers.processes.contexts import (
     environment,
     errors_folder,
+    handle_stop_signals,
+    raise_on_sigterm,
     rank_environment,
     shared_environment,
-    sigterm_raises,
-    stop_signals,
-    without_torchelastic_logs,
+    silence_torchelastic,
 )
 from distcore.launchers.processes.failures import WAIT_FOR_CULPRIT, Failure, culprit, traceback_file
 from distcore.launchers.processes.rank import is_finished, rank_main, read_failures
@@ -97,11 +97,11 @@ def run_ranks(
             sigterm_received=threading.Event(),
             grace_period=grace_period,
         )
-        stack.enter_context(stop_signals(job.sigterm_received.set) if grace_period else sigterm_raises())
-        return _in_thread(partial(_supervise, job), job.stop)
+        stack.enter_context(handle_stop_signals(job.sigterm_received.set) if grace_period else raise_on_sigterm())
+        return _run_in_thread(partial(_supervise, job), job.stop)
 
 
-def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
+def _run_in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
 
     A new thread, because ``work`` forks. OpenMP keeps a pool of workers for each thread that ran a parallel region: a
@@ -127,7 +127,7 @@ def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
 def _supervise(job: _Job) -> list[Any]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=job.nproc + 16))
-        stack.enter_context(without_torchelastic_logs())
+        stack.enter_context(silence_torchelastic())
         stack.enter_context(environment(shared_environment(job.nproc)))
         ranks = _start_ranks(job, listener.getsockname()[1])
         stack.callback(ranks.close, signal.SIGTERM, KILL_DELAY)

@@ -74,7 +74,7 @@ def pid_file() -> Iterator[None]:
 
 
 @contextmanager
-def stderr_closed() -> Iterator[None]:
+def close_stderr() -> Iterator[None]:
     """Send what is written to stderr to nowhere: torch's profiler warns there of processes that were forked."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,5 @@
-"""Random weights larger than a rank: how a model draws them is recorded without memory, and replayed in parts.
+"""Deferred init: record without memory how a model draws its random weights, and replay the draws in parts.
 
-Fenced, because it rests on the inner dispatch of torch. Begin with `recording`.
+A model may be larger than one rank. The room is separate because it depends on internals of torch's dispatcher. Begin
+with `recording`.
 """

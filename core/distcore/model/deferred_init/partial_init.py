@@ -1,8 +1,8 @@
-"""Draw random numbers for a part of a tensor only: those of a whole draw, bit for bit, at less time and memory.
+"""Draw a part of a random tensor: bit for bit the numbers of a whole draw, with less time and memory.
 
-A tensor is drawn block by block. What is wanted is drawn in its place. What is not is drawn into one block that stays
-in the processor's cache, or passed over by as many raw numbers. Whether that gives the same numbers, and leaves the
-generator as a whole draw does, is tried on each kind of draw before it is relied upon; else tensors are drawn whole.
+A tensor is drawn block by block. Wanted blocks are drawn in place. Other blocks are drawn into a scratch block that
+stays in the processor's cache, or skipped by drawing as many raw numbers. A trial run of each kind of draw compares the
+numbers, and the generator's state after them, with a whole draw. If they differ, tensors are drawn whole.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from distcore.model.deferred_init.recording import Operation, View
 
 BLOCK = 1 << 16
-"""Elements drawn at once: so few that they stay in a core's cache; a multiple of the 16 that torch draws together."""
+"""Elements per block: they fit into a core's cache, and are a multiple of the 16 that torch draws together."""
 DRAWS = frozenset({"normal_", "uniform_"})
-"""Operations that torch does one element after another; others, such as ``random_``, are too rare to be worth it."""
+"""Operations that draw elements in order and are common in initialization."""
 
 Fill = Callable[[Tensor], object]
 """Draws the values of a tensor, in place."""
 
 
 def drawn_by(operation: Operation) -> View | None:
-    """Return the tensor that an operation draws one element after another, all of its storage; ``None`` if it does not.
+    """Return the tensor that an operation draws element by element, filling its storage; ``None`` for others.
 
-    Only of such a one ``draw`` is to be asked.
+    Call ``draw`` only for operations for which this returns a view.
     """
     if not operation.is_random or operation.reads or operation.function.overloadpacket.__name__ not in DRAWS:
         return None
@@ -36,7 +36,7 @@ def drawn_by(operation: Operation) -> View | None:
 
 
 def draw(operation: Operation, start: int, count: int) -> Tensor:
-    """Return ``count`` of the elements that an operation draws, from ``start`` on, and pass over the others."""
+    """Return ``count`` elements of an operation's draw, from ``start`` on; skip the others."""
     view: View = operation.arguments[0]
     size, function = torch.Size(view.size).numel(), operation.function
     fill = partial(_fill, operation)
@@ -54,13 +54,14 @@ def _draw(fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, pas
     skipped = 0
     for first, last in _blocks(size):
         begin, end = max(first, start), min(last, stop)
-        if passes_over and begin >= end and last < size:  # behind the last block torch may draw more than its elements
+        # The last block is never skipped: torch draws extra numbers for a size that is no multiple of 16.
+        if passes_over and begin >= end and last < size:
             skipped += last - first
             if skipped == len(raw):
                 raw.random_()
                 skipped = 0
             continue
-        raw[:skipped].random_()  # takes one raw number for each byte, the fastest that torch has
+        raw[:skipped].random_()  # advances the generator by one number per byte, torch's fastest draw
         skipped = 0
         if (begin, end) == (first, last):
             fill(drawn[first - start : last - start])
@@ -73,7 +74,7 @@ def _draw(fill: Fill, size: int, dtype: torch.dtype, start: int, count: int, pas
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield first element and end of each block; the last takes the rest too, so that none has less than 16."""
+    """Yield begin and end of each block. The last takes the rest, so that no block has fewer than 16 elements."""
     count = size // BLOCK
     for number in range(count):
         yield number * BLOCK, size if number == count - 1 else (number + 1) * BLOCK
@@ -81,9 +82,9 @@ def _blocks(size: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def _is_the_same(function: Fill, dtype: torch.dtype, passes_over: bool) -> bool:
-    """Try whether a part of a tensor is drawn as it is when all of it is drawn, and with it the numbers behind."""
+    """Return True if a partial draw gives the numbers of a whole draw and leaves the generator in the same state."""
     with torch.random.fork_rng(devices=[]):
-        for size in (4 * BLOCK, 4 * BLOCK + 7):  # torch draws more if it is no multiple of 16
+        for size in (4 * BLOCK, 4 * BLOCK + 7):  # torch draws more numbers if the size is no multiple of 16
             torch.default_generator.manual_seed(size)
             whole = torch.empty(size, dtype=dtype)
             function(whole)

@@ -1,6 +1,6 @@
-"""Note how building a model gives its tensors values, without memory for them.
+"""Record how a model initializes its tensors, without allocating them.
 
-The model is built on torch's fake tensors, which have shapes and no storage, and each operation that writes is noted.
+The model is built on torch's fake tensors, which have shapes but no memory. Every operation that writes is recorded.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from distcore.errors import MetaModelError
 from distcore.launchers.processes.failures import one_line
 
 OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "log_normal_"})
-"""Operations after which no element of their first argument depends on what it was."""
+"""Operations that overwrite every element of their first argument without reading it."""
 UNKNOWN = frozenset({"resize_", "resize_as_", "set_"})
-"""Operations that give a tensor another storage, or another size, than it was noted with."""
+"""Operations that change a tensor's storage or size, which a recording cannot express."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor as a part of a storage: it stands for the tensor in what was noted."""
+    """A tensor as a part of a storage; it replaces the tensor in a recording."""
 
     storage: int
-    """Number of the storage, in the order in which storages were seen."""
+    """Number of the storage, in order of first use."""
     dtype: torch.dtype
-    """Of its elements."""
+    """Dtype of the elements."""
     offset: int
     """Elements of the storage before it."""
     size: tuple[int, ...]
-    """Its shape."""
+    """Shape of the tensor."""
     stride: tuple[int, ...]
     """Elements of the storage from one index to the next, by dimension."""
 
@@ -46,40 +46,40 @@ class View:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that wrote; a tensor in its arguments is a ``View``, a constant is itself."""
+    """A recorded operation that writes. Its arguments are views instead of tensors, and constants."""
 
     function: Any
     """The operator of torch, one overload of it."""
     arguments: tuple[Any, ...]
-    """What it was given by place."""
+    """Positional arguments."""
     named: dict[str, Any]
-    """What it was given by name."""
+    """Keyword arguments."""
     made: tuple[View | None, ...]
-    """Its results; ``None`` for one in a storage that was there before."""
+    """Result tensors; ``None`` for a result in an older storage."""
     reads: frozenset[int]
-    """Storages whose values it needs; one that it changes in part is among them."""
+    """Storages whose values it needs. A storage that it changes only in part is among them."""
     writes: frozenset[int]
     """Storages that it changes or makes."""
     is_random: bool
-    """Whether it draws random numbers."""
+    """True if it draws random numbers."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """What wrote tensors while this was entered, inside of torch's mode of fake tensors."""
+    """A dispatch mode that records every write, inside of ``FakeTensorMode``."""
 
     def __init__(self) -> None:
-        """Begin without operations; takes the state of torch's random numbers as its own."""
+        """Begin without operations, and take over the state of torch's generator."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.sizes: list[int] = []
         """Bytes of each storage."""
         self._numbers: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []  # so that no address means two of them
+        self._alive: list[torch.UntypedStorage] = []  # a freed storage's address could be reused by another one
         self._draws = 0
         self._mark_generator()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run an operation on fake tensors, and note it if it writes."""
+        """Run an operation on fake tensors, and record it if it writes."""
         named: dict[str, Any] = kwargs or {}
         result = func(*args, **named)
         old = {self.view(tensor).storage for tensor in _fakes((args, named))}
@@ -87,9 +87,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         changed = [self.view(tensor) for tensor in _changed(func, args, named)]
         new = {view.storage for view in made if view is not None}
         if new or changed:
+            # An overwritten storage needs no earlier value, unless another argument reads it: x.copy_(x.T).
             covered = {view.storage for view in changed if self._is_overwritten(func, view)}
             others = {self.view(tensor).storage for tensor in _fakes((args[1:], named))}
-            arguments, kept = tree_map(self._noted, (args, named))
+            arguments, kept = tree_map(self._as_view, (args, named))
             self.operations.append(
                 Operation(
                     function=func,
@@ -104,7 +105,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return result
 
     def view(self, tensor: Tensor) -> View:
-        """Return which part of which storage a fake tensor is."""
+        """Return a fake tensor's place in its storage."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._numbers:
             self._numbers[storage._cdata] = len(self.sizes)
@@ -114,11 +115,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return View(number, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
     def check_generator(self) -> None:
-        """Raise MetaModelError if the model has changed the state of torch's random numbers other than by drawing."""
+        """Raise MetaModelError if the model has set the generator's state instead of drawing from it."""
         if not torch.equal(torch.default_generator.get_state(), self._state):
             raise MetaModelError("build_model() sets the state of torch's random numbers itself")
 
-    def _noted(self, value: Any) -> Any:
+    def _as_view(self, value: Any) -> Any:
         return self.view(value) if isinstance(value, FakeTensor) else value
 
     def _is_overwritten(self, function: Any, view: View) -> bool:
@@ -139,16 +140,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return True
 
     def _mark_generator(self) -> None:
-        """Give the generator a state that it never had: fake tensors draw nothing, and what restores one is seen."""
+        """Give the generator a new state. Fake tensors never advance it, so any other state was set by the model."""
         self._draws += 1
         torch.default_generator.manual_seed(self._draws)
         self._state = torch.default_generator.get_state()
 
 
 def record(build: Callable[[], nn.Module]) -> tuple[Recording, dict[str, View], dict[str, View]]:
-    """Return how ``build`` writes, and where the parameters and the buffers of its model are, by their first names.
+    """Record ``build``; return the recording, and the views of parameters and of buffers, by first name.
 
-    Raises MetaModelError for a model that has values of other origin, or whose code needs values.
+    Raises MetaModelError for a model with values of another origin, or whose code needs values.
     """
     before = torch.default_generator.get_state()
     try:
@@ -175,7 +176,7 @@ def _fakes(tree: Any) -> Iterator[FakeTensor]:
 
 
 def _changed(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[FakeTensor]:
-    """Yield the tensors that an operation changes in place, or is given for its result."""
+    """Yield the tensors that an operation writes: those that it changes in place, and its ``out`` arguments."""
     for number, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _fakes(args[number] if number < len(args) else named.get(argument.name))

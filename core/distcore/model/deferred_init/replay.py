@@ -1,9 +1,9 @@
-"""Give a model its random weights one tensor at a time, bit for bit those of building it whole.
+"""Draw a model's random weights one tensor at a time, bit for bit as a whole build draws them.
 
-What building does is noted on tensors without memory, then done again in the same order, from the same seed. Of what
-is written more than once only the last values are kept; of what else is random the numbers are passed over, so that
-those behind them are the same. A tensor that one operation draws is drawn as far as it is wanted. Any other is made
-whole, and given away as soon as nothing reads or writes it any more.
+The build is recorded on tensors without memory, then replayed in the same order, from the same seed. Only the last
+write to each tensor is kept. Other random operations still consume their numbers, so later draws match. If a single
+operation draws a tensor, only the wanted elements are drawn. Any other tensor is built whole, yielded after its last
+use, and freed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Storages = dict[int, torch.UntypedStorage]
 
 
 def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: int) -> tuple[nn.Module, WeightStream]:
-    """Return ``meta_model``, whose buffers have the values that ``build`` gives them, and what its parameters get.
+    """Give ``meta_model`` the buffers of ``build``; return it, and a stream of its parameters' values.
 
-    ``build`` draws its random numbers under ``seed``, which it does not set. Raises MetaModelError, with the reason,
-    where the values cannot be told without building the model whole.
+    ``build`` draws random numbers under ``seed``, but does not set it. Raises MetaModelError, with the reason, if the
+    values require a whole build.
     """
     recording, parameters, buffers = record(build)
     for kind, noted, own in (
@@ -51,27 +51,29 @@ def replay_build(build: Callable[[], nn.Module], meta_model: nn.Module, seed: in
 
 
 class Replay:
-    """The operations that give some tensors their values, and how long each storage is needed."""
+    """The operations that produce some tensors, and the lifetime of each storage."""
 
     def __init__(self, recording: Recording, wanted: dict[str, View], draws: bool = True) -> None:
-        """Find what ``wanted``, tensors by name, needs of a recording.
+        """Find the operations of a recording that produce ``wanted``, tensors by name.
 
-        With ``draws`` all the random numbers of the recording are drawn, so that those needed are the right ones; else
-        none. Raises MetaModelError for what is needed and cannot be repeated, or not without them.
+        With ``draws`` all random numbers of the recording are drawn, so that the needed ones are right; otherwise none.
+        Raises MetaModelError for a tensor that cannot be replayed, or that is random without ``draws``.
         """
         self._operations, self._sizes, self._wanted = recording.operations, recording.sizes, wanted
         self._draws = draws
         needed = {view.storage for view in wanted.values()}
         self._is_needed = [False] * len(self._operations)
         self._ends: dict[int, list[int]] = defaultdict(list)
-        """The storages that nothing needs behind an operation, by its number."""
+        """Storages whose last use is an operation, by the operation's number."""
         seen: set[int] = set()
+        # Backwards, as in dead-code elimination: a write is needed if a later needed operation reads its storage, and
+        # the first use met on the way back is the last use of a storage, where ``values`` frees it.
         for number in reversed(range(len(self._operations))):
             operation = self._operations[number]
             is_wanted = bool(operation.writes & needed)
             if is_wanted and operation.is_random and not draws:
                 raise MetaModelError("build_model() gives a buffer random values")
-            # A random operation on values may draw as many numbers as these say.
+            # How many numbers a random operation draws may depend on the values that it reads, so it needs them.
             if is_wanted or (draws and operation.is_random and operation.reads):
                 self._is_needed[number] = True
                 needed = (needed - operation.writes) | operation.reads
@@ -82,9 +84,9 @@ class Replay:
             raise MetaModelError(f"build_model() gives {missing[0]} values in a way that cannot be repeated")
 
     def values(self, wanted: LocalRange) -> Iterator[tuple[str, Tensor]]:
-        """Yield of each tensor its name and the elements that are ``wanted``, flattened, as soon as they are done.
+        """Yield each tensor's name and its ``wanted`` elements, flattened, as soon as they are final.
 
-        What was yielded is not kept: it has its memory until who asked lets go of it.
+        A yielded tensor is not kept: its memory is freed when the caller drops it.
         """
         names = defaultdict(list)
         for name, view in self._wanted.items():
@@ -94,9 +96,9 @@ class Replay:
             drawn = drawn_by(operation) if self._draws else None
             if not self._is_needed[number]:
                 if drawn is not None:
-                    draw(operation, 0, 0)
+                    draw(operation, 0, 0)  # overwritten later, but its numbers must be consumed
                 elif self._draws and operation.is_random:
-                    self._run(operation, {})  # for the numbers that it draws
+                    self._run(operation, {})  # consumes its numbers
             elif drawn is not None and drawn.storage not in storages and self._is_all_of(drawn, names, number):
                 name = names[drawn.storage][0]
                 yield name, draw(operation, *wanted(name))
@@ -109,11 +111,11 @@ class Replay:
                     del storages[ended]
 
     def _is_all_of(self, drawn: View, names: dict[int, list[str]], number: int) -> bool:
-        """Return whether ``drawn`` is all that is wanted of its storage, with the values that operation gives it."""
+        """Return True if ``drawn`` is the only wanted view of its storage, and this operation its last writer."""
         wanted = [self._wanted[name] for name in names[drawn.storage]]
         return wanted == [drawn] and self._ends[number] == [drawn.storage]
 
-    @torch.no_grad()  # not around ``values``: torch's wrapper of a generator keeps what it has yielded last
+    @torch.no_grad()  # not on ``values``: torch's wrapper of a generator keeps the last yielded tensor alive
     def _run(self, operation: Operation, storages: Storages) -> None:
         def real(value: Any) -> Any:
             if not isinstance(value, View):

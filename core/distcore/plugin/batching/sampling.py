@@ -1,4 +1,4 @@
-"""Which rows form a global batch, and how they are split among ranks (laws 1, 2 and 4).
+"""The rows of a global batch, and their split among ranks (laws 1, 2 and 4).
 
 The rows of a global batch depend on seed, epoch and step only. The gradient is a sum over these rows, so the split may
 depend on their lengths and on the number of ranks without changing the result.
@@ -21,9 +21,9 @@ from distcore.plugin.task.datasets import pads
 from distcore.plugin.task.task import Dataset
 
 GROUP = 64
-"""Most data shards whose rows are sorted by length together, so that a rank need not sort those of all others."""
+"""Largest number of data shards whose rows are sorted together: a rank need not sort the whole global batch."""
 EVALUATED = 128
-"""Rows of a data shard that an evaluation sorts and cuts together, where it cuts by tokens."""
+"""Rows per data shard that an evaluation sorts and cuts together if it cuts by tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,9 +35,9 @@ class BatchPlan:
     global_batch: int
     """Rows per optimizer step, over all ranks."""
     micro_batch: int
-    """Most rows per forward pass on one rank; with ``by_tokens``, that decides."""
+    """Largest number of rows per forward pass on one rank; ``by_tokens`` replaces it."""
     seed: int
-    """Seed of the row order; the same rows come in another order in each epoch."""
+    """Seed of the row order, which differs from epoch to epoch."""
     order: Literal["shuffled", "window", "longest-first", "sequential"] = "shuffled"
     """``shuffled``: random. ``window``: random, then grouped by length inside windows. ``longest-first``: by length.
 
@@ -46,7 +46,7 @@ class BatchPlan:
     window: int = 50
     """Size of a window in global batches; only for ``order="window"``."""
     by_tokens: TokenCut | None = None
-    """How to cut a global batch by tokens; ``None``: into slices of equally many rows."""
+    """How to cut a global batch by tokens; ``None``: into slices with equal numbers of rows."""
 
     @property
     def steps(self) -> int:
@@ -54,7 +54,7 @@ class BatchPlan:
         return -(-len(self.lengths) // self.global_batch)
 
     def size(self, step: int) -> int:
-        """Return how many rows a step has; asks for none of them."""
+        """Return the number of rows of a step without reading them."""
         return min(self.global_batch, len(self.lengths) - step * self.global_batch)
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
@@ -68,35 +68,35 @@ class BatchPlan:
         A data shard is a rank, or a group of model-parallel ranks that see the same rows. Every shard gets the same
         number of micro-batches, and every row is in exactly one.
 
-        Rows are sorted by length and cut into slices: of equally many rows, or ``by_tokens``. A micro-batch is one
-        slice, so it needs little padding; in each turn the shards take slices of like cost, so they finish at nearly
-        the same time. More than ``GROUP`` shards form groups, and each group does so with its own part of the global
+        Rows are sorted by length and cut into slices with equal numbers of rows, or ``by_tokens``. A micro-batch is one
+        slice, so it needs little padding. In each round the shards take slices of similar cost, so they finish at
+        nearly the same time. More than ``GROUP`` shards form groups, and each group splits its own part of the global
         batch.
         """
         start, group = step * self.global_batch, _group_of(shard, shards)
-        turns = self._turns(epoch, step, shards)
+        rounds = self._rounds(epoch, step, shards)
         rows = self._part(epoch, step, group, shards)
-        if turns and turns * len(group) == 1:
+        if rounds and rounds * len(group) == 1:
             return [MicroBatch(rows)]
         lengths = read(self.lengths, rows)
         order = np.argsort(lengths, kind="stable")  # stable: ties have the same order everywhere
         rows, micros = rows[order], list[MicroBatch]()
-        slices = self._slices(lengths[order], turns, shard - group.start, len(group))
+        slices = self._slices(lengths[order], rounds, shard - group.start, len(group))
         for first, stop in slices:
             mine = rows[first:stop]
-            is_padding = not len(mine)  # where a step has fewer rows than slices: one row pads it
+            is_padding = not len(mine)  # a step with fewer rows than slices: any row pads the slice, at weight 0
             if is_padding:
                 mine = rows[:1] if len(rows) else _rows_at(self, epoch, start, start + 1)
             micros.append(MicroBatch(mine, is_padding=is_padding, last=len(micros) == len(slices) - 1))
         return micros
 
     def _part(self, epoch: int, step: int, group: range, shards: int) -> np.ndarray:
-        """Return the rows of a step that a group of ``shards`` shares, int64, shape ``(n,)``."""
+        """Return one group's part of a step's rows, int64, shape ``(n,)``."""
         start, size = step * self.global_batch, self.size(step)
         return _rows_at(self, epoch, start + group.start * size // shards, start + group.stop * size // shards)
 
-    def _turns(self, epoch: int, step: int, shards: int) -> int | None:
-        """Return how many micro-batches each shard has in a step; ``None`` if the lengths of its own rows say that."""
+    def _rounds(self, epoch: int, step: int, shards: int) -> int | None:
+        """Return the number of micro-batches per shard in a step; ``None`` if it follows from the cut by tokens."""
         size, cut = self.size(step), self.by_tokens
         if cut is None:
             return -(-size // (self.micro_batch * shards))
@@ -104,20 +104,26 @@ class BatchPlan:
             return -(-size // (cut.fit(self._common_length) * shards))
         if shards <= GROUP:
             return None
-        # All groups must have as many, and none knows the others' rows: so all go by those of the first.
+        # All groups need the same number, because every micro-batch runs collectives. No group knows the rows of the
+        # others, so all derive the number from the rows of the first group.
         first = _group_of(0, shards)
         lengths = np.sort(read(self.lengths, self._part(epoch, step, first, shards)))
-        return max(cut.turns(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
+        return max(cut.rounds(lengths, len(first)), -(-size // (min(size, cut.most(int(lengths[-1]))) * shards)))
 
-    def _slices(self, lengths: np.ndarray, turns: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
-        """Return where the micro-batches of a shard begin and end in the rows of its group, sorted by length."""
+    def _slices(self, lengths: np.ndarray, rounds: int | None, shard: int, shards: int) -> list[tuple[int, int]]:
+        """Return begin and end of a shard's micro-batches in the sorted rows of its group."""
         if self.by_tokens is not None and self._common_length is None:
-            slices = [(int(first), int(stop)) for first, stop in self.by_tokens.deal(lengths, shards, turns)[:, shard]]
-            evaluates = self.order in ("longest-first", "sequential")  # what may not fit into memory comes first
+            slices = [
+                (int(first), int(stop)) for first, stop in self.by_tokens.assign(lengths, shards, rounds)[:, shard]
+            ]
+            evaluates = self.order in (
+                "longest-first",
+                "sequential",
+            )  # the longest rows come first: they fail at once if memory is short
             return slices[::-1] if evaluates else slices
-        assert turns is not None  # lengths that are known in advance
-        bounds = equal_bounds(len(lengths), turns * shards)
-        positions = [turn * shards + _turn_position(turn, shard, shards) for turn in range(turns)]
+        assert rounds is not None  # lengths that are known in advance
+        bounds = equal_bounds(len(lengths), rounds * shards)
+        positions = [index * shards + _round_position(index, shard, shards) for index in range(rounds)]
         return [(bounds[position], bounds[position + 1]) for position in positions]
 
     @cached_property
@@ -151,8 +157,8 @@ def training_plan(config: RunConfig, dataset: Dataset) -> BatchPlan:
 def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
     """Return the plan of an evaluation: every row once, the longest first.
 
-    So a micro-batch that does not fit into memory fails at the start. Where the lengths cannot be read as a whole, rows
-    come in the order of the dataset.
+    A micro-batch that does not fit into memory then fails at the start. Rows keep the order of the dataset if the
+    lengths cannot be read as a whole.
     """
     by_tokens = _token_cut(run.config, dataset)
     together = (EVALUATED if by_tokens else _rows(run.config, EVALUATED)) * run.world.shards
@@ -167,7 +173,7 @@ def evaluation_plan(run: Run, dataset: Dataset) -> BatchPlan:
 
 
 def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
-    """Return how a resolved config cuts the steps of a dataset by tokens; ``None`` if it cuts them by rows."""
+    """Return the cut by tokens of a resolved config; ``None`` if it cuts by rows."""
     if config.micro_batch_tokens is None:
         return None
     forward = config.loader.forward_tokens
@@ -177,12 +183,12 @@ def _token_cut(config: RunConfig, dataset: Dataset) -> TokenCut | None:
 
 
 def _rows(config: RunConfig, unbounded: int) -> int:
-    """Return the most rows of a micro-batch; ``unbounded`` where tokens alone bound it."""
+    """Return the largest number of rows in a micro-batch; ``unbounded`` if tokens alone bound it."""
     return unbounded if config.micro_batch_size == "auto" else config.micro_batch_size
 
 
 def _group_of(shard: int, shards: int) -> range:
-    """Return the shards of the group to which ``shard`` belongs: of at most ``GROUP``, and as even as can be."""
+    """Return the shards of the group of ``shard``. Groups have at most ``GROUP`` shards, and differ by at most 1."""
     if shards <= GROUP:
         return range(shards)
     groups = -(-shards // GROUP)
@@ -190,9 +196,9 @@ def _group_of(shard: int, shards: int) -> range:
     return range(-(-group * shards // groups), -(-(group + 1) * shards // groups))
 
 
-def _turn_position(turn: int, shard: int, shards: int) -> int:
-    """Return which slice of a turn ``shard`` takes; every other turn is reversed, so that work is even."""
-    return shard if turn % 2 == 0 else shards - 1 - shard
+def _round_position(index: int, shard: int, shards: int) -> int:
+    """Return the slice of ``shard`` in a round; every other round is reversed to balance the work."""
+    return shard if index % 2 == 0 else shards - 1 - shard
 
 
 def _rows_at(plan: BatchPlan, epoch: int, start: int, stop: int) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""How the rows of a step are cut into micro-batches by their tokens, so that ranks finish early and together.
+"""Cut the rows of a step into micro-batches by their tokens, so that ranks finish early and together.
 
-A micro-batch is padded to its longest row. The more micro-batches rows sorted by length are cut into, the less padding
-they need; but each one costs a forward and a backward pass, which take time beside their tokens. The cut weighs one
-against the other. It is a function of the lengths alone, in whole numbers, so every rank finds the same.
+A micro-batch is padded to its longest row. Rows are sorted by length, so more micro-batches need less padding. But each
+micro-batch adds a forward and a backward pass, which have a fixed cost. The cut balances padding against this cost. It
+depends on the lengths alone and computes with integers, so every rank finds the same cut.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sys import maxsize
 import numpy as np
 
 SIZELESS = 32
-"""Most rows of a micro-batch where all rows of a step have length 1, which says nothing of their size: images."""
+"""Largest number of rows in a micro-batch if every row has length 1, such as images: their size is unknown."""
 EXACT = 512
-"""Most rows whose cut for one data shard is the best of all cuts; of more rows, micro-batches of like cost are made."""
+"""Largest number of rows for the exact cut of one data shard; more rows are cut into micro-batches of equal cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,60 +25,66 @@ class TokenCut:
     """How to cut the rows of a step by their tokens."""
 
     tokens: int
-    """Most padded tokens of a micro-batch. A row that is longer is alone in its own."""
+    """Largest number of padded tokens in a micro-batch. A longer row has a micro-batch of its own."""
     forward: int
-    """What a micro-batch costs beside its tokens, in tokens."""
+    """Fixed cost of a micro-batch, in tokens."""
     rows: int | None = None
-    """Most rows of a micro-batch; ``None``: as its tokens say, but ``SIZELESS`` where they say nothing."""
+    """Largest number of rows in a micro-batch; ``None``: tokens bound it, or ``SIZELESS`` if all lengths are 1."""
     pads: bool = True
-    """Whether rows of a micro-batch are padded to the longest of them; else its cost is its tokens alone."""
+    """True if rows are padded to the longest of their micro-batch. Otherwise a micro-batch costs its own tokens."""
 
     def fit(self, length: int) -> int:
-        """Return how many rows of this length a micro-batch may have, at least 1."""
+        """Return the largest number of rows of this length in a micro-batch, at least 1."""
         return max(1, min(self.tokens // max(1, length), self.most(length)))
 
     def most(self, longest: int) -> int:
-        """Return how many rows a micro-batch may have, apart from its tokens, in a step with this longest row."""
+        """Return the bound on rows, as opposed to tokens, of a micro-batch in a step with this longest row."""
         if self.rows is not None:
             return self.rows
         return SIZELESS if longest <= 1 else maxsize
 
-    def deal(self, lengths: np.ndarray, shards: int, turns: int | None = None) -> np.ndarray:
-        """Return the micro-batches of each shard, as the first of its rows and the one after its last.
+    def assign(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> np.ndarray:
+        """Assign micro-batches to shards; return first row and end of each, int64, shape ``(rounds, shards, 2)``.
 
-        ``lengths`` are those of the rows, ascending, int64, shape ``(n,)``. The result is int64, ``(turns, shards,
-        2)``: ``turns`` micro-batches for each shard, or as many as are best. Some are empty where rows are fewer.
-        In each turn the shards take micro-batches of like cost, the cheapest in the first.
+        ``lengths`` are the rows' lengths in ascending order, int64, shape ``(n,)``. Without ``rounds`` their number is
+        the cheapest. Some micro-batches are empty if there are too few rows. The micro-batches of one round have
+        similar costs; the first round is the cheapest.
         """
-        bounds = self._bounds(lengths, shards, turns)
+        bounds = self._bounds(lengths, shards, rounds)
         slices = np.array(list(pairwise(bounds)), dtype=np.int64)
-        dealt: np.ndarray = slices[_dealt(_Sorted(self, lengths).costs(bounds), shards)]
-        return dealt
+        assigned: np.ndarray = slices[_assignment(_Sorted(self, lengths).costs(bounds), shards)]
+        return assigned
 
-    def turns(self, lengths: np.ndarray, shards: int) -> int:
-        """Return how many micro-batches each shard should have, for a step of which ``lengths`` are a part.
+    def rounds(self, lengths: np.ndarray, shards: int) -> int:
+        """Return the number of micro-batches per shard for a step, from the ``lengths`` of a part of its rows.
 
-        A fifth of the tokens is spared, for other parts with longer rows.
+        The other parts may have longer rows, so a fifth of the tokens is reserved for them.
         """
-        spared = replace(self, tokens=max(1, self.tokens * 4 // 5))
-        return (len(spared._bounds(lengths, shards)) - 1) // shards
+        reduced = replace(self, tokens=max(1, self.tokens * 4 // 5))
+        return (len(reduced._bounds(lengths, shards)) - 1) // shards
 
-    def _bounds(self, lengths: np.ndarray, shards: int, turns: int | None = None) -> list[int]:
-        """Return where to cut: from 0 to n, with both."""
+    def _bounds(self, lengths: np.ndarray, shards: int, rounds: int | None = None) -> list[int]:
+        """Return the bounds of the slices, from 0 to n inclusive."""
         longest = int(lengths[-1]) if len(lengths) else 1
         if not len(lengths) or lengths[0] == longest:
-            return equal_bounds(len(lengths), (turns or -(-len(lengths) // (self.fit(longest) * shards))) * shards)
-        if turns is None and shards == 1 and len(lengths) <= EXACT and self.pads:
+            return equal_bounds(len(lengths), (rounds or -(-len(lengths) // (self.fit(longest) * shards))) * shards)
+        if rounds is None and shards == 1 and len(lengths) <= EXACT and self.pads:
             return self._cheapest(lengths)
         rows = _Sorted(self, lengths)
-        return rows.even(turns * shards, rows.cost(0, rows.count)) if turns else self._earliest(rows, shards)
+        return (
+            rows.balanced_bounds(rounds * shards, rows.cost(0, rows.count)) if rounds else self._earliest(rows, shards)
+        )
 
     def _cheapest(self, lengths: np.ndarray) -> list[int]:
-        """Return the cut of least cost for one shard, by a dynamic programme over where micro-batches end."""
+        """Return the cheapest cut for one shard, by dynamic programming over the ends of micro-batches.
+
+        ``least[i]`` is the cost of the best cut of the first ``i`` rows, ``begins[i]`` the start of its last slice.
+        """
         count, most = len(lengths), self.most(int(lengths[-1]))
         sizes = np.arange(count, 0, -1)
         least, begins = np.zeros(count + 1, dtype=np.int64), [0]
         for stop, length in enumerate(lengths.tolist(), start=1):
+            # Rows ascend, so the last row of a slice is its longest: it sets the padded length of all rows in it.
             first = max(0, stop - max(1, min(self.tokens // max(1, length), most)))
             costs = least[first:stop] + sizes[count - (stop - first) :] * length
             begin = int(costs.argmin())
@@ -90,25 +96,26 @@ class TokenCut:
         return bounds[::-1]
 
     def _earliest(self, rows: _Sorted, shards: int) -> list[int]:
-        """Return the cut by which the last of several shards is done first, among cuts into slices of like cost."""
-        turns = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
+        """Return the cut with the earliest end of the slowest shard, among cuts into slices of similar cost."""
+        rounds = -(-(len(rows.greedy(self.tokens, rows.count)) - 1) // shards)
         best, least, misses = list[int](), 0, 0
-        # No cut is done earlier than one without padding, whose work is spread evenly.
-        while not best or (misses < 2 and rows.before[-1] + self.forward * turns * shards < least * shards):
-            bounds = rows.even(turns * shards, self.tokens)
+        # The bound of the search: with so many rounds, no cut ends before one without padding that is spread evenly.
+        # Two cuts in a row without an improvement end the search, too.
+        while not best or (misses < 2 and rows.before[-1] + self.forward * rounds * shards < least * shards):
+            bounds = rows.balanced_bounds(rounds * shards, self.tokens)
             costs = rows.costs(bounds)
-            spent = int(costs[_dealt(costs, shards)].sum(axis=0).max()) + self.forward * turns
+            spent = int(costs[_assignment(costs, shards)].sum(axis=0).max()) + self.forward * rounds
             misses += 1
             if not best or spent < least:
                 best, least, misses = bounds, spent, 0
-            if turns * shards >= rows.count:
+            if rounds * shards >= rows.count:
                 break
-            turns = max(turns + 1, turns * 6 // 5)
+            rounds = max(rounds + 1, rounds * 6 // 5)
         return best
 
 
 class _Sorted:
-    """Rows in ascending order of length, and what slices of them cost."""
+    """Rows in ascending order of length, and the costs of their slices."""
 
     def __init__(self, cut: TokenCut, lengths: np.ndarray) -> None:
         self.lengths: list[int] = lengths.tolist()
@@ -118,7 +125,7 @@ class _Sorted:
         self.pads = cut.pads
 
     def cost(self, start: int, stop: int) -> int:
-        """Return the tokens of the rows from ``start`` to ``stop``, those that pad them included."""
+        """Return the tokens of the rows from ``start`` to ``stop``, padding included."""
         if not self.pads or start == stop:
             return self.before[stop] - self.before[start]
         return (stop - start) * self.lengths[stop - 1]
@@ -128,21 +135,22 @@ class _Sorted:
         return np.array([self.cost(start, stop) for start, stop in pairwise(bounds)], dtype=np.int64)
 
     def greedy(self, bound: int, count: int) -> list[int]:
-        """Return the bounds of slices of one row, or that cost ``bound`` at most; no more than ``count`` of them."""
+        """Return the bounds of at most ``count`` slices, each as long as ``bound`` allows, but at least one row."""
         bounds = [0]
         while bounds[-1] < self.count and len(bounds) <= count:
             start = bounds[-1]
             most = min(self.most, bound // max(1, self.lengths[start]) if self.pads else self.count)
-            stops = range(start + 2, min(self.count, start + most) + 1)  # one row may cost what it will
+            stops = range(start + 2, min(self.count, start + most) + 1)  # a single row may exceed the bound
             bounds.append(start + 1 + bisect_right(stops, bound, key=lambda stop: self.cost(start, stop)))
         return bounds
 
-    def even(self, count: int, limit: int) -> list[int]:
-        """Return the bounds of ``count`` slices, the costliest of which costs as little as can be, to 1 part in 128.
+    def balanced_bounds(self, count: int, limit: int) -> list[int]:
+        """Return the bounds of ``count`` slices that minimize the largest cost, to 1 part in 128.
 
-        There is a cut in which none costs more than ``limit``, but for single rows. Slices at the end are empty if rows
-        are fewer.
+        The caller ensures that a cut exists in which only single rows cost more than ``limit``. The last slices are
+        empty if there are too few rows.
         """
+        # Bisection over the largest cost: a bound is feasible if greedy slices within it reach the last row.
         low, high = min(-(-self.before[-1] // count), limit), limit
         while low < high - low // 128:
             middle = (low + high) // 2
@@ -151,7 +159,7 @@ class _Sorted:
             else:
                 low = middle + 1
         bounds = self.greedy(high, count)
-        while len(bounds) <= min(count, self.count):  # costs come in jumps, so there may be fewer: halve the costliest
+        while len(bounds) <= min(count, self.count):  # greedy may need fewer slices: halve the costliest
             sizes = [self.cost(start, stop) if stop - start > 1 else 0 for start, stop in pairwise(bounds)]
             place = sizes.index(max(sizes))
             bounds.insert(place + 1, (bounds[place] + bounds[place + 1]) // 2)
@@ -159,12 +167,14 @@ class _Sorted:
 
 
 def equal_bounds(rows: int, count: int) -> list[int]:
-    """Return where to cut so many rows into ``count`` slices of equally many: from 0 to ``rows``, with both."""
+    """Return the bounds of ``count`` slices with equal numbers of rows, from 0 to ``rows`` inclusive."""
     return [position * rows // count for position in range(count + 1)]
 
 
-def _dealt(costs: np.ndarray, shards: int) -> np.ndarray:
-    """Return which slices each shard takes, int64, shape ``(turns, shards)``; every other turn is reversed."""
+def _assignment(costs: np.ndarray, shards: int) -> np.ndarray:
+    """Return the slices of each shard, int64, shape ``(rounds, shards)``."""
     order = np.argsort(costs, kind="stable").reshape(-1, shards)
+    # A round has slices of neighboring costs. Every other round is reversed, or the last shard would always get the
+    # dearest one.
     order[1::2] = order[1::2, ::-1].copy()
     return order

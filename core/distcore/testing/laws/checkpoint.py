@@ -58,7 +58,7 @@ def into_single(lab: Lab) -> Measured:
     problem = _problem(lab)
     first = lab.job(problem, schedule=LINEAR)
     path = first.save(first.train(HALF).progress)
-    return _continued(lab.alone(problem, schedule=LINEAR), path)
+    return _continue(lab.alone(problem, schedule=LINEAR), path)
 
 
 @law("checkpoint")
@@ -68,7 +68,7 @@ def from_single(lab: Lab) -> Measured:
     alone = lab.alone(problem, schedule=LINEAR)
     path = alone.save(alone.train(HALF).progress)
     paths = lab.share(str(path))
-    return _continued(lab.job(problem, schedule=LINEAR), Path(paths[0]))
+    return _continue(lab.job(problem, schedule=LINEAR), Path(paths[0]))
 
 
 def _problem(lab: Lab) -> Problem:
@@ -76,7 +76,7 @@ def _problem(lab: Lab) -> Problem:
     return Problem(tied="tied-parameters" not in lab.hooks.capabilities.exempt)
 
 
-def _continued(job: Job, path: Path) -> Measured:
+def _continue(job: Job, path: Path) -> Measured:
     """Load ``path`` into ``job``, train to the end, and compare with an uninterrupted run in one process."""
     progress, _ = checkpoint.load(job.run, job.hooks, path)
     rest = job.train(STEPS - HALF, progress)

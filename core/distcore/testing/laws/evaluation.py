@@ -14,7 +14,7 @@ from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, FORWARD, Measured
 from distcore.testing.lab import BY_TOKENS, Job, Lab
 from distcore.testing.problem import Problem, Rows
-from distcore.testing.reference import untrained
+from distcore.testing.reference import build_untrained
 from distcore.testing.register import law
 
 MICRO = 2
@@ -38,7 +38,7 @@ def every_size(lab: Lab) -> Measured:
 def without_optimizer(lab: Lab) -> Measured:
     """Evaluation equals a plain forward pass also without an optimizer, as in ``distcore eval``."""
     job = lab.job(Problem())
-    module = untrained(job.task, job.run.config, job.data)
+    module = build_untrained(job.task, job.run.config, job.data)
     wrapped = lab.hooks.wrap_model(replace(job.run, module=module, model=module, strategy_state=None), module, None)
     if wrapped.optimizer is not None:
         return Measured(error=1, bound=EXACT, note="wrap_model() returned an optimizer without being given a factory")
@@ -56,7 +56,7 @@ def buffers_agree(lab: Lab) -> Measured:
         job.run.module.get_buffer("scale").fill_(2.0 + lab.world.rank)  # stands for what a rank has collected
     evaluation = job.evaluate()
     saved = checkpoint.read_tensors(job.save(Progress(step=1)))["model/scale"]
-    plain = untrained(job.task, job.run.config, job.data).eval()
+    plain = build_untrained(job.task, job.run.config, job.data).eval()
     with torch.no_grad():
         plain.get_buffer("scale").copy_(saved)
         rows = np.arange(len(job.data.evaluation))
@@ -106,7 +106,7 @@ def _error(job: Job, size: int) -> float:
 
 @torch.no_grad()
 def _plain(job: Job, dataset: Rows) -> dict[str, Tensor]:
-    module = untrained(job.task, job.run.config, job.data).eval()
+    module = build_untrained(job.task, job.run.config, job.data).eval()
     return job.task.outputs(module, dataset.batch(np.arange(len(dataset))))
 
 

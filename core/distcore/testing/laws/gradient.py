@@ -9,7 +9,7 @@ import torch
 from distcore.testing.findings import BF16, EXACT, FORWARD, FP32, Measured, Skip
 from distcore.testing.lab import BY_TOKENS, Lab, Trained
 from distcore.testing.problem import Problem
-from distcore.testing.reference import Solution, apart, solve, untrained
+from distcore.testing.reference import Solution, apart, build_untrained, solve
 from distcore.testing.register import law
 
 STEPS = 10
@@ -68,7 +68,7 @@ def weighted_items(lab: Lab) -> Measured:
 def frozen_parameters(lab: Lab) -> Measured:
     """Frozen parameters stay as they were, bit for bit."""
     job = lab.job(Problem())
-    model = untrained(job.task, job.run.config, job.data)
+    model = build_untrained(job.task, job.run.config, job.data)
     before = {f"model/{name}": value for name, value in model.named_parameters() if name.startswith("frozen.")}
     moved, where = apart(job.train(3).state, before)
     return Measured(error=moved, bound=EXACT, note=f"{len(before)} frozen tensors; {where}")

@@ -19,19 +19,19 @@ def rows_of_a_step(lab: Lab) -> Measured:
     shares = lab.global_batch // lab.world.size
     sizes = [size for size in range(1, shares + 1) if shares % size == 0]
     by_rows = [lab.job(PROBLEM, micro_batch_size=size) for size in sizes]
-    return _misassigned(lab, [*by_rows, lab.job(PROBLEM, **BY_TOKENS)])
+    return _count_misassigned(lab, [*by_rows, lab.job(PROBLEM, **BY_TOKENS)])
 
 
 @law("order")
 def rows_from_loader_workers(lab: Lab) -> Measured:
     """All ranks together get the same rows from loaders with worker processes."""
-    return _misassigned(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
+    return _count_misassigned(lab, [lab.job(PROBLEM, loader={"workers": 2})], epochs=1, steps=1)
 
 
 @law("order")
 def rows_by_length(lab: Lab) -> Measured:
     """With rows grouped by length, all ranks together still get each planned row once."""
-    return _misassigned(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
+    return _count_misassigned(lab, [lab.job(PROBLEM, loader={"length_grouping": "window", "window": 2})])
 
 
 @law("order")
@@ -47,7 +47,7 @@ def micro_batches_agree(lab: Lab) -> Measured:
     return Measured(error=wrong + differing, bound=EXACT, note=f"micro-batches of three steps, twice: {counts}")
 
 
-def _misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
+def _count_misassigned(lab: Lab, jobs: list[Job], epochs: int = EPOCHS, steps: int | None = None) -> Measured:
     """Count the rows that were assigned twice, not at all, or to a step for which they are not planned."""
     wrong, assigned = 0, 0
     for job in jobs:

@@ -29,19 +29,19 @@ CHANGES: dict[str, Any] = BY_TOKENS | {
 @law("resume")
 def mid_epoch(lab: Lab) -> Measured:
     """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run."""
-    return _against_uninterrupted(lab, FP32)
+    return _compare_with_uninterrupted(lab, FP32)
 
 
 @law("resume")
 def bit_for_bit(lab: Lab) -> Measured:
     """A run with dropout that is resumed in the middle of an epoch equals an uninterrupted run bit for bit."""
-    return _against_uninterrupted(lab, EXACT)
+    return _compare_with_uninterrupted(lab, EXACT)
 
 
 @law("resume")
 def each_row_once(lab: Lab) -> Measured:
     """A resumed run reads the rows of the remaining steps, each once, and no others."""
-    job, _ = _interrupted(lab)
+    job, _ = _interrupt(lab)
     plan = training_plan(job.run.config, job.data.train)
     due = [row for step in range(3, plan.steps) for row in plan.rows(0, step).tolist()]
     due += [row for step in range(8 - plan.steps) for row in plan.rows(1, step).tolist()]
@@ -50,9 +50,9 @@ def each_row_once(lab: Lab) -> Measured:
     return Measured(error=wrong, bound=EXACT, note=f"{len(read)} rows read after resuming, {len(due)} were due")
 
 
-def _against_uninterrupted(lab: Lab, bound: float) -> Measured:
+def _compare_with_uninterrupted(lab: Lab, bound: float) -> Measured:
     whole = _job(lab).train(8)
-    _, resumed = _interrupted(lab)
+    _, resumed = _interrupt(lab)
     error, where = apart(resumed.state, whole.state)
     losses = zip(resumed.losses, whole.losses[3:], strict=True)
     error = max(error, *(abs(a - b) / abs(b) for a, b in losses))
@@ -61,7 +61,7 @@ def _against_uninterrupted(lab: Lab, bound: float) -> Measured:
     return Measured(error=error, bound=bound, note=f"worst tensor {where}")
 
 
-def _interrupted(lab: Lab) -> tuple[Job, Trained]:
+def _interrupt(lab: Lab) -> tuple[Job, Trained]:
     """Train for three steps and save; continue in a new run to step 8, and return that run and its result."""
     first = _job(lab)
     path = first.save(first.train(3).progress)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from distcore.launchers.processes.log_files import stderr_closed
+from distcore.launchers.processes.log_files import close_stderr
 from distcore.plugin.strategy.contract import Progress
 from distcore.testing.findings import EXACT, Measured, Skip
 from distcore.testing.lab import Job, JobLab, Lab
@@ -44,7 +44,7 @@ def _collectives(job: Job) -> Counter[str]:
     steps = job.steps(Progress())
     for _ in range(WARM_UP):
         next(steps)
-    with stderr_closed(), torch.autograd.profiler.profile(use_kineto=False) as profile:
+    with close_stderr(), torch.autograd.profiler.profile(use_kineto=False) as profile:
         for _ in range(STEPS):
             next(steps)
     names = (event.name for event in profile.function_events or [])

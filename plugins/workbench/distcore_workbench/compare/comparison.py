@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from distcore import ConfigError, RankError
 from distcore.files import strict_json
-from distcore.jobs import crowded, distance, find, foreign_load, set_up_logging
+from distcore.jobs import crowding_warning, distance, find, foreign_load, set_up_logging
 from distcore_workbench.compare.comparison_page import page
 from distcore_workbench.compare.comparison_rows import Request, Row, rows_of
 from distcore_workbench.compare.comparison_table import markdown, show
@@ -71,7 +71,7 @@ def warnings_of(rows: Sequence[Row], load: float | None) -> Iterator[str]:
             "make these times long and uneven; compare again a minute after they have ended"
         )
     for row in rows:
-        if row.reason is None and (warning := crowded(row.config)):
+        if row.reason is None and (warning := crowding_warning(row.config)):
             yield f"row {row.name!r}: {warning}"
 
 

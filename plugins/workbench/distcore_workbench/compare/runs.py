@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distcore import RunConfig, dump_config, with_changes
-from distcore.jobs import sigterm_raises
+from distcore.jobs import raise_on_sigterm
 
 PROFILED_STEPS = 20
 """Optimizer steps of a run in which communication is measured; the profile extension needs 18."""
@@ -89,7 +89,7 @@ def _train(config: RunConfig, out: Path) -> str | None:
     file, log = (out.with_name(f"{out.name}.{kind}") for kind in ("yaml", "log"))
     file.write_text(dump_config(config), encoding="utf-8")
     command = train_command(file, out)
-    with log.open("wb") as output, sigterm_raises():
+    with log.open("wb") as output, raise_on_sigterm():
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
             code = child.wait()

@@ -26,7 +26,7 @@ from distcore import (
 )
 from distcore.cli import canonical, parse_values
 from distcore.files import same_place
-from distcore.jobs import Completed, check, complete, resolve, set_up_logging, stop_signals, with_absolute_paths
+from distcore.jobs import Completed, check, complete, handle_stop_signals, resolve, set_up_logging, with_absolute_paths
 from distcore_workbench.compare import finished
 from distcore_workbench.compare.comparison_rows import folder_name, is_of_job, refuse_ranks
 from distcore_workbench.compare.runs import end, train_command
@@ -162,7 +162,7 @@ class _Runs:
             print(f"run {number} of {len(self._points)}: {point.name}{there}", file=sys.stderr, flush=True)
             if there:
                 continue
-            with stop_signals(self._stop, says_so=False):  # the run itself does
+            with handle_stop_signals(self._stop, says_so=False):  # the run itself does
                 code = self._train(point)
             if self._stopping or code in STOPPED:
                 raise StoppedError(f"sweep stopped in {point.name}; go on with: {self._again}")

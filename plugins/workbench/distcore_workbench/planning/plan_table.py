@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from distcore.jobs import beside_tensors
+from distcore.jobs import memory_overhead
 from distcore.tables import print_cells, say, stdout_console
 from distcore_workbench.planning.byte_sizes import shown
 from distcore_workbench.planning.plan import Plan, Row
@@ -44,7 +44,7 @@ def remarks(plan: Plan) -> list[str]:
     if plan.device != "cpu" and batches:
         how = f"traced on a CPU, with dropout and attention as on {plan.device}"
         lines.append(f"activations and peak are an estimate for {plan.device}: {how}")
-        lines += [f"{name}: {size}" for name, size in beside_tensors(plan.device).items()]
+        lines += [f"{name}: {size}" for name, size in memory_overhead(plan.device).items()]
     reasons: dict[str, list[str]] = {}
     for row in plan.rows:
         if row.untraced:
@@ -55,7 +55,7 @@ def remarks(plan: Plan) -> list[str]:
 
 def as_json(plan: Plan, devices: Mapping[str, int]) -> str:
     """Return the plan as JSON: all sizes in bytes; ``beside``: what the device needs beside tensors, in words."""
-    tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": beside_tensors(plan.device)}
+    tree = dataclasses.asdict(plan) | {"estimate": plan.device != "cpu", "beside": memory_overhead(plan.device)}
     for entry, row in zip(tree["rows"], plan.rows, strict=True):
         if row.memory is not None:
             entry["memory"]["states"] = row.memory.states

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from distcore.jobs import stderr_closed
+from distcore.jobs import close_stderr
 
 MEASURED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 """Kernels whose workspace counts: oneDNN reorders the weights of a convolution, in backward several times a thread."""
@@ -74,7 +74,7 @@ def _measured(kernel: Any, shapes: tuple[Any, ...], structure: TreeSpec, threads
 
 def _beside_results(compute: Callable[[], object]) -> int:
     """Return the most bytes of torch's CPU allocator that lived while computing, less those of what was returned."""
-    with stderr_closed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with close_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         results = compute()
     with TemporaryDirectory(prefix="distcore-") as folder:
         file = Path(folder) / "trace.json"

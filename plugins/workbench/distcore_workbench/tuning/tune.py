@@ -31,12 +31,12 @@ from distcore.jobs import (
     count_devices,
     foreign_load,
     freeze,
+    handle_stop_signals,
     missing_compiler,
     model_source,
     other_forms,
     resolve,
     set_up_logging,
-    stop_signals,
     threads_chosen,
     threads_per_rank,
     with_absolute_paths,
@@ -94,7 +94,7 @@ def run(request: Request) -> int:
     chosen: Setting | None = None
     facts = tune_facts(record.trials, [], None, about)
     try:
-        with stop_signals(runner.stop, says_so=False):
+        with handle_stop_signals(runner.stop, says_so=False):
             environment = _environment(request, job, data)
             families = list(families_of(request, named, base, resolved, meta_model, environment))
             smaller = fallbacks_of(request, meta_model, families)
