@@ -123,7 +123,7 @@ def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:
     """Return which rows, in ascending order of length, attend together; rows without a token are in none."""
     empty = int((lengths == 0).sum())
     cut = TokenCut(tokens=maxsize, forward=GROUP_TOKENS, rows=maxsize)
-    slices = cut.deal(lengths[empty:], 1)[:, 0] + empty
+    slices = cut.assign(lengths[empty:], 1)[:, 0] + empty
     return sorted((int(first), int(stop)) for first, stop in slices if first < stop)
 
 
