@@ -78,11 +78,10 @@ pictures: install
 install: $(VENV)/.installed
 
 # torch first, at the version of the constraints: an open range would take the newest build with all of CUDA.
-# seqeval is only there as a source, which needs setuptools_scm: it is built before those that are not isolated.
 $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch seqeval
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ./core --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
 	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 Sentences = Sequence[Sequence[str]]
 """The tags of each row."""
@@ -29,19 +30,48 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
     if not flat:
         return dict.fromkeys(NAMES)
     accuracy = sum(one == other for one, other in zip(flat, flat_predicted, strict=True)) / len(flat)
+    from sklearn.metrics import classification_report, precision_recall_fscore_support
+
+    average, kinds = "macro", None
     if is_iob(classes):
-        from seqeval.metrics import classification_report
-        from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-
-        scores = precision_recall_fscore_support(list(tags), list(predicted), average="micro", zero_division=0)
-        text = classification_report(list(tags), list(predicted), digits=4, zero_division=0)
-    else:
-        from sklearn.metrics import classification_report, precision_recall_fscore_support
-
-        scores = precision_recall_fscore_support(flat, flat_predicted, average="macro", zero_division=0)
-        text = classification_report(flat, flat_predicted, digits=4, zero_division=0)
+        average, true, guessed = "micro", entities(tags), entities(predicted)
+        kinds = sorted({entity.kind for entity in true | guessed})
+        if not kinds:
+            return dict(zip(NAMES, (accuracy, 0.0, 0.0, 0.0, "no entities"), strict=True))
+        every = sorted(true | guessed)
+        # With one more that is none, the table always has a line for all kinds together.
+        flat, flat_predicted = ([*(one.kind if one in those else "O" for one in every), "O"] for those in (true, guessed))
+    scores = precision_recall_fscore_support(flat, flat_predicted, labels=kinds, average=average, zero_division=0)
+    text = classification_report(flat, flat_predicted, labels=kinds, digits=4, zero_division=0)
     precision, recall, f1 = (float(score) for score in scores[:3])
     return dict(zip(NAMES, (accuracy, precision, recall, f1, text), strict=True))
+
+
+class Entity(NamedTuple):
+    """Words that are one name, and of which kind."""
+
+    row: int
+    first: int
+    last: int
+    kind: str
+
+
+def entities(rows: Sentences) -> set[Entity]:
+    """Return the entities of rows of IOB tags, as conlleval has them.
+
+    One begins at ``B`` and ``S``, where the kind changes, and at any other tag behind ``O``, ``E`` and ``S``.
+    """
+    every = set()
+    for row, tags in enumerate(rows):
+        before, start = "O", 0
+        for index, tag in enumerate([*tags, "O"]):
+            begins = tag[0] in "BSO" or before[0] in "OES" or tag[2:] != before[2:]
+            if begins and before != "O":
+                every.add(Entity(row, start, index - 1, before[2:]))
+            if begins:
+                start = index
+            before = tag
+    return every
 
 
 class Lookup:

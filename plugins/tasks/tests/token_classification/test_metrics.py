@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from distcore_tasks.token_classification.metrics import Lookup, is_iob, tag_metrics
@@ -24,6 +28,26 @@ def test_all_o_has_an_accuracy_but_no_entity() -> None:
     metrics = tag_metrics(TAGS, [["O"] * 4, ["O"] * 2], IOB)
     assert metrics["accuracy"] == pytest.approx(2 / 6)
     assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (0, 0, 0)
+
+
+def test_rows_without_any_entity_have_no_table() -> None:
+    found = tag_metrics([["O", "O"]], [["O", "O"]], IOB)
+    assert (found["accuracy"], found["f1"], found["classification_report"]) == (1, 0, "no entities")
+
+
+@pytest.mark.parametrize("recorded", json.loads((Path(__file__).parent / "seqeval.json").read_text()))
+def test_figures_are_those_of_seqeval(recorded: dict[str, Any]) -> None:
+    tags, predicted = ([row.split() for row in recorded[name]] for name in ("tags", "predicted"))
+    found = tag_metrics(tags, predicted, IOB)
+    assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(recorded["scores"], rel=1e-12)
+    table, expected = (str(text).split() for text in (found["classification_report"], recorded["table"]))
+    assert [_number(word) for word in table] == pytest.approx([_number(word) for word in expected], abs=1.01e-4)
+    assert [word for word in table if _number(word) < 0] == [word for word in expected if _number(word) < 0]
+
+
+def _number(word: str) -> float:
+    """What is written, its last digit rounded up or down; negative for what is none."""
+    return float(word) if word[0].isdigit() else -1
 
 
 def test_other_tags_have_the_mean_over_tags() -> None:
