@@ -21,7 +21,11 @@ DEMO_OUT := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 demo: install
 	$(BIN)/distcore train examples/demo.yaml --out $(DEMO_OUT)
-	@echo "Next, see its curves: $(BIN)/distcore report $(DEMO_OUT)"
+	@echo
+	@echo "distcore is $(BIN)/distcore; after 'source $(BIN)/activate' it is distcore alone. Three things to try with this run:"
+	@echo "  $(BIN)/distcore report $(DEMO_OUT)"
+	@echo "  $(BIN)/distcore eval $(DEMO_OUT) --strategy fsdp --nproc 2"
+	@echo "  $(BIN)/distcore checkpoint export $(DEMO_OUT) --to $(DEMO_OUT)/export"
 
 quick: install
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m "not slow and not machines and not gpu and not ranks and not programs"
@@ -77,12 +81,17 @@ pictures: install
 
 install: $(VENV)/.installed
 
-# torch first, at the version of the constraints: an open range would take the newest build with all of CUDA.
+# torch first, at the version of the constraints: an open range would take the newest build with all of CUDA. What is
+# installed without isolation finds in the tools what builds it.
 $(VENV)/.installed: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,core $(PLUGINS))
+	@echo "set-up, 1 of 4: an environment in $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "set-up, 2 of 4: torch"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@echo "set-up, 3 of 4: the tools of developers and tests"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	@echo "set-up, 4 of 4: distcore with its plugins, and what they need"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ./core --editable . $(addprefix --editable ./,$(filter-out $(ALONE),$(PLUGINS)))
 	$(if $(ALONE),$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps $(addprefix --editable ./,$(ALONE)))
 	$(if $(filter plugins/horovod,$(PLUGINS)),$(BIN)/python -m distcore_horovod.build --if-missing || echo "going on without horovod")

@@ -3,12 +3,22 @@
 import contextlib
 import os
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # tells all later processes how wide the terminal is, so it goes before what follows
 
+
+def _strangers() -> set[str]:
+    """Distributions with plugins that are none of this project, such as the tutorial's: tests must not see them."""
+    ours = {f"distcore-{folder.name}" for folder in (Path(__file__).parent / "plugins").iterdir()}
+    with_plugins = (one.name for one in distributions() if "[distcore." in (one.read_text("entry_points.txt") or ""))
+    return set(with_plugins) - ours - {"distcore", "distcore-core"}
+
+
+os.environ["DISTCORE_BLOCK_PLUGINS"] = ",".join(_strangers())
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
+import shlex
 import sys
 from collections.abc import Collection
 from functools import cache, lru_cache
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from distcore.errors import StrategyError, nearest
 
@@ -73,7 +76,7 @@ def default_task() -> str:
     how = "name one by --task NAME or --task file.py:Class"
     if not offered:
         missing = "no task is named, and nothing that is installed has a default one"
-        raise StrategyError(f"{missing}: pip install distcore-tasks, or {how}")
+        raise StrategyError(f"{missing}: {how_to_install('distcore-tasks')}, or {how}")
     first, *others = offered
     if others:
         both = " and ".join(f"{distribution(entry)} ({entry.name})" for entry in (first, others[0]))
@@ -186,19 +189,27 @@ def _missing(group: str, name: str, installed: Collection[str]) -> str:
     names = ", ".join(installed) or "none"
     if any(entry.name == name for entry in all_offers(group)):
         return f"{kind} {name!r} is installed but blocked (by -p no:{name} or DISTCORE_LOAD_PLUGINS)"
-    extra = _extra_that_brings(name) if group == "strategies" else None
-    how = f". Install it with: pip install 'distcore[{extra}]'" if extra else nearest(name, installed)
+    how = nearest(name, installed)
+    if group == "strategies" and _is_plugin(name):
+        how = f". Install it with: {how_to_install(f'distcore-{name}')}"
     if group == "tasks" and not installed:
-        how = ". Install some with: pip install distcore-tasks; or train your own: --task file.py:Class"
+        how = f". Install some with: {how_to_install('distcore-tasks')}; or train your own: --task file.py:Class"
     return f"no {kind} named {name!r} (installed: {names}){how}"
 
 
-def _extra_that_brings(name: str) -> str | None:
-    """Return ``name`` if distcore's metadata has an extra of that name. So the core need not list strategies."""
-    from importlib.metadata import PackageNotFoundError, metadata
-
+def _is_plugin(name: str) -> bool:
+    """Return True if distcore's metadata has an extra of that name. So the core need not list strategies."""
     try:
-        extras = metadata("distcore").get_all("Provides-Extra") or []
+        extras = Distribution.from_name("distcore").metadata.get_all("Provides-Extra") or []
     except PackageNotFoundError:  # the core was installed without it
-        return None
-    return name if name in extras else None
+        return False
+    return name in extras
+
+
+def how_to_install(name: str) -> str:
+    """Return the line that installs a distribution of this project from where the core came: a checkout, or wheels."""
+    came = json.loads(Distribution.from_name(CORE).read_text("direct_url.json") or '{"url": ""}')["url"]
+    place = Path(unquote(urlsplit(came).path)).parent if came.startswith("file:") else Path("dist")
+    plugin = place / "plugins" / name.removeprefix("distcore-")
+    what = shlex.quote(str(plugin)) if plugin.is_dir() else f"--find-links {shlex.quote(str(place))} {name}"
+    return f"pip install {what}"

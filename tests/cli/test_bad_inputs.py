@@ -277,7 +277,7 @@ EXTENSIONS = {
 STRATEGIES = {
     "--strategy singel": r"no strategy named 'singel' \(installed: .*\) \(did you mean 'single'\?\)",
     "--strategy dpp": r"no strategy named 'dpp' .*\(did you mean 'ddp'\?\)",
-    "--strategy galaxy": r"no strategy named 'galaxy' .*Install it with: pip install 'distcore\[galaxy\]'",
+    "--strategy galaxy": r"no strategy named 'galaxy' .*Install it with: pip install --find-links \S+ distcore-galaxy",
     "--strategy ddp -p no:ddp": r"strategy 'ddp' is installed but blocked \(by -p no:ddp",
     "--strategy ddp -p no:distcore-ddp": r"strategy 'ddp' is installed but blocked",
     "--strategy ddp --set strategy_options.bucket=3": r"strategy 'ddp': unknown option 'bucket' .*'bucket_mb'",

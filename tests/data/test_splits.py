@@ -220,5 +220,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(hub: Path) -> None:
 
 def test_names_of_the_hub_need_an_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distcore.data.hub.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"Install it with: pip install 'distcore\[datasets\]'"):
+    with pytest.raises(DataError, match=r"Install it with: pip install datasets"):
         find_split("tiny/chats")

@@ -176,7 +176,7 @@ def unknown_names(text: str) -> Iterator[str]:
             yield f"extra {''.join(extra)}"
     said = re.search(r"The extras are\s+([^.]+)\.", prose)
     if said:
-        yield from (f"extra {name}" for name in SPAN.findall(said[1]) if name not in _extras())
+        yield from (f"extra {name}" for name in _extras().symmetric_difference(SPAN.findall(said[1])))
 
 
 def _names(span: str) -> Iterator[str]:

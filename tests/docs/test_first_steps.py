@@ -6,7 +6,10 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,14 +18,41 @@ def test_the_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
-def test_the_demo_ends_with_a_command_to_type_next() -> None:
+@pytest.fixture
+def demo() -> list[list[str]]:
+    """The words of the command that trains, of the line that says where distcore is, and of those to try next."""
     command = ["make", "--dry-run", "--no-print-directory", "--old-file=install", "demo"]  # these tests run under make
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    *_, trains, says = done.stdout.splitlines()
-    folder = shlex.split(trains)[-1]
-    next_command = shlex.split(says)[-1].partition(": ")[2].split()
-    assert next_command[0] == shlex.split(trains)[0] == ".venv/bin/distcore"
-    assert next_command[-1] == folder
+    trains, _, *says = done.stdout.splitlines()
+    return [shlex.split(trains), *(shlex.split(line)[-1].split() for line in says)]
+
+
+def test_the_demo_says_where_distcore_is_and_three_things_to_try_with_its_run(demo: list[list[str]]) -> None:
+    trains, where, *tries = demo
+    assert where[:3] == ["distcore", "is", ".venv/bin/distcore;"]
+    assert "'source .venv/bin/activate'" in " ".join(where)
+    assert len(tries) == 3
+    for words in tries:
+        assert words[0] == trains[0] == ".venv/bin/distcore"
+        assert trains[-1] in words
+
+
+@pytest.mark.ranks
+def test_what_the_demo_names_to_try_works(demo: list[list[str]], work_folder: Path) -> None:
+    trains, _, *tries = demo
+    shorter = ["--max-steps", "2", "--model", "bert-tiny", "--max-seq-len", "16", "--data", "rows.json"]
+    for words in ([*trains[:2], *shorter, *trains[-2:]], *tries):
+        done = subprocess.run(
+            [sys.executable, "-m", "distcore", *words[1:]], cwd=work_folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_set_up_says_how_far_it_is() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "--always-make", "install"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    steps = re.findall(r"set-up, (\d) of (\d): ", done.stdout)
+    assert [int(step) for step, _ in steps] == list(range(1, int(steps[0][1]) + 1))
 
 
 def test_the_top_of_the_site_is_its_first_page() -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from strategy_chain import is_offered
 
 SCRIPT = """
 import sys, warnings
@@ -20,13 +21,15 @@ from distcore.cli.main import main
 
 sys.exit(main(sys.argv[1:]))
 """
-JOB = "--data rows.json --model bert-tiny --max-seq-len 16 --max-steps 2 --device cpu --strategy ddp --nproc 2"
+JOB = "--data rows.json --model bert-tiny --max-seq-len 16 --max-steps 2 --device cpu --nproc 2"
+STRATEGIES = ("ddp", "fsdp", "mesh", "deepspeed", "accelerate", "horovod")
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_run_in_which_our_warnings_are_errors_is_clean(work_folder: Path) -> None:
-    for command in (f"train {JOB} --out run", "eval run"):
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if is_offered(name)])
+def test_a_run_in_which_our_warnings_are_errors_is_clean(work_folder: Path, strategy: str) -> None:
+    for command in (f"train {JOB} --strategy {strategy} --out run", f"eval run --strategy {strategy} --nproc 2"):
         words = [sys.executable, "-c", SCRIPT, *command.split()]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
         assert ran.returncode == 0, ran.stderr

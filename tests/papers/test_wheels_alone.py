@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -93,27 +94,49 @@ def test_every_module_of_the_core_is_imported_with_nothing_beside_it(core_alone:
     assert int(done.stdout) > 100
 
 
-def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(core_alone: Path, tmp_path: Path) -> None:
+def test_the_core_alone_names_the_distribution_of_tasks_in_one_line(
+    distributions: Path, core_alone: Path, tmp_path: Path
+) -> None:
     done = run(core_alone, tmp_path, "-m", "distcore", "train")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: no task is named, and nothing that is installed has a default one: pip install distcore-tasks, or "
-        "name one by --task NAME or --task file.py:Class\n"
+        "error: no task is named, and nothing that is installed has a default one: "
+        f"pip install --find-links {distributions} distcore-tasks, or name one by --task NAME or --task file.py:Class\n"
     )
     done = run(core_alone, tmp_path, "-m", "distcore", "train", "--task", "text-classification", "--data", "rows.json")
     assert done.returncode == 2
-    assert "pip install distcore-tasks" in done.stderr
+    assert f"pip install --find-links {distributions} distcore-tasks" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_command_that_is_not_installed_says_how_to_get_it(core_alone: Path, tmp_path: Path, name: str) -> None:
+def test_a_command_that_is_not_installed_says_how_to_get_it(
+    distributions: Path, core_alone: Path, tmp_path: Path, name: str
+) -> None:
     done = run(core_alone, tmp_path, "-m", "distcore", name)
-    how = f"pip install distcore-{ELSEWHERE[name]}"
+    how = f"pip install --find-links {distributions} distcore-{ELSEWHERE[name]}"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: command {name!r} is not installed; get it with: {how}\n"
     assert not re.search(rf"^ +{name} ", run(core_alone, tmp_path, "-m", "distcore", "--help").stdout, re.M)
+
+
+@pytest.mark.parametrize("source", ["checkout", "wheels"])
+def test_the_line_that_an_error_names_installs_the_strategy(distributions: Path, tmp_path: Path, source: str) -> None:
+    sources = {
+        "checkout": ["./core", "."],
+        "wheels": [wheel(distributions, name) for name in ("distcore_core", "distcore")],
+    }
+    python = make_environment(tmp_path / "environment", sources[source])
+    done = run(python, tmp_path, "-m", "distcore", "train", "--strategy", "fsdp")
+    assert done.returncode == 2
+    line = shlex.split(done.stderr.partition("Install it with: pip ")[2])
+    assert line[0] == "install", done.stderr
+    # What it requires is there, and so is what builds it.
+    subprocess.run(
+        [python, "-m", "pip", *line, "--quiet", "--no-deps", "--no-build-isolation"], cwd=tmp_path, check=True
+    )
+    assert "fsdp" in run(python, tmp_path, "-m", "distcore", "strategies").stdout
 
 
 @pytest.mark.ranks

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install 'distcore[datasets]'")
+datasets = pytest.importorskip("datasets", reason="needs the package datasets: pip install datasets")
 
 
 def save(folder: Path, rows: list[dict[str, Any]], features: Any = None, shards: int = 1, **splits: Any) -> Path:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+
+STRANGERS = os.environ.get("DISTCORE_BLOCK_PLUGINS", "")
+"""What conftest.py blocks, for a test that undoes what another blocked."""
 
 
 def write_rows(folder: Path) -> Path:
@@ -16,10 +20,10 @@ def write_rows(folder: Path) -> Path:
 
 
 def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make ``folder`` the current one, with a cache of its own; no launcher's environment, no plugin blocked."""
+    """Make ``folder`` the current one, with a cache of its own; no launcher's environment, none of ours blocked."""
     patch.chdir(folder)
     patch.setenv("DISTCORE_CACHE", str(folder / "cache"))
-    patch.setenv("DISTCORE_BLOCK_PLUGINS", "")
+    patch.setenv("DISTCORE_BLOCK_PLUGINS", STRANGERS)
     for variable in ("RANK", "WORLD_SIZE", "DISTCORE_LOAD_PLUGINS"):
         patch.delenv(variable, raising=False)
 

@@ -95,7 +95,7 @@ def _check_file(file: Path) -> None:
 
 def _check_pyarrow(source: Source) -> None:
     if find_spec("pyarrow") is None:
-        needs = "needs pyarrow, which is not installed: pip install 'distcore-core[parquet]'"
+        needs = "needs pyarrow, which is not installed: pip install pyarrow"
         raise DataError(f"{source_name(source)}: {needs}")
 
 

@@ -50,7 +50,7 @@ def _load(name: str, config: str | None) -> Mapping[str, Any]:
     said = f"data {name!r}: neither a file nor a folder"
     if find_spec("datasets") is None:
         needed = "names of the hub need the package datasets, which is not installed"
-        raise DataError(f"{said}, and {needed}. Install it with: pip install 'distcore[datasets]'")
+        raise DataError(f"{said}, and {needed}. Install it with: pip install datasets")
     with _silence_datasets():
         try:
             return _load_or_read_cache(name, config)

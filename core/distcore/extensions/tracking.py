@@ -34,16 +34,16 @@ class Tracker(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the extension, and of the extra that brings its library."""
+    """Name of the extension."""
     library: ClassVar[str]
-    """Module of its library."""
+    """Module and distribution of its library."""
 
     def __post_init__(self) -> None:
         self._is_open = False
         if not _is_installed(self.library):  # fails before any rank starts; the package is not imported
             raise StrategyError(
                 f"extension {self.name!r}: the package {self.library} is not installed. "
-                f"Install it with: pip install 'distcore[{self.name}]'"
+                f"Install it with: pip install {self.library}"
             )
 
     @abstractmethod

@@ -51,7 +51,7 @@ def resolve_alpha(config: RunConfig) -> float | str:
             raise ConfigError(f"lora.{changed[0]} = {value!r}: does nothing without a rank; give --lora RANK")
         return lora.alpha
     if find_spec("peft") is None:
-        raise ConfigError(f"lora.rank = {lora.rank}: needs peft, which is not installed: pip install 'distcore[lora]'")
+        raise ConfigError(f"lora.rank = {lora.rank}: needs peft, which is not installed: pip install peft")
     if not lora.targets:
         raise ConfigError("lora.targets = []: names no layer; leave it out for every linear layer")
     if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR:

@@ -158,6 +158,6 @@ def _zero() -> type[Backend]:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"backend = 'deepspeed': distcore-deepspeed does not import ({reason}); "
-            "pip install 'distcore-accelerate[deepspeed]'"
+            "install it as you installed distcore-accelerate"
         ) from error
     return ZeRO

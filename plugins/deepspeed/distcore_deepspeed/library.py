@@ -97,8 +97,10 @@ def stop_tracing(before: Any) -> None:
 
 def set_timeouts(seconds: int) -> None:
     """Set the timeout of every process group. DeepSpeed makes its groups with a timeout of half an hour."""
+    # torch 2.15 has a public name for it, and warns of the old one.
+    name = "set_timeout" if hasattr(distributed_c10d, "set_timeout") else "_set_pg_timeout"
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+        getattr(distributed_c10d, name)(timedelta(seconds=seconds), group)
 
 
 def fp16_on_cpu() -> bool:

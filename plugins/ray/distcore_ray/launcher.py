@@ -51,5 +51,5 @@ class RayLauncher:
     def run(self, plan: Plan) -> int:
         """Become the driver; raises ConfigError where Ray is not installed."""
         if find_spec("ray") is None:
-            raise ConfigError("--launcher ray: Ray is not installed: pip install 'distcore[ray]', on all its nodes")
+            raise ConfigError("--launcher ray: Ray is not installed: pip install ray, on all its nodes")
         return run_command(plan)

@@ -32,7 +32,7 @@ def command_module(name: str) -> Any:
     if name in installed or _is_blocked(name):
         return registry.load("commands", name)
     if name in ELSEWHERE:
-        how = f"pip install distcore-{ELSEWHERE[name]}"
+        how = registry.how_to_install(f"distcore-{ELSEWHERE[name]}")
         raise ConfigError(f"command {name!r} is not installed; get it with: {how}")
     known = [*OWN, *installed]
     raise ConfigError(f"no command named {name!r}{nearest(name, known)} (commands: {', '.join(known)})")

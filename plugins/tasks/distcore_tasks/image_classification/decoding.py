@@ -25,7 +25,7 @@ CHUNK = 256
 def check_pillow(name: str) -> None:
     """Raise DataError if Pillow is not installed; ``name`` says what needs it."""
     if find_spec("PIL") is None:
-        raise DataError(f"{name}: the package Pillow is not installed. Install it with: pip install 'distcore[images]'")
+        raise DataError(f"{name}: the package Pillow is not installed. Install it with: pip install pillow")
 
 
 def decode(encoded: bytes) -> Image:

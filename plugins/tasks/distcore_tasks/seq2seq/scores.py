@@ -16,7 +16,7 @@ def check_scores() -> None:
     if find_spec("sacrebleu") is None:
         raise ConfigError(
             "task_options.max_new_tokens: what is written is scored by the package sacrebleu, which is not installed. "
-            "Install it with: pip install 'distcore[seq2seq]'"
+            "Install it with: pip install sacrebleu"
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from text_task import TEXTS
-from work_folder import enter, write_rows
+from work_folder import STRANGERS, enter, write_rows
 
 from distcore.cli.main import main
 from distcore_workbench.compare.sweep import settings_of
@@ -39,7 +39,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     write_rows(folder)
     (folder / "slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "distcore", *SWEEP]
-    own = {"DISTCORE_CACHE": str(folder / "cache"), "DISTCORE_BLOCK_PLUGINS": ""}
+    own = {"DISTCORE_CACHE": str(folder / "cache"), "DISTCORE_BLOCK_PLUGINS": STRANGERS}
     with subprocess.Popen(command, cwd=folder, env=os.environ | own, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (folder / "lr/lr=0.0001/metrics.jsonl").exists() and time.monotonic() < deadline:

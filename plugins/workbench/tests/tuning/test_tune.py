@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 from text_task import TEXTS
-from work_folder import enter, install, write_rows
+from work_folder import STRANGERS, enter, install, write_rows
 
 from distcore.cli.main import main
 from distcore_workbench.tuning import bench, racing, settings
@@ -106,7 +106,7 @@ def test_wrong_mathematics_and_dead_trials_are_thrown_out_and_the_tune_goes_on(
 )
 def test_no_trial_outlives_the_tune(number: signal.Signals, tmp_path: Path) -> None:
     write_rows(tmp_path)
-    own = {"DISTCORE_CACHE": str(tmp_path / "cache"), "DISTCORE_BLOCK_PLUGINS": ""}
+    own = {"DISTCORE_CACHE": str(tmp_path / "cache"), "DISTCORE_BLOCK_PLUGINS": STRANGERS}
     own["DISTCORE_LOAD_PLUGINS"] = "distcore-workbench"
     command = [sys.executable, "-m", "distcore", *JOB, "--out", str(tmp_path / "t")]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, stderr=subprocess.PIPE, text=True) as process:
