@@ -155,7 +155,7 @@ COMMANDS = {*registry.entries("commands"), *(file.stem for file in ROOT.glob("co
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 FOREIGN = {
     # Of other people's programs and libraries.
-    "--no-build-isolation", "--find-links", "--num_gpus", "--num_processes", "--deepspeed_config",
+    "--index-url", "--find-links", "--num_gpus", "--num_processes", "--deepspeed_config",
     "--per_device_train_batch_size", "--gpus-per-task", "--nnodes", "--model_name_or_path", "--task_name",
     "--dataset_name", "--dataset_config_name", "--train_file", "--validation_file", "--test_file",
     "--max_train_samples", "--logdir", "--backend-store-uri",

@@ -40,7 +40,9 @@ def tag_metrics(tags: Sentences, predicted: Sentences, classes: Sequence[str]) -
             return dict(zip(NAMES, (accuracy, 0.0, 0.0, 0.0, "no entities"), strict=True))
         every = sorted(true | guessed)
         # With one more that is none, the table always has a line for all kinds together.
-        flat, flat_predicted = ([*(one.kind if one in those else "O" for one in every), "O"] for those in (true, guessed))
+        flat, flat_predicted = (
+            [*(entity.kind if entity in those else "O" for entity in every), "O"] for those in (true, guessed)
+        )
     scores = precision_recall_fscore_support(flat, flat_predicted, labels=kinds, average=average, zero_division=0)
     text = classification_report(flat, flat_predicted, labels=kinds, digits=4, zero_division=0)
     precision, recall, f1 = (float(score) for score in scores[:3])
@@ -51,9 +53,13 @@ class Entity(NamedTuple):
     """Words that are one name, and of which kind."""
 
     row: int
+    """Index of its row."""
     first: int
+    """Index of its first word in the row."""
     last: int
+    """Index of its last word."""
     kind: str
+    """What it is, such as ``PER``."""
 
 
 def entities(rows: Sentences) -> set[Entity]:
