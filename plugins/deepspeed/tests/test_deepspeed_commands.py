@@ -73,10 +73,10 @@ def test_the_weights_are_evaluated_at_every_stage(
     given = way.format(json=run_folder.parent / "ds.json")
     assert main(["eval", str(run_folder), "--json", *given.split()]) == 0
     captured = capfd.readouterr()
-    found = json.loads(captured.out.splitlines()[-1])["evaluation"]
+    evaluation = json.loads(captured.out.splitlines()[-1])["evaluation"]
     reported = json.loads((run_folder / "report.json").read_text())["evaluation"]
-    assert found["loss"] == pytest.approx(reported["loss"], rel=2e-2)
-    assert (found["evaluated"], found["unique"]) == (reported["evaluated"], reported["unique"])
+    assert evaluation["loss"] == pytest.approx(reported["loss"], rel=2e-2)
+    assert (evaluation["evaluated"], evaluation["unique"]) == (reported["evaluated"], reported["unique"])
 
 
 def parts_held(options: dict[str, Any]) -> tuple[int, int, int]:

@@ -45,10 +45,10 @@ def tree(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_the_plain_config_states_what_deepspeed_would_guess() -> None:
-    found = tree({"stage": 2})
-    assert (found["train_batch_size"], found["gradient_accumulation_steps"]) == (32, 2)
-    assert found["gradient_clipping"] == 1.0
-    assert found["bf16"] == found["fp16"] == {"enabled": False}
+    resolved = tree({"stage": 2})
+    assert (resolved["train_batch_size"], resolved["gradient_accumulation_steps"]) == (32, 2)
+    assert resolved["gradient_clipping"] == 1.0
+    assert resolved["bf16"] == resolved["fp16"] == {"enabled": False}
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16")])
@@ -66,19 +66,19 @@ def test_clipping_that_is_off_is_said_to_be_off() -> None:
 def test_every_auto_is_filled_in(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(AUTOS))
-    found = tree({"config": str(file)}, **{"schedule.name": "constant"})
-    assert found["optimizer"]["params"] == {
+    resolved = tree({"config": str(file)}, **{"schedule.name": "constant"})
+    assert resolved["optimizer"]["params"] == {
         "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "torch_adam": True
     }  # fmt: skip
-    assert found["scheduler"]["params"] == {
+    assert resolved["scheduler"]["params"] == {
         "warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100
     }  # fmt: skip
-    zero = found["zero_optimization"]
+    zero = resolved["zero_optimization"]
     assert zero["stage"] == 3
     assert zero["reduce_bucket_size"] == 128 * 128
     assert zero["stage3_prefetch_bucket_size"] == int(0.9 * 128 * 128)
     assert zero["stage3_param_persistence_threshold"] == 1280
-    assert "auto" not in json.dumps(found)
+    assert "auto" not in json.dumps(resolved)
 
 
 AUTOS = {
@@ -103,9 +103,9 @@ AUTOS = {
 
 def test_strings_mean_what_they_say() -> None:
     given = {"train_batch_size": "32", "zero_optimization": {"stage": "1", "overlap_comm": "false"}}
-    found = tree({"config": given})
-    assert found["train_batch_size"] == 32
-    assert found["zero_optimization"] == {"stage": 1, "overlap_comm": False}
+    resolved = tree({"config": given})
+    assert resolved["train_batch_size"] == 32
+    assert resolved["zero_optimization"] == {"stage": 1, "overlap_comm": False}
 
 
 def test_one_line_lists_all_contradictions_with_both_values() -> None:

@@ -65,18 +65,18 @@ def starts() -> dict[tuple[str, str, bool], tuple[bool, list[str]]]:
     rank_info = RankInfo(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     strategy = DeepSpeedStrategy(stage=3)
     world = strategy.setup(RunConfig(device="cpu"), rank_info)
-    found = {case: started(world, *case) for case in CASES}
+    outcomes = {case: started(world, *case) for case in CASES}
     strategy.teardown(world)
-    return found
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
+def by_rank() -> list[dict[tuple[str, str, bool], tuple[bool, list[str]]]]:
     return list(launch(starts, nproc=2))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ranks_start_with_the_weights_of_one_process_and_build_no_whole_model(
-    found: list[dict[tuple[str, str, bool], tuple[bool, list[str]]]], case: tuple[str, str, bool]
+    by_rank: list[dict[tuple[str, str, bool], tuple[bool, list[str]]]], case: tuple[str, str, bool]
 ) -> None:
-    assert [rank[case] for rank in found] == [(case[0] == "vit", [])] * 2
+    assert [rank[case] for rank in by_rank] == [(case[0] == "vit", [])] * 2

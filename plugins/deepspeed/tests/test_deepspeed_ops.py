@@ -1,4 +1,4 @@
-"""What DeepSpeed compiles: once, the others wait and say so; and what happens where there is no compiler."""
+"""Compilation of DeepSpeed's extensions: once, while other processes wait and say so; and no compiler at all."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_cpu_adam_on_offloaded_shards_takes_the_steps_of_torchs(tmp_path: Path) 
 
 
 def losses(out: Path) -> list[float]:
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in found if "train/loss" in line]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/loss"] for line in records if "train/loss" in line]
 
 
 @pytest.fixture

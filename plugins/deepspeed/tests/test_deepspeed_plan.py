@@ -1,4 +1,4 @@
-"""What ``plan_memory`` says at ZeRO-2 and ZeRO-3, beside DeepSpeed's published estimates for T0_3B."""
+"""Memory by ``plan_memory`` at ZeRO-2 and ZeRO-3, beside DeepSpeed's published estimates for T0_3B."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_zero_2_is_the_published_estimate_but_for_what_lives_during_the_step(gpu
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_zero_2_with_offload_is_the_published_estimate_and_the_buffer_of_updated_weights(gpus: int) -> None:
     host, published = estimate_zero2_model_states_mem_needs(COUNT, gpus, 1, additional_buffer_factor=1.0)
-    found = planned(gpus, stage=2, offload_optimizer="cpu")
-    assert found.states == pytest.approx(published, rel=1e-6)
+    memory = planned(gpus, stage=2, offload_optimizer="cpu")
+    assert memory.states == pytest.approx(published, rel=1e-6)
     # What all ranks of the machine keep; DeepSpeed copies the updated weights to the device through 2 bytes each.
-    assert gpus * found.host - 2 * COUNT == pytest.approx(host, rel=1e-6)
+    assert gpus * memory.host - 2 * COUNT == pytest.approx(host, rel=1e-6)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
@@ -59,11 +59,11 @@ def test_zero_3_with_offload_is_the_published_estimate(gpus: int) -> None:
     host, published, layer = estimate_zero3_model_states_mem_needs(
         COUNT, LAYER, gpus, 1, cpu_offload=True, cpu_offload_params=False, additional_buffer_factor=1.0
     )
-    found = planned(gpus, stage=3, offload_optimizer="cpu")
-    assert found.states == pytest.approx(published - layer, rel=1e-6)
-    assert gpus * (found.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)  # as above: fp32 gradients
+    memory = planned(gpus, stage=3, offload_optimizer="cpu")
+    assert memory.states == pytest.approx(published - layer, rel=1e-6)
+    assert gpus * (memory.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)  # as above: fp32 gradients
 
     host, published, layer = estimate_zero3_model_states_mem_needs(COUNT, LAYER, gpus, 1, additional_buffer_factor=1.0)
-    found = planned(gpus, stage=3, offload_optimizer="cpu", offload_param="cpu")
-    assert (found.states, published) == (0, layer)
-    assert gpus * (found.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)
+    memory = planned(gpus, stage=3, offload_optimizer="cpu", offload_param="cpu")
+    assert (memory.states, published) == (0, layer)
+    assert gpus * (memory.host + 2 * COUNT // gpus) == pytest.approx(host, rel=1e-6)

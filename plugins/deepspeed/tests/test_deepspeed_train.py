@@ -42,12 +42,12 @@ def lines(out: Path, options: dict[str, Any] | None = None, **changes: Any) -> l
     """Train on two ranks; the steps of metrics.jsonl."""
     settings = config(out, options, **changes)
     launch(train, settings, Problem(), nproc=int(settings.nproc))
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if "train/loss" in line]
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in records if "train/loss" in line]
 
 
-def column(found: list[dict[str, Any]], name: str) -> list[float]:
-    return [line[f"train/{name}"] for line in found]
+def column(records: list[dict[str, Any]], name: str) -> list[float]:
+    return [line[f"train/{name}"] for line in records]
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +58,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_our_optimizer_and_our_schedule(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
-    found = lines(tmp_path / "run", {}, **CONSTANT)
-    assert column(found, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
-    assert column(found, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-5)
+    records = lines(tmp_path / "run", {}, **CONSTANT)
+    assert column(records, "loss") == pytest.approx(column(alone, "loss"), rel=1e-5)
+    assert column(records, "grad_norm") == pytest.approx(column(alone, "grad_norm"), rel=1e-5)
 
 
 def test_deepspeeds_optimizer_at_constant_rates(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"optimizer.groups": [{"match": "head", "lr": 0.1}]} | CONSTANT
     expected = lines(tmp_path / "alone", strategy="single", nproc=1, **changes)
-    found = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
-    assert column(found, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
+    records = lines(tmp_path / "run", {"stage": 3}, **changes | {"optimizer.name": "deepspeed-adamw"})
+    assert column(records, "loss") == pytest.approx(column(expected, "loss"), rel=1e-5)
 
 
 OTHER_OPTIMIZER = """
@@ -93,8 +93,8 @@ def test_an_optimizer_that_the_engine_would_not_step_is_refused(tmp_path: Path, 
 
 
 def test_our_optimizer_and_deepspeeds_scheduler(tmp_path: Path) -> None:
-    found = lines(tmp_path / "run", {"scheduler": "WarmupLR", "scheduler_params": {"warmup_type": "linear"}})
-    assert column(found, "lr") == pytest.approx([0, 0.005, 0.01, 0.01, 0.01, 0.01])
+    records = lines(tmp_path / "run", {"scheduler": "WarmupLR", "scheduler_params": {"warmup_type": "linear"}})
+    assert column(records, "lr") == pytest.approx([0, 0.005, 0.01, 0.01, 0.01, 0.01])
 
 
 def test_deepspeeds_optimizer_and_scheduler_from_its_own_json(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_deepspeeds_optimizer_and_scheduler_from_its_own_json(tmp_path: Path) ->
     scheduler = {"type": "WarmupDecayLR", "params": dict.fromkeys(names, "auto") | {"warmup_type": "linear"}}
     optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
     file.write_text(json.dumps({"optimizer": optimizer, "scheduler": scheduler, "zero_optimization": {"stage": 1}}))
-    found = lines(tmp_path / "run", {"config": str(file)})
-    assert column(found, "lr") == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    records = lines(tmp_path / "run", {"config": str(file)})
+    assert column(records, "lr") == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
     resolved = json.loads((tmp_path / "run" / "deepspeed.json").read_text())
     assert resolved["scheduler"]["params"]["total_num_steps"] == 6
     assert resolved["optimizer"]["params"]["torch_adam"] is True
@@ -124,9 +124,9 @@ def test_a_scheduler_of_deepspeeds_goes_on_where_it_was(tmp_path: Path, optimize
     whole = lines(tmp_path / "whole", options, save_every=3, **named)
     (tmp_path / "half").mkdir()
     half = str(tmp_path / "whole" / "checkpoints" / "step-00000003")
-    found = lines(tmp_path / "half", options, resume=half, **named)
-    assert column(found, "lr") == column(whole, "lr")[3:]
-    assert column(found, "loss") == column(whole, "loss")[3:]
+    records = lines(tmp_path / "half", options, resume=half, **named)
+    assert column(records, "lr") == column(whole, "lr")[3:]
+    assert column(records, "loss") == column(whole, "loss")[3:]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -6,7 +6,21 @@ from typing import Any
 
 from distcore import ConfigError, nearest
 from distcore_migrate import fsdp_config
-from distcore_migrate.draft import OFF, Draft, Rule, Tree, apply, fact, flag, no_effect, none, to, whole, written
+from distcore_migrate.draft import (
+    OFF,
+    Draft,
+    Rule,
+    Tree,
+    apply,
+    fact,
+    flag,
+    no_effect,
+    none,
+    start_flag,
+    to,
+    whole,
+    written,
+)
 
 KINDS = {"NO": "single", "MULTI_CPU": "ddp", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 """``distributed_type`` to a strategy."""
@@ -84,7 +98,8 @@ def _nested(key: str) -> Rule:
     return rule
 
 
-LAUNCHER = no_effect("only matters to the launcher; ranks are started by --nproc, or by a launcher as before")
+LAUNCHER = no_effect("distcore's launchers do the same by themselves")
+MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
 TPU = no_effect("only matters on a TPU")
 COMPILED = _nested("use --compile on or --compile regions")
 ROWS: dict[str, Rule] = {
@@ -101,16 +116,16 @@ ROWS: dict[str, Rule] = {
     "cpu": _cpu,
     "gpu_ids": _gpus,
     "machine_rank": LAUNCHER,
-    "main_process_ip": LAUNCHER,
-    "main_process_port": LAUNCHER,
+    "main_process_ip": fact("address"),
+    "main_process_port": fact("port"),
     "rdzv_backend": LAUNCHER,
     "rdzv_conf": LAUNCHER,
     "same_network": LAUNCHER,
     "main_training_function": LAUNCHER,
-    "enable_cpu_affinity": LAUNCHER,
+    "enable_cpu_affinity": start_flag("--bind-cores"),
     "num_cpu_threads_per_process": no_effect("each rank takes its share of the cores"),
     "mpirun_config": LAUNCHER,
-    "mpirun_hostfile": LAUNCHER,
+    "mpirun_hostfile": fact("hostfile"),
     "mpirun_ccl": LAUNCHER,
     "aws_access_key_id": none("there is no cloud here"),
     "aws_secret_access_key": none("there is no cloud here"),
@@ -118,7 +133,7 @@ ROWS: dict[str, Rule] = {
     "commands": LAUNCHER,
     "role": LAUNCHER,
     "tee": LAUNCHER,
-    "log_dir": LAUNCHER,
+    "log_dir": start_flag("--log-dir", "{}"),
     "module": LAUNCHER,
     "no_python": LAUNCHER,
     "quiet": LAUNCHER,
@@ -146,8 +161,8 @@ ROWS: dict[str, Rule] = {
     "fp8_config": _nested("use precision bf16"),
     "megatron_lm_config": _nested("there is no Megatron-LM here"),
     "use_megatron_lm": none("there is no Megatron-LM here"),
-    "parallelism_config": _nested("ranks are data parallel here"),
-    "use_parallelism_config": none("ranks are data parallel here"),
+    "parallelism_config": _nested(MESH),
+    "use_parallelism_config": none(MESH),
 }
 SECTION_ROWS: dict[str, Rule] = {
     "zero_stage": fact("zero_stage", whole),
@@ -160,10 +175,10 @@ SECTION_ROWS: dict[str, Rule] = {
     "zero3_init_flag": no_effect("the strategy builds the model as its stage needs it"),
     "zero3_save_16bit_model": no_effect("checkpoint export writes the whole model at any stage"),
     "deepspeed_config_file": fact("deepspeed"),
-    "deepspeed_hostfile": LAUNCHER,
-    "deepspeed_exclusion_filter": LAUNCHER,
-    "deepspeed_inclusion_filter": LAUNCHER,
-    "deepspeed_multinode_launcher": LAUNCHER,
+    "deepspeed_hostfile": fact("hostfile"),
+    "deepspeed_exclusion_filter": fact("exclude"),
+    "deepspeed_inclusion_filter": fact("include"),
+    "deepspeed_multinode_launcher": fact("launcher"),
     "deepspeed_moe_layer_cls_names": none("there are no mixtures of experts here"),
 }
 """The keys of ``deepspeed_config``."""
@@ -184,7 +199,7 @@ def read(draft: Draft, tree: Tree, prefix: str = "") -> None:
             fsdp_config.read(draft, inner, f"{prefix}fsdp_")
         else:
             asked = {key: value for key, value in inner.items() if value not in (None, "none", "auto")}
-            for key in inner.keys() - asked.keys():
+            for key in [key for key in inner if key not in asked]:
                 draft.note("off", f"{prefix}{key}")
             apply(draft, SECTION_ROWS, asked, "deepspeed_config", prefix)
 

@@ -48,6 +48,14 @@ def trackers(draft: Draft, name: str, value: Any) -> None:
             draft.note("none", written(name, word), f"trackers here: {', '.join(TRACKERS)}, and extensions of your own")
 
 
+def deepspeed(draft: Draft, name: str, value: Any) -> None:
+    """Keep the file or tree; alone it is DeepSpeed's own switch, beside which ``deepspeed_config`` names the file."""
+    if value in OFF or value is True:
+        draft.note("off", name)
+    else:
+        draft.keep("deepspeed", value, name)
+
+
 def level(key: str) -> Rule:
     """Return the rule that sets ``key`` to the log level of the same name."""
 

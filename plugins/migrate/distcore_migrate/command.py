@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -31,14 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.nproc is not None and arguments.nproc < 1:
         raise ConfigError(f"--nproc {arguments.nproc}: expected a number of processes, 1 or more")
-    found = migrate(arguments.files, arguments.command_line, arguments.nproc)
+    made = migrate(arguments.files, arguments.command_line, arguments.nproc)
     if arguments.out:
-        _write(Path(arguments.out), found.text)
+        _write(Path(arguments.out), made.text)
     else:
-        print(found.text, end="")
-    if found.no_equal:
-        print(f"no equal here: {'; '.join(found.no_equal)}", file=sys.stderr)
-    print(f"{len(found.differs)} things mean something else; the comments of the file say what", file=sys.stderr)
+        print(made.text, end="")
+    if made.no_equal:
+        print(f"no equal here: {'; '.join(made.no_equal)}", file=sys.stderr)
+    if made.start:
+        print(f"start it by: distcore train {arguments.out or 'FILE'} {shlex.join(made.start)}", file=sys.stderr)
+    print(f"{len(made.differs)} things mean something else; the comments of the file say what", file=sys.stderr)
     return 0
 
 

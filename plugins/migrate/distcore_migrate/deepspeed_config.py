@@ -142,7 +142,7 @@ FP16_ROWS: dict[str, Rule] = {
     "min_loss_scale": _option("min_loss_scale", whole),
 }
 """Keys of ``fp16``; the others are taken as they are."""
-OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "Lamb": "deepspeed-lamb"}
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "Lamb": "deepspeed-lamb", "Lion": "lion"}
 """``optimizer.type`` to ``optimizer.name``; DeepSpeed's Adam decays weights as AdamW does, unless told otherwise."""
 OPTIMIZER_ROWS: dict[str, Rule] = {
     "lr": _unless_auto(to("lr", float)),
@@ -163,13 +163,32 @@ def _betas(draft: Draft, name: str, value: Any) -> None:
         draft.keep(which, float(number), name)
 
 
+DEFAULTS: Tree = {"lr": ("lr", 1e-3), "weight_decay": ("optimizer.weight_decay", 0.0)}
+"""What DeepSpeed's optimizers take where ``params`` leaves it out, with the key that it is here."""
+
+
+def _left_out(draft: Draft, name: str, params: Tree) -> None:
+    """Set what DeepSpeed takes for a parameter that the section leaves out."""
+    for param, (key, value) in DEFAULTS.items():
+        about = f"{name}.params.{param}, not given"
+        if param in params:
+            continue
+        if draft.values.get(key, value) != value:
+            draft.note("differs", about, f"DeepSpeed takes {value}, whatever another source says: written as that")
+            draft.values.pop(key)
+            draft.origins.pop(key)
+        draft.set(key, value, f"{about}: DeepSpeed's default")
+
+
 def _optimizer(draft: Draft, name: str, value: Tree) -> None:
-    kind = value.get("type")
+    kind, params = value.get("type"), value.get("params") or {}
+    if kind is not None:
+        _left_out(draft, name, params if params.get("torch_adam") is not True else params | {"weight_decay": 0.01})
     if kind in OPTIMIZERS:
         draft.set("optimizer.name", OPTIMIZERS[kind], f"{name}.type")
     elif kind is not None:
         draft.note("none", written(f"{name}.type", kind), f"written as adamw; taken are {', '.join(OPTIMIZERS)}")
-    apply(draft, OPTIMIZER_ROWS, value.get("params") or {}, "optimizer.params", f"{name}.params.")
+    apply(draft, OPTIMIZER_ROWS, params, "optimizer.params", f"{name}.params.")
 
 
 def _scheduler(draft: Draft, name: str, value: Tree) -> None:
@@ -210,6 +229,7 @@ def _clip(draft: Draft, name: str, value: Any) -> None:
     draft.set("clip.norm", converted(float, name, value) or None, name)
 
 
+MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
 REFUSED = "there is no such training here"
 ROWS: dict[str, Rule] = {
     "train_batch_size": _unless_auto(fact("global_batch", whole)),
@@ -246,28 +266,28 @@ ROWS: dict[str, Rule] = {
     "zero_force_ds_cpu_optimizer": no_effect("the strategy says it, by the optimizer that is used"),
     "dataloader_drop_last": none("the last step of an epoch takes the rows that are left"),
     "amp": _enabled("there is no apex here; use bf16 or fp16"),
-    "autotuning": _enabled("--sweep is a grid of runs"),
+    "autotuning": _enabled("distcore tune CONFIG finds the fastest setting"),
     "torch_autocast": _enabled("bf16 or fp16 say the precision"),
     "data_efficiency": _enabled("the sampler is distcore's"),
     "curriculum_learning": _enabled("the sampler is distcore's"),
     "hybrid_engine": _enabled(REFUSED),
     "compression_training": none(REFUSED),
-    "compile": none("compile the model in a task of your own"),
+    "compile": none("--compile on, or --compile regions, compiles the model"),
     "expert_parallel": none(REFUSED),
     "use_data_before_expert_parallelism": none(REFUSED),
     "weight_quantization": none(REFUSED),
     "vocabulary_size": none("the model knows its vocabulary"),
     "managed_gradient_accumulation": none("the loop accumulates", off=(True,)),
-    "seq_parallel_communication_data_type": none("ranks are data parallel here"),
+    "seq_parallel_communication_data_type": none(MESH),
     "elasticity": _enabled("a checkpoint goes on at any number of ranks"),
     "eigenvalue": _enabled(REFUSED),
     "progressive_layer_drop": _enabled(REFUSED),
     "quantize_training": _enabled(REFUSED),
     "sparse_attention": GONE,
     "sparse_gradients": none("gradients are dense"),
-    "pipeline": none("ranks are data parallel here"),
-    "tensor_parallel": none("ranks are data parallel here"),
-    "sequence_parallel_size": none("ranks are data parallel here", off=(1,)),
+    "pipeline": none(MESH),
+    "tensor_parallel": none(MESH),
+    "sequence_parallel_size": none(MESH, off=(1,)),
     "gradient_allreduce_op": none("gradients are averaged over ranks", off=("mean",)),
     "disable_allgather": none("ZeRO gathers what it has spread"),
 }
@@ -276,6 +296,9 @@ ROWS: dict[str, Rule] = {
 
 def read(draft: Draft, tree: Tree, source: str) -> None:
     """Put the keys of the JSON into ``draft``; raises ConfigError for a section that is none."""
+    if isinstance(zero := tree.get("zero_optimization"), bool) or str(zero).lower() in ("true", "false"):
+        tree = tree | {"zero_optimization": {"stage": int(flag(zero))}}  # the form of DeepSpeed's first versions
+        draft.note("differs", written("zero_optimization", zero), f"stage {int(flag(zero))}, as DeepSpeed reads it")
     for name in ("zero_optimization", "fp16", "bf16", "bfloat16", "optimizer", "scheduler"):
         if name in tree and not isinstance(tree[name], dict):
             raise ConfigError(f"{source}: {name} = {tree[name]!r}: expected keys and values")

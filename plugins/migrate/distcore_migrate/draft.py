@@ -9,9 +9,9 @@ from typing import Any, Literal
 from distcore import ConfigError, nearest
 
 Tree = dict[str, Any]
-Kind = Literal["none", "differs", "open", "idle", "off"]
-"""``none``: has no equal here. ``differs``: is there, and means something else. ``open``: no source says it. ``idle``:
-has no effect here. ``off``: asks for nothing."""
+Kind = Literal["none", "differs", "open", "start", "idle", "off"]
+"""``none``: has no equal here. ``differs``: is there, and means something else. ``open``: no source says it. ``start``:
+became a flag of the command that starts the run. ``idle``: has no effect here. ``off``: asks for nothing."""
 OFF: tuple[Any, ...] = (None, False, "", "no", "none", "None", [], {})
 """Values by which a key asks for nothing."""
 
@@ -52,6 +52,8 @@ class Draft:
     """What is said, in the order in which it came up."""
     translated: set[str] = field(default_factory=set)
     """Facts that a key or a note was made of."""
+    start: list[str] = field(default_factory=list)
+    """Flags of ``distcore train`` that start the ranks, and that a config cannot have."""
     opaque: set[str] = field(default_factory=set)
     """Dotted keys whose value is one tree, however deep."""
 
@@ -144,6 +146,20 @@ def no_effect(why: str) -> Rule:
 
     def rule(draft: Draft, name: str, value: Any) -> None:
         draft.note("off" if value in OFF else "idle", name if value in OFF else written(name, value), why)
+
+    return rule
+
+
+def start_flag(*flags: str) -> Rule:
+    """Return the rule that adds ``flags`` to the command that starts the run; ``{}`` stands for the value."""
+
+    def rule(draft: Draft, name: str, value: Any) -> None:
+        if value in OFF:
+            draft.note("off", name)
+            return
+        given = [flag.replace("{}", str(value)) for flag in flags]
+        draft.start += given
+        draft.note("start", written(name, value), " ".join(given))
 
     return rule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ HEADINGS: dict[Kind, str] = {
     "open": "Said by no source:",
     "none": "Has no equal here:",
     "differs": "Means something else here:",
+    "start": "Flags of the command that starts it, below:",
     "idle": "Without effect here:",
 }
 """Headings of the kinds of notes, in their order on the page."""
@@ -30,6 +32,8 @@ def page(draft: Draft, sources: list[str]) -> str:
             lines += [line for note in notes for line in _note(note)]
     if off := list(dict.fromkeys(note.about for note in draft.notes if note.kind == "off")):
         lines += ["#", *_comment(f"Asks for nothing: {', '.join(off)}")]
+    if draft.start:
+        lines += ["#", *_comment(f"Start it by: distcore train THIS_FILE {shlex.join(draft.start)}")]
     return "\n".join([*lines, *_tree(nested(draft), draft)]) + "\n"
 
 

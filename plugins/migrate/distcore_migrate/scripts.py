@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
+from distcore_migrate import plain_scripts
 from distcore_migrate.accelerate_config import ROWS as LAUNCHED
-from distcore_migrate.draft import Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
+from distcore_migrate.draft import OFF, Draft, Rule, Tree, fact, flag, no_effect, none, to, whole
+from distcore_migrate.script import Script as Script
 
+BEAMS = none("generation_config.json of the model's folder may have num_beams, which generation takes", off=(1,))
 LIMIT = none("cut the file to so many rows; of a dataset, save_to_disk a part and give FOLDER@SPLIT")
 PADDED = no_effect("rows are padded to the longest of their micro-batch, and padding takes no part in the loss")
 REVISION = none("download that revision into a folder and give it as model", off=("main",))
@@ -56,10 +59,12 @@ NO_TRAINER_ROWS: dict[str, Rule] = {
     "max_train_steps": fact("max_steps", whole),
     "checkpointing_steps": fact("checkpointing_steps"),
     "with_tracking": fact("tracking", flag),
+    "report_to": fact("report_to"),
+    "report_name": no_effect("the run folder names the run"),
+    "logging_steps": to("log_every", whole),
     "use_seedable_sampler": no_effect("the order of the rows follows from the seed"),
 }
 """Rules for the scripts that write the loop out, with Accelerate."""
-TRANSLATION = "the scripts read rows with a key translation, here a row has a column for each language"
 TASK_ROWS: dict[str, dict[str, Rule]] = {
     "text-classification": {
         "task_name": fact("glue"),
@@ -106,8 +111,12 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
         "source_prefix": to(f"{OPTIONS}prefix", str),
         "max_source_length": to(f"{OPTIONS}max_seq_len", whole),
         "max_target_length": to(f"{OPTIONS}max_target_len", whole),
+        "num_beams": BEAMS,
+        "val_min_target_length": none("generation_config.json of the model's folder may have min_length"),
+        "n_val_batch_generations": no_effect("distcore predict writes what the model says to every row"),
+        "n_train": LIMIT,
+        "n_val": LIMIT,
         "val_max_target_length": fact("generation_length", whole),
-        "num_beams": none("the likeliest token is taken each time", off=(1,)),
         "ignore_pad_token_for_loss": none("padding takes no part in the loss", off=(True,)),
         "resize_position_embeddings": none("max_seq_len is at most what the model has positions for"),
     },
@@ -120,22 +129,6 @@ TASK_ROWS: dict[str, dict[str, Rule]] = {
     },
 }
 """Arguments that only the scripts of one task have."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Script:
-    """One published script."""
-
-    task: str
-    """What it trains, as a task."""
-    rows: dict[str, Rule] = field(default_factory=dict)
-    """Arguments of its own."""
-    trainer: bool = True
-    """Whether it trains with the Trainer; the others have a loop of their own with Accelerate, without clipping."""
-    defaults: Tree = field(default_factory=dict)
-    """What it takes where an argument is not given, or what is written in its source."""
-    differs: tuple[str, ...] = ()
-    """What its source does, and the config cannot say."""
 
 
 GLUE_LENGTH: Tree = {"max_seq_length": 128}
@@ -167,6 +160,8 @@ SCRIPTS: dict[str, Script] = {
     "run_glue": Script(task="text-classification", defaults=GLUE_LENGTH),
     "run_glue_no_trainer": Script(task="text-classification", trainer=False, defaults=GLUE_LENGTH),
     "run_classification": Script(task="text-classification", defaults=GLUE_LENGTH),
+    "run_cls_no_trainer": Script(task="text-classification", trainer=False, defaults=GLUE_LENGTH),
+    "run_seq2seq_no_trainer": Script(task="seq2seq", trainer=False, defaults=LENGTHS),
     "run_clm": Script(task="causal-lm"),
     "run_clm_no_trainer": Script(task="causal-lm", trainer=False),
     "run_mlm": Script(task="masked-lm"),
@@ -183,6 +178,7 @@ SCRIPTS: dict[str, Script] = {
     ),
     "nlp_example": MRPC,
     "complete_nlp_example": MRPC,
+    **plain_scripts.SCRIPTS,
 }
 """Scripts of transformers' and Accelerate's examples, by name."""
 
@@ -195,7 +191,7 @@ def rows_of(script: Script | None) -> dict[str, Rule]:
     return rows | TASK_ROWS[script.task] | ({} if script.trainer else NO_TRAINER_ROWS) | script.rows
 
 
-def finish_no_trainer(draft: Draft) -> None:
+def finish_no_trainer(draft: Draft, script: Script) -> None:
     """Set what the scripts without Trainer do in their own loop."""
     if draft.values.get("strategy") != "deepspeed":  # which clips as its own config says
         draft.set("clip.norm", None, "the script clips no gradients")
@@ -206,7 +202,23 @@ def finish_no_trainer(draft: Draft) -> None:
     else:
         draft.set("save_every", int(every), draft.origin("checkpointing_steps"))
         draft.note_fact("differs", "checkpointing_steps", "the newest two checkpoints are kept, and the best")
-    if draft.take("tracking"):
-        draft.set("extensions.tensorboard", True, draft.origin("tracking"))
-    draft.note("differs", "lr_scheduler", "Accelerate steps a prepared schedule once per process, and the scripts make "
-               "up for by as many more steps; here schedule and warm-up count optimizer steps")  # fmt: skip
+    _track(draft)
+    if not script.own_loop:
+        draft.note("differs", "lr_scheduler", "Accelerate steps a prepared schedule once per process, and the scripts "
+                   "make up for by as many more steps; here schedule and warm-up count optimizer steps")  # fmt: skip
+
+
+def _track(draft: Draft) -> None:
+    """Switch on the trackers that ``report_to`` names where ``with_tracking`` is on; of all of them one."""
+    asked, trackers = draft.take("tracking"), draft.take("report_to", "all")
+    if not asked:
+        draft.note_fact("idle", "report_to", "with_tracking is off")
+        draft.note_fact("off", "tracking")
+        return
+    origin = draft.origin("tracking", "report_to")
+    for word in trackers if isinstance(trackers, list) else [trackers]:
+        name: Any = {"all": "tensorboard"}.get(word, word)
+        if name in ("tensorboard", "wandb", "mlflow"):
+            draft.set(f"extensions.{name}", True, origin)
+        elif word not in OFF:
+            draft.note("none", f"report_to = {word}", "trackers here: tensorboard, wandb, mlflow")

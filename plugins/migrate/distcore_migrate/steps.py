@@ -38,8 +38,11 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
     per_device, accumulation = draft.take("per_device"), draft.take("accumulation")
     whole = draft.take("global_batch")
     ranks = nproc or said or _implied(whole, per_device, accumulation)
+    per_device, accumulation = _derived(draft, whole, per_device, accumulation, ranks or 1)
     if per_device is not None:
-        draft.set("micro_batch_size", per_device, draft.origin("per_device"))
+        draft.set(
+            "micro_batch_size", per_device, draft.origin("per_device") or draft.origin("global_batch", "accumulation")
+        )
     if ranks is None and reads_batch:
         draft.note("open", "number of processes", "nothing says it, so 1 is assumed; --nproc N says another, also "
                    "where plain python would take several GPUs as DataParallel")  # fmt: skip
@@ -63,6 +66,23 @@ def batch(draft: Draft, nproc: int | None, reads_batch: bool) -> int:
         draft.note("differs", origin, f"global_batch_size is the rows of a step over all ranks: {rows} = {many}; it "
                    "stays so at any number of ranks")  # fmt: skip
     return ranks
+
+
+def _derived(
+    draft: Draft, whole: int | None, per_device: int | None, accumulation: int | None, ranks: int
+) -> tuple[int | None, int | None]:
+    """Return rows of a device and accumulation steps; of these, DeepSpeed derives the one that is missing."""
+    if (
+        whole is None
+        or (per_device is None) == (accumulation is None)
+        or whole % (ranks * (per_device or accumulation or 1))
+    ):
+        return per_device, accumulation
+    if accumulation is None and per_device is not None:
+        return per_device, whole // (ranks * per_device)
+    if accumulation not in (None, 1):
+        return whole // (ranks * accumulation), accumulation
+    return per_device, accumulation
 
 
 def _implied(whole: int | None, per_device: int | None, accumulation: int | None) -> int | None:
@@ -131,8 +151,8 @@ def _warmup(draft: Draft) -> None:
 def betas(draft: Draft) -> None:
     """Set both running means of Adam where a source has one of them."""
     if draft.facts.keys() & {"beta1", "beta2"}:
-        found = [draft.take("beta1", 0.9), draft.take("beta2", 0.999)]
-        draft.set("optimizer.betas", found, draft.origin("beta1", "beta2"))
+        both = [draft.take("beta1", 0.9), draft.take("beta2", 0.999)]
+        draft.set("optimizer.betas", both, draft.origin("beta1", "beta2"))
         draft.opaque.add("optimizer.betas")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from distcore_migrate.columns import columns_of, unreadable
+from distcore_migrate.columns import columns_of
 from distcore_migrate.draft import Draft
 from distcore_migrate.names import DATA_SETS, FROM_SCRATCH, full_name
-from distcore_migrate.scripts import OPTIONS, TRANSLATION
+from distcore_migrate.scripts import OPTIONS
 
 GLUE = {
     "cola": ("sentence", None),
@@ -123,28 +123,25 @@ def _files(draft: Draft) -> None:
         draft.note_fact("differs", "test_file", "its rows need labels; for rows without, distcore predict RUN")
     elif test:
         draft.note_fact("idle", "test_file", "do_predict is off")
-    for name in ("train_file", "validation_file", "test_file"):
-        if name in draft.facts and (problem := unreadable(str(draft.facts[name].value))):
-            draft.note("none", f"{draft.facts[name].origin} = {draft.facts[name].value}", problem)
 
 
 def columns(draft: Draft, task: str | None) -> None:
     """Set the columns that the script looks up in its file, or takes by their place."""
     file = draft.facts.get("train_file")
-    found = columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
+    known = columns_of(str(file.value)) if file is not None and "dataset" not in draft.facts else None
     if task == "text-classification":
-        _text_columns(draft, found)
+        _text_columns(draft, known)
     elif task in ("causal-lm", "masked-lm"):
-        column = draft.take("text_column") or (None if not found or "text" in found else found[0])
+        column = draft.take("text_column") or (None if not known or "text" in known else known[0])
         if column:
             draft.set(f"{OPTIONS}columns.text", str(column), draft.origin("text_column") or "the first column")
     elif task == "seq2seq":
-        _seq2seq_columns(draft, found)
+        _seq2seq_columns(draft, known)
     elif task == "token-classification":
-        _tagged_columns(draft, found)
+        _tagged_columns(draft, known)
 
 
-def _text_columns(draft: Draft, found: list[str] | None) -> None:
+def _text_columns(draft: Draft, known: list[str] | None) -> None:
     if draft.take("regression"):
         draft.set(f"{OPTIONS}problem_type", "regression", draft.origin("regression"))
     else:
@@ -155,8 +152,8 @@ def _text_columns(draft: Draft, found: list[str] | None) -> None:
             draft.set(f"{OPTIONS}columns.{column}", word, draft.origin("text_columns"))
         if len(words) > 2:
             draft.note_fact("none", "text_columns", "a row has one text or two: join the others in the file")
-    elif found is not None:
-        texts = [name for name in found if name not in ("label", "idx", "id")]
+    elif known is not None:
+        texts = [name for name in known if name not in ("label", "idx", "id")]
         pair = ["sentence1", "sentence2"] if {"sentence1", "sentence2"} <= set(texts) else texts[:2]
         for column, word in zip(("text", "text_pair"), pair, strict=False):
             draft.set(f"{OPTIONS}columns.{column}", word, "the columns of train_file, as the script takes them")
@@ -165,13 +162,14 @@ def _text_columns(draft: Draft, found: list[str] | None) -> None:
                    "columns.text, and columns.text_pair for pairs")  # fmt: skip
 
 
-def _seq2seq_columns(draft: Draft, found: list[str] | None) -> None:
+def _seq2seq_columns(draft: Draft, known: list[str] | None) -> None:
     if draft.facts.keys() & {"source_lang", "target_lang"}:
         languages = tuple(str(draft.take(name, "")).split("_")[0] for name in ("source_lang", "target_lang"))
-        _pair(draft, languages, draft.origin("source_lang", "target_lang"))
-        draft.note("none", draft.origin("source_lang", "target_lang"), TRANSLATION)
-    elif draft.facts.keys() & {"source_column", "target_column"} or found:
-        by_place = [*(found or []), "source", "target"] if found else ["source", "target"]
+        is_flat = set(languages) <= set(known or [])
+        pair = languages if is_flat else tuple(f"translation.{language}" for language in languages)
+        _pair(draft, pair, draft.origin("source_lang", "target_lang"))
+    elif draft.facts.keys() & {"source_column", "target_column"} or known:
+        by_place = [*(known or []), "source", "target"] if known else ["source", "target"]
         pair = (draft.take("source_column") or by_place[0], draft.take("target_column") or by_place[1])
         _pair(draft, pair, draft.origin("source_column", "target_column") or "the first two columns")
     elif f"{OPTIONS}columns.source" not in draft.values:
@@ -183,8 +181,8 @@ def _pair(draft: Draft, pair: tuple[str, ...], origin: str) -> None:
         draft.set(f"{OPTIONS}columns.{column}", word, origin)
 
 
-def _tagged_columns(draft: Draft, found: list[str] | None) -> None:
-    names = found or ["tokens", "ner_tags"]
+def _tagged_columns(draft: Draft, known: list[str] | None) -> None:
+    names = known or ["tokens", "ner_tags"]
     tokens = "tokens" if "tokens" in names else names[0]
     tags = "ner_tags" if "ner_tags" in names else names[1] if len(names) > 1 else "tags"
     for column, word in (("tokens", tokens), ("tags", tags)):

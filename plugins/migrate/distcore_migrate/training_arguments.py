@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distcore_migrate.argument_rules import level, on, optimizer, precision, sampling, trackers
+from distcore_migrate.argument_rules import deepspeed, level, on, optimizer, precision, sampling, trackers
 from distcore_migrate.draft import Draft, Rule, Tree, apply, fact, flag, no_effect, none, to, whole
+from distcore_migrate.flag_parsing import abbreviated
 
 DEFAULTS: Tree = {
     "per_device_train_batch_size": 8,
@@ -25,6 +26,9 @@ DEFAULTS: Tree = {
 RESUME = none("no checkpoint of the Trainer is read; to start from its weights, give its folder as model")
 OWN_TASK = "the loss of a task of your own may do it"
 HUB = none("export a folder (distcore checkpoint export) and upload that")
+APEX = "there is no apex here, nor in transformers 5: fp16 is torch's autocast, or the strategy's own"
+BEAMS = "generation_config.json of the model's folder may have num_beams, which generation takes"
+MESH = "--strategy mesh splits layers over ranks (tensor, sequence and context parallel)"
 LAUNCHED = no_effect("ranks are started by --nproc or a launcher, which tells them")
 PINNED = no_effect("the loader keeps to defaults of its own")
 COLLECTED = no_effect("evaluation adds up sums over the rows of a rank, each row once")
@@ -87,9 +91,9 @@ ROWS: dict[str, Rule] = {
     "fp16": precision("fp16"),
     "bf16_full_eval": none("evaluation takes the precision of the run"),
     "fp16_full_eval": none("evaluation takes the precision of the run"),
-    "fp16_opt_level": no_effect("there is no apex here"),
-    "fp16_backend": no_effect("precision is torch's autocast, or the strategy's own"),
-    "half_precision_backend": no_effect("precision is torch's autocast, or the strategy's own"),
+    "fp16_opt_level": no_effect("a level of apex, which is not used here"),
+    "fp16_backend": none(APEX, off=("auto", "amp", "cuda_amp", "cpu_amp")),
+    "half_precision_backend": none(APEX, off=("auto", "amp", "cuda_amp", "cpu_amp")),
     "tf32": none("set it by torch's own environment variables"),
     "gradient_checkpointing": on("gradient_checkpointing", True),
     "gradient_checkpointing_kwargs": no_effect("torch's non-reentrant form is used"),
@@ -126,7 +130,7 @@ ROWS: dict[str, Rule] = {
     "load_best_model_at_end": none("the final test is of the last weights; distcore eval --best takes the best"),
     "predict_with_generate": fact("generate", flag),
     "generation_max_length": fact("generation_length", whole),
-    "generation_num_beams": none("the likeliest token is taken each time", off=(1,)),
+    "generation_num_beams": none(BEAMS, off=(1,)),
     "generation_config": none("max_new_tokens is the option of the task"),
     # logs and checkpoints
     "logging_dir": no_effect("the run folder holds the logs"),
@@ -138,7 +142,9 @@ ROWS: dict[str, Rule] = {
     "log_level": level("log_level"),
     "log_level_replica": level("log_level_replica"),
     "include_num_input_tokens_seen": no_effect("task and log line count what they count"),
-    "include_tokens_per_second": no_effect("the log line has samples per second"),
+    "include_tokens_per_second": no_effect(
+        "train/samples_per_second is logged, and distcore plan says the tokens of a step"
+    ),
     "skip_memory_metrics": no_effect("report.json has the memory"),
     "disable_tqdm": on("extensions.progress", False),
     "report_to": trackers,
@@ -182,8 +188,9 @@ ROWS: dict[str, Rule] = {
     "fsdp_min_num_params": fact("fsdp_min_num_params"),
     "fsdp_transformer_layer_cls_to_wrap": fact("fsdp_transformer_layer_cls_to_wrap"),
     "sharded_ddp": none("say --strategy fsdp"),
-    "deepspeed": fact("deepspeed"),
-    "parallelism_config": none("ranks are data parallel here"),
+    "deepspeed": deepspeed,
+    "deepspeed_config": fact("deepspeed"),
+    "parallelism_config": none(MESH),
     "tpu_num_cores": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "tpu_metrics_debug": none("there is no XLA here; --device takes what torch.accelerator sees"),
     "debug": none("--profile and the NaN guard are extensions", off=([],)),
@@ -208,8 +215,11 @@ def read(draft: Draft, given: Tree, own: Mapping[str, Rule]) -> None:
 
     ``own`` are the rows of the script's own arguments, beside those of TrainingArguments.
     """
-    asked = {name: None if _is_placeholder(value) else value for name, value in given.items()}
-    apply(draft, {**ROWS, **own}, asked, "the script or of TrainingArguments")
+    rows = {**ROWS, **own}
+    asked = {_full(name, rows): None if _is_placeholder(value) else value for name, value in given.items()}
+    for name in [name for name in asked if name.startswith("no_") and name not in rows and name[3:] in rows]:
+        asked[name[3:]] = not asked.pop(name)
+    apply(draft, rows, asked, "the script or of TrainingArguments")
 
 
 def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> None:
@@ -219,6 +229,11 @@ def fill(draft: Draft, defaults: Tree, own: Mapping[str, Rule], whose: str) -> N
         row(trial, name, value)
         if not (trial.facts.keys() & draft.facts.keys() or trial.values.keys() & draft.values.keys()):
             row(draft, f"{name} ({whose})", value)
+
+
+def _full(name: str, rows: Mapping[str, Rule]) -> str:
+    """Return the argument that argparse takes an abbreviation for."""
+    return abbreviated(name, rows.keys()) or name
 
 
 def _is_placeholder(value: Any) -> bool:

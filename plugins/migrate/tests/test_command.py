@@ -96,10 +96,7 @@ def test_a_file_that_is_there_is_not_overwritten(folder: Path, capsys: pytest.Ca
         ("broken.json", r"file broken.json: not valid JSON: .* line 1 column 10"),
         ("list.yaml", r"file list.yaml: expected keys and values, found list"),
         ("other.yaml", r"file other.yaml: unknown format; known are TrainingArguments as JSON"),
-        ("-- python train.py --lr 3", r"script train.py: not known.*; known are run_glue, .*to_json_string\(\) prints"),
-        ("-- python run_gleu.py", r"script run_gleu.py: not known \(did you mean 'run_glue'\?\)"),
-        ("-- srun run_glue.py", r"command 'srun': not known \(python, torchrun, accelerate launch, deepspeed\)"),
-        ("-- python -m mine run_glue.py", r"python -m mine: no launcher that is known"),
+        ("-- srunn run_glue.py", r"command 'srunn': not known \(did you mean 'srun'\?\); known programs are python"),
         ("-- torchrun --nproc_per_node 2", r"names no script, a word that ends in .py"),
         ("-- python run_glue.py data", r"argument 'data': expected a flag such as --learning_rate"),
         ("-- python run_glue.py --learning_rate high", r"learning_rate = 'high': expected a number"),
@@ -138,10 +135,16 @@ def test_every_row_says_something_about_its_key() -> None:
 
 def test_nothing_is_dropped_when_all_is_put_together() -> None:
     """Each argument, given alone, is named in the file."""
-    words = {"deepspeed": "", "fsdp": "full_shard", "fsdp_config": "", "lr_scheduler_type": "linear"}
+    words = {
+        "deepspeed": "",
+        "deepspeed_config": "",
+        "fsdp": "full_shard",
+        "fsdp_config": "",
+        "lr_scheduler_type": "linear",
+    }
     for name in training_arguments.ROWS:
-        found = migrate([], ["python", "run_clm.py", f"--{name}={words.get(name, 1)}"])
-        assert name.replace("-", "_") in found.text, name
+        made = migrate([], ["python", "run_clm.py", f"--{name}={words.get(name, 1)}"])
+        assert name.replace("-", "_") in made.text, name
 
 
 @pytest.mark.programs

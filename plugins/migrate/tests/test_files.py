@@ -15,8 +15,8 @@ from distcore.errors import ConfigError
 from distcore_migrate import accelerate_config, fsdp_config, migrate, training_arguments
 
 
-def flat(found: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = found.config.model_dump(mode="json")
+def flat(made: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = made.config.model_dump(mode="json")
     return tree | flatten(tree)
 
 
@@ -42,7 +42,7 @@ def test_the_json_of_the_trainer_becomes_a_config_that_names_every_key(tmp_path:
         ddp_find_unused_parameters=True,
     )  # fmt: skip
     text = arguments.to_json_string()
-    found = migrate([write(tmp_path, "args.json", text)], [], nproc=2)
+    made = migrate([write(tmp_path, "args.json", text)], [], nproc=2)
     expected = {
         "out": "runs/here", "global_batch_size": 16, "micro_batch_size": 4, "lr": 3e-5, "optimizer.weight_decay": 0.1,
         "schedule.warmup_ratio": 0.1, "schedule.name": "cosine", "epochs": 2, "eval_every": 50, "save_every": 100,
@@ -50,9 +50,9 @@ def test_the_json_of_the_trainer_becomes_a_config_that_names_every_key(tmp_path:
         "gradient_checkpointing": True, "extensions.tensorboard": True, "loader.workers": 2, "strategy": "ddp",
         "strategy_options.find_unused": True, "timeout": 1800, "log_every": 500,
     }  # fmt: skip
-    assert {key: flat(found).get(key) for key in expected} == expected
-    assert found.no_equal == ("neftune_noise_alpha = 3",)
-    assert not [key for key in json.loads(text) if key not in found.text]
+    assert {key: flat(made).get(key) for key in expected} == expected
+    assert made.no_equal == ("neftune_noise_alpha = 3",)
+    assert not [key for key in json.loads(text) if key not in made.text]
 
 
 def test_every_argument_of_the_installed_trainer_has_a_row() -> None:
@@ -73,7 +73,7 @@ def test_every_flag_of_the_installed_accelerate_has_a_row() -> None:
 def test_zero_3_goes_with_the_trainers_arguments(tmp_path: Path) -> None:
     arguments = {"output_dir": "out", "per_device_train_batch_size": 2, "learning_rate": 2e-5, "bf16": True,
                  "warmup_steps": 10, "weight_decay": 0.1, "deepspeed": write(tmp_path, "ds.json", ZERO_3)}  # fmt: skip
-    found = migrate([write(tmp_path, "args.json", arguments)], [], nproc=4)
+    made = migrate([write(tmp_path, "args.json", arguments)], [], nproc=4)
     expected = {
         "strategy": "deepspeed", "strategy_options.stage": 3, "strategy_options.offload_param": "cpu",
         "strategy_options.sub_group_size": 10**9, "strategy_options.reduce_bucket_size": "auto", "precision": "bf16",
@@ -82,58 +82,58 @@ def test_zero_3_goes_with_the_trainers_arguments(tmp_path: Path) -> None:
         "strategy_options.config.zero_optimization.offload_param.pin_memory": True,
         "strategy_options.config.zero_optimization.contiguous_gradients": True,
     }  # fmt: skip
-    assert {key: flat(found).get(key) for key in expected} == expected
-    assert not [name for name in names(ZERO_3) if name not in found.text]
+    assert {key: flat(made).get(key) for key in expected} == expected
+    assert not [name for name in names(ZERO_3) if name not in made.text]
 
 
 def test_deepspeeds_json_alone(tmp_path: Path) -> None:
-    found = migrate([write(tmp_path, "ds_config.json", CIFAR)], [], nproc=2)
+    made = migrate([write(tmp_path, "ds_config.json", CIFAR)], [], nproc=2)
     expected = {
         "global_batch_size": 16, "lr": 0.001, "optimizer.betas": [0.8, 0.999], "optimizer.weight_decay": 3e-7,
         "strategy_options.stage": 2, "strategy_options.scheduler": "WarmupLR", "schedule.warmup_steps": 1000,
         "precision": "bf16", "clip.norm": 1.0, "strategy_options.allgather_bucket_size": 50000000, "nproc": 2,
     }  # fmt: skip
-    assert {key: flat(found).get(key) for key in expected} == expected
-    assert "spends two steps at the least rate" in found.text
-    assert "task, model, data" in found.text
+    assert {key: flat(made).get(key) for key in expected} == expected
+    assert "spends two steps at the least rate" in made.text
+    assert "task, model, data" in made.text
 
 
 def test_what_deepspeed_has_dropped_and_the_strategy_refuses_is_left_out(tmp_path: Path) -> None:
     gone = {"sparse_attention": {"mode": "fixed"}, "optimizer": {"type": "OneBitAdam"}, "amp": {"enabled": True}}
     tree = CIFAR | gone | {"autotuning": {"enabled": False}}
-    found = migrate([write(tmp_path, "ds.json", tree)], [])
-    assert sorted(name.partition(" ")[0] for name in found.no_equal) == ["amp", "optimizer.type", "sparse_attention"]
-    assert "sparse_attention" not in found.config.strategy_options.get("config", {})
+    made = migrate([write(tmp_path, "ds.json", tree)], [])
+    assert sorted(name.partition(" ")[0] for name in made.no_equal) == ["amp", "optimizer.type", "sparse_attention"]
+    assert "sparse_attention" not in made.config.strategy_options.get("config", {})
 
 
 def test_a_batch_that_says_the_number_of_processes(tmp_path: Path) -> None:
     batch = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
-    found = migrate([write(tmp_path, "ds.json", batch | {"zero_optimization": {"stage": 1}})], [])
-    assert (found.config.global_batch_size, found.config.nproc) == (64, 8)
+    made = migrate([write(tmp_path, "ds.json", batch | {"zero_optimization": {"stage": 1}})], [])
+    assert (made.config.global_batch_size, made.config.nproc) == (64, 8)
 
 
 def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     words = (
         "accelerate launch run_glue.py --model_name_or_path bert-base-cased --task_name rte --do_train --output_dir o"
     )
-    found = migrate([write(tmp_path, "fsdp.yaml", FSDP_YAML)], words.split())
+    made = migrate([write(tmp_path, "fsdp.yaml", FSDP_YAML)], words.split())
     expected = {
         "strategy": "fsdp", "nproc": 8, "precision": "bf16", "global_batch_size": 64,
         "strategy_options.sharding": "full", "strategy_options.wrap": ["BertLayer"],
         "strategy_options.activation_checkpointing": True, "strategy_options.reduce_dtype": "precision",
         "strategy_options.backward_prefetch": 1,
     }  # fmt: skip
-    assert {key: flat(found).get(key) for key in expected} == expected
-    assert "fsdp_cpu_ram_efficient_loading = true: the weights of a folder are read by slices" in found.text
+    assert {key: flat(made).get(key) for key in expected} == expected
+    assert "fsdp_cpu_ram_efficient_loading = true: the weights of a folder are read by slices" in made.text
 
 
 def test_deepspeed_of_accelerate(tmp_path: Path) -> None:
-    found = migrate([write(tmp_path, "zero.yaml", ZERO_YAML)], [])
+    made = migrate([write(tmp_path, "zero.yaml", ZERO_YAML)], [])
     expected = {
         "strategy": "deepspeed", "nproc": 2, "precision": "bf16", "clip.norm": 0.7, "strategy_options.stage": 3,
         "strategy_options.offload_optimizer": "cpu",
     }  # fmt: skip
-    assert {key: flat(found).get(key) for key in expected} == expected
+    assert {key: flat(made).get(key) for key in expected} == expected
 
 
 def test_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         "--dataset_config_name ro-en --output_dir /tmp/tst-translation --per_device_train_batch_size=4",
         {
             "task_options.data": "wmt/wmt16:ro-en@train",
-            "task_options.columns.source": "en",
-            "task_options.columns.target": "ro",
+            "task_options.columns.source": "translation.en",
+            "task_options.columns.target": "translation.ro",
             "task_options.prefix": "translate English to Romanian: ",
         },
     ),
@@ -237,31 +237,31 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("command", "expected"), COMMANDS.values(), ids=COMMANDS)
 def test_a_published_command_becomes_a_config(command: str, expected: dict[str, Any]) -> None:
     words = shlex.split(command)
-    found = migrate([], words)
-    tree = found.config.model_dump(mode="json")
+    made = migrate([], words)
+    tree = made.config.model_dump(mode="json")
     flat = tree | flatten(tree)
     assert {key: flat.get(key, "nothing") for key in expected} == expected
     flags = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    assert not [flag for flag in flags if flag not in found.text]
+    assert not [flag for flag in flags if flag not in made.text]
 
 
 def test_what_has_no_equal_is_named_with_what_to_do() -> None:
-    found = migrate([], shlex.split(f"python {GLUE_MRPC} --neftune_noise_alpha 5 --optim paged_adamw_8bit --fast 1"))
-    assert found.no_equal == ("neftune_noise_alpha = 5", "optim = paged_adamw_8bit", "fast = 1")
-    assert "# - neftune_noise_alpha = 5: the loss of a task of your own may do it" in found.text
-    assert "# - fast = 1: no key of the script or of TrainingArguments" in found.text
+    made = migrate([], shlex.split(f"python {GLUE_MRPC} --neftune_noise_alpha 5 --optim paged_adamw_8bit --fast 1"))
+    assert made.no_equal == ("neftune_noise_alpha = 5", "optim = paged_adamw_8bit", "fast = 1")
+    assert "# - neftune_noise_alpha = 5: the loss of a task of your own may do it" in made.text
+    assert "# - fast = 1: no key of the script or of TrainingArguments" in made.text
 
 
 def test_the_rows_of_a_step_are_those_of_all_processes() -> None:
     command = shlex.split(f"torchrun --nproc_per_node 2 {GLUE_MRPC} --gradient_accumulation_steps 4")
-    found = migrate([], command)
-    assert (found.config.global_batch_size, found.config.micro_batch_size, found.config.nproc) == (256, 32, 2)
-    assert "256 = 32 rows of a device * 2 process(es) * 4 accumulation step(s)" in " ".join(found.text.split("\n# "))
+    made = migrate([], command)
+    assert (made.config.global_batch_size, made.config.micro_batch_size, made.config.nproc) == (256, 32, 2)
+    assert "256 = 32 rows of a device * 2 process(es) * 4 accumulation step(s)" in " ".join(made.text.split("\n# "))
 
 
 def test_the_number_of_processes_may_be_said_beside() -> None:
-    found = migrate([], shlex.split(f"python {GLUE_MRPC}"), nproc=4)
-    assert (found.config.global_batch_size, found.config.nproc, found.config.strategy) == (128, 4, "ddp")
+    made = migrate([], shlex.split(f"python {GLUE_MRPC}"), nproc=4)
+    assert (made.config.global_batch_size, made.config.nproc, made.config.strategy) == (128, 4, "ddp")
     assert "number of processes" in migrate([], shlex.split(f"python {GLUE_MRPC}")).text
 
 
@@ -269,9 +269,9 @@ def test_a_command_may_begin_with_variables_and_read_its_arguments_from_a_file(t
     (tmp_path / "args.json").write_text(
         '{"model_name_or_path": "bert-base-cased", "learning_rate": 1e-5, "bf16": true}'
     )
-    found = migrate([], ["CUDA_VISIBLE_DEVICES=0,1", "python", "run_glue.py", str(tmp_path / "args.json")])
-    assert (found.config.lr, found.config.precision) == (1e-5, "bf16")
-    assert "# - CUDA_VISIBLE_DEVICES = 0,1: set it again" in found.text
+    made = migrate([], ["CUDA_VISIBLE_DEVICES=0,1", "python", "run_glue.py", str(tmp_path / "args.json")])
+    assert (made.config.lr, made.config.precision) == (1e-5, "bf16")
+    assert "# - CUDA_VISIBLE_DEVICES = 0,1: set it again" in made.text
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_command_may_begin_with_variables_and_read_its_arguments_from_a_file(t
 )
 def test_settings_of_adam_stay_away_from_other_optimizers(optim: str, expected: dict[str, Any]) -> None:
     words = f"python run_glue.py --task_name mrpc --do_train --optim {optim} --adam_beta1 0.8 --adam_epsilon 1e-7"
-    found = migrate([], shlex.split(f"{words} --weight_decay 0.1"))
-    assert yaml.safe_load(found.text)["optimizer"] == expected
-    assert "adam_epsilon" in found.text
-    assert ("optim = adafactor" in found.differs) == (optim == "adafactor")
+    made = migrate([], shlex.split(f"{words} --weight_decay 0.1"))
+    assert yaml.safe_load(made.text)["optimizer"] == expected
+    assert "adam_epsilon" in made.text
+    assert ("optim = adafactor" in made.differs) == (optim == "adafactor")

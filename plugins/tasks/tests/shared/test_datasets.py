@@ -15,7 +15,6 @@ from image_cases import CLASSES, encoded, pixels
 
 from distcore import Report, RunConfig, launch, train
 from distcore.cli.main import main
-from distcore.data import arrays
 from distcore.errors import CheckpointError
 from distcore_tasks.causal_lm import dataset
 from distcore_tasks.causal_lm.encode import encode
@@ -25,7 +24,7 @@ from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 from distcore_tasks.image_classification.options import Augment
 from distcore_tasks.image_classification.task import ImageClassification
 from distcore_tasks.seq2seq.task import Seq2Seq
-from distcore_tasks.shared import tokenize_rows
+from distcore_tasks.shared import arrays, tokenize_rows
 from distcore_tasks.shared.sources import source_file
 from distcore_tasks.shared.splits import Part
 from distcore_tasks.text_classification.task import TextClassification

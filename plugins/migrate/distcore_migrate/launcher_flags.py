@@ -1,0 +1,198 @@
+"""The programs that start ranks, with their flags: which take a value, and what each of them means here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from distcore_migrate import accelerate_config
+from distcore_migrate.draft import Draft, Rule, fact, no_effect, none, start_flag, to, whole, written
+from distcore_migrate.flag_parsing import Flags
+
+ONE_EACH = "one process per device; --nproc N says how many these are"
+SAME = no_effect("distcore's launchers do the same by themselves")
+HERE = no_effect("it says how a script is found, and there is none here")
+
+
+def _ranks(draft: Draft, name: str, value: Any) -> None:
+    if str(value) in ("gpu", "auto", "cpu", "xpu"):
+        draft.note("open", written(name, value), ONE_EACH)
+        draft.keep("several", True, name)
+    else:
+        draft.keep("processes_here", whole(value), name)
+
+
+def _hosts(draft: Draft, name: str, value: Any) -> None:
+    """Machines with their slots, ``host:2,other:2``; a bare name is a hostfile under DeepSpeed."""
+    if ":" in str(value) or "," in str(value):
+        draft.keep("hosts", str(value), name)
+    else:
+        draft.keep("hostfile", str(value), name)
+
+
+def _launcher_arguments(draft: Draft, name: str, value: Any) -> None:
+    words = str(value).replace("=", " ").split()
+    if len(words) == 2 and words[0] in ("-p", "--partition"):
+        draft.keep("partition", words[1], name)
+    elif value:
+        draft.note("none", written(name, value), "give it to the launcher by its own environment variables")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A program that starts ranks."""
+
+    flags: Flags
+    """How its command line is cut."""
+    rows: dict[str, Rule] = field(default_factory=dict)
+    """What its flags mean."""
+    kind: str | None = None
+    """The strategy of what it starts, where nothing else says one."""
+    alone: int | None = None
+    """Processes where no flag says their number; ``None``: one per device."""
+
+
+def _of(switches: str, rows: dict[str, Rule], values: str = "", pairs: str = "", short: str = "") -> Flags:
+    named = frozenset(switches.split())
+    return Flags(
+        switches=named, values=frozenset(rows) - named | frozenset(values.split()), pairs=frozenset(pairs.split()),
+        short=frozenset(short.split()),
+    )  # fmt: skip
+
+
+LOGS = start_flag("--log-dir", "{}")
+TORCHRUN_ROWS: dict[str, Rule] = {
+    "nproc_per_node": _ranks,
+    "nnodes": fact("machines"),
+    "max_restarts": to("max_restarts", whole),
+    "rdzv_endpoint": fact("meeting", str),
+    "master_addr": fact("address", str),
+    "master_port": fact("port"),
+    "log_dir": LOGS,
+} | dict.fromkeys(
+    ("standalone", "node_rank", "rdzv_backend", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method", "role",
+     "redirects", "r", "tee", "t", "local_addr", "local_ranks_filter", "logs_specs", "numa_binding",
+     "signals_to_handle", "event_log_handler", "shutdown_timeout", "virtual_local_rank", "duplicate_stdout_filters",
+     "duplicate_stderr_filters"),
+    SAME,
+) | dict.fromkeys(("use_env", "module", "m", "no_python", "run_path"), HERE)  # fmt: skip
+"""Flags of torchrun, and of the older torch.distributed.launch."""
+DEEPSPEED_ROWS: dict[str, Rule] = {
+    "num_gpus": _ranks,
+    "num_accelerators": _ranks,
+    "np": _ranks,
+    "num_nodes": fact("machines", whole),
+    "hostfile": _hosts,
+    "H": _hosts,
+    "include": fact("include", str),
+    "i": fact("include", str),
+    "exclude": fact("exclude", str),
+    "e": fact("exclude", str),
+    "master_addr": fact("address", str),
+    "master_port": fact("port"),
+    "no_ssh": fact("no_ssh"),
+    "launcher": fact("launcher", str),
+    "launcher_args": _launcher_arguments,
+    "min_elastic_nodes": fact("least_machines", whole),
+    "max_elastic_nodes": fact("most_machines", whole),
+    "autotuning": none("distcore tune CONFIG finds the fastest setting"),
+    "enable_each_rank_log": LOGS,
+    "bind_cores_to_rank": start_flag("--bind-cores"),
+    "bind_core_list": none("--bind-cores gives each rank its share of the cores that the process may use; taskset in "
+                           "front of the command says which"),
+    "ssh_port": none("a Port in ~/.ssh/config"),
+} | dict.fromkeys(
+    ("node_rank", "no_ssh_check", "force_multi", "save_pid", "log_level", "q", "quiet", "elastic_training",
+     "no_local_rank"), SAME,
+) | dict.fromkeys(("module", "no_python", "venv_script"), HERE)  # fmt: skip
+"""Flags of DeepSpeed's launcher."""
+HOROVOD_ROWS: dict[str, Rule] = {
+    "np": fact("processes", whole),
+    "num_proc": fact("processes", whole),
+    "H": _hosts,
+    "hosts": _hosts,
+    "hostfile": fact("hostfile", str),
+    "min_np": no_effect("a checkpoint goes on at any number of ranks"),
+    "max_np": no_effect("a checkpoint goes on at any number of ranks"),
+    "output_filename": LOGS,
+    "p": none("a Port in ~/.ssh/config"),
+    "ssh_port": none("a Port in ~/.ssh/config"),
+}
+"""Flags of horovodrun that say something; the others tune Horovod."""
+MPI_ROWS: dict[str, Rule] = {
+    "np": fact("processes", whole),
+    "n": fact("processes", whole),
+    "c": fact("processes", whole),
+    "H": _hosts,
+    "host": _hosts,
+    "hosts": _hosts,
+    "hostfile": fact("hostfile", str),
+    "machinefile": fact("hostfile", str),
+    "f": fact("hostfile", str),
+}
+"""Flags of mpirun and mpiexec that say something."""
+SLURM_ROWS: dict[str, Rule] = {
+    "nodes": fact("machines", whole),
+    "N": fact("machines", whole),
+    "ntasks": fact("tasks", whole),
+    "n": fact("tasks", whole),
+    "ntasks_per_node": fact("tasks_here", whole),
+    "partition": fact("partition", str),
+    "p": fact("partition", str),
+}
+"""Flags of srun that say something."""
+ACCELERATE_SWITCHES = (
+    "quiet q cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic use_deepspeed use_fsdp "
+    "dynamo_use_regional_compilation use_parallelism_config use_megatron_lm same_network module m no_python "
+    "tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 fp8_use_autocast_during_eval debug"
+)
+HOROVOD_SWITCHES = (
+    "verbose disable_cache check_build gloo mpi jsrun tcp autotune no_autotune hierarchical_allreduce torus_allreduce "
+    "hierarchical_allgather no_stall_check prefix_output_with_timestamp log_with_timestamp log_without_timestamp"
+)
+HOROVOD_VALUES = (
+    "start_timeout network_interfaces network_interface config_file i ssh_identity_file fusion_threshold_mb "
+    "cycle_time_ms cache_capacity min_num_proc max_num_proc slots_per_host elastic_timeout reset_limit mpi_args "
+    "binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level host_discovery_script "
+    "timeline_filename"
+)
+MPI_SWITCHES = "allow_run_as_root oversubscribe report_bindings tag_output bynode byslot nolocal verbose v q quiet"
+MPI_VALUES = "x bind_to map_by rank_by output_filename wdir npernode N ppn iface env genvall bootstrap prefix"
+SLURM_SWITCHES = "u unbuffered l label exclusive pty overlap Q quiet v verbose O overcommit s kill_on_bad_exit"
+SLURM_VALUES = (
+    "A account J job_name t time c cpus_per_task gres gpus G gpus_per_node gpus_per_task mem mem_per_cpu w nodelist "
+    "x jobid qos o output e error export cpu_bind mpi D chdir constraint C mail_type ntasks_per_gpu nice"
+)
+PROGRAMS: dict[str, Program] = {
+    "python": Program(flags=_of("u O OO B E s S I i v b", {}, values="W X c m")),
+    "torchrun": Program(
+        flags=_of("standalone module m no_python run_path use_env virtual_local_rank", TORCHRUN_ROWS),
+        rows=TORCHRUN_ROWS, alone=1,
+    ),
+    "accelerate": Program(
+        flags=_of(ACCELERATE_SWITCHES, accelerate_config.ROWS, values="config_file t " + " ".join(
+            accelerate_config.SECTION_ROWS)),
+    ),
+    "deepspeed": Program(
+        flags=_of("module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank q quiet "
+                  "elastic_training", DEEPSPEED_ROWS), rows=DEEPSPEED_ROWS, kind="ddp",
+    ),
+    "horovodrun": Program(flags=_of(HOROVOD_SWITCHES, HOROVOD_ROWS, HOROVOD_VALUES), rows=HOROVOD_ROWS,
+                          kind="horovod"),
+    "mpirun": Program(
+        flags=_of(MPI_SWITCHES, MPI_ROWS, MPI_VALUES, pairs="mca gmca genv", short="n"), rows=MPI_ROWS, kind="ddp",
+    ),
+    "srun": Program(flags=_of(SLURM_SWITCHES, SLURM_ROWS, SLURM_VALUES, short="n N c p"), rows=SLURM_ROWS, alone=1),
+}  # fmt: skip
+"""Programs by name."""
+NAMES = {
+    "mpiexec": "mpirun",
+    "orterun": "mpirun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "torch.distributed.elastic_launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "accelerate-launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Other names of these programs, as programs and as modules of ``python -m``."""

@@ -1,0 +1,27 @@
+"""A published script: its task, its arguments and defaults, its loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from distcore_migrate.draft import Rule, Tree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """One published script."""
+
+    task: str
+    """What it trains, as a task."""
+    rows: dict[str, Rule] = field(default_factory=dict)
+    """Arguments of its own."""
+    trainer: bool = True
+    """Whether it trains with the Trainer; the others have a loop of their own with Accelerate, without clipping."""
+    defaults: Tree = field(default_factory=dict)
+    """What it takes where an argument is not given, or what is written in its source."""
+    differs: tuple[str, ...] = ()
+    """What its source does, and the config cannot say."""
+    own_loop: bool = False
+    """Whether its loop is its own also without Accelerate."""
+    strategy: str | None = None
+    """The strategy that its source uses; ``None``: the launcher or a file says it."""
