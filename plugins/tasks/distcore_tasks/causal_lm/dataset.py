@@ -1,4 +1,4 @@
-"""Rows of a language model: all tokens as flat arrays on disk, memory-mapped; a row is a stretch of them."""
+"""Rows of a language model: slices of flat token arrays, which are memory-mapped files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 BLOCK = 2**20
 """Tokens whose targets are counted at a time."""
 COUNTED, FIRST = 1, 2
-"""Flags of a token: it counts as a target; it is the first of a document that sees nothing before it."""
+"""Flags of a token. ``COUNTED``: it is a target. ``FIRST``: it starts an isolated document."""
 PROMPT = 32
-"""Most tokens of a document that evaluation gives the model to go on from."""
+"""Maximum length, in tokens, of a prompt that evaluation cuts from a document."""
 Column = tuple[np.ndarray, int]
-"""A value for each token of a batch, and what stands where there is none."""
+"""A value for each token of a batch, and the fill value for padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """The rows of one dataset: row i reads ``lengths[i]`` tokens from ``starts[i]``, and predicts one after each."""
+    """The rows of one dataset. Row i reads ``lengths[i]`` tokens from ``starts[i]`` on."""
 
     tokens: np.ndarray
-    """All rows one after the other, int32, shape ``(tokens,)``; a row's last target lies behind what it reads."""
+    """All rows, concatenated, int32, shape ``(tokens,)``. A row's last target follows the tokens that the row reads."""
     flags: np.ndarray
     """``COUNTED`` and ``FIRST`` for each token, uint8, shape ``(tokens,)``."""
     starts: np.ndarray
@@ -39,7 +39,7 @@ class Arrays:
     """Tokens that each row reads, int64, shape ``(rows,)``."""
 
     def items(self) -> np.ndarray:
-        """Return how many targets each row has, int64, shape ``(rows,)``."""
+        """Return the number of targets of each row, int64, shape ``(rows,)``."""
         counts = np.empty(len(self.starts), np.int64)
         step = max(1, BLOCK // (int(self.lengths.max(initial=0)) + 1))  # rows whose tokens fit into memory
         for first in range(0, len(counts), step):
@@ -50,7 +50,7 @@ class Arrays:
         return counts
 
     def targets(self) -> Iterator[np.ndarray]:
-        """Yield the tokens that are predicted, int32, block by block."""
+        """Yield the target tokens, int32, block by block."""
         for tokens, flags in zip(array_blocks(self.tokens), array_blocks(self.flags), strict=True):
             yield tokens[(flags & COUNTED) > 0]
 
@@ -62,11 +62,11 @@ class SequenceDataset:
     arrays: Arrays
     """Tokens, flags and rows."""
     items: np.ndarray
-    """Targets of each row, int64, shape ``(rows,)``: what it counts in the mean loss."""
+    """Targets of each row, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
     pad: int
     """Token that fills up the shorter rows of a batch."""
     prompts: int
-    """How many rows, the first ones, have a prompt beside them, for the model to go on from."""
+    """Number of rows with a prompt for ``generate``. These are the first rows."""
     content: str
     """SHA-256 over tokens, flags and rows, in hexadecimal."""
 
@@ -80,15 +80,15 @@ class SequenceDataset:
 
     @property
     def pads(self) -> bool:
-        """True: each row is filled up to the longest."""
+        """True: each row is padded to the longest of its batch."""
         return True
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU.
 
         ``input_ids``, ``attention_mask``, ``labels`` and ``row``, the number of the row in the batch, are
-        ``(n, longest)``; ``lengths`` is ``(n,)``. With ``prompts`` also ``prompt_ids`` and ``prompt_mask``,
-        ``(n, longest prompt)``, padded on the left; a row without one has none.
+        ``(n, longest)``; ``lengths`` is ``(n,)``. With ``prompts`` there are also ``prompt_ids`` and ``prompt_mask``,
+        ``(n, longest prompt)``, padded on the left. The mask of a row without a prompt is all zeros.
         """
         import torch
 
@@ -107,15 +107,15 @@ class SequenceDataset:
         return batch | self._prompts(indices) if self.prompts else batch
 
     def _layout(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the line of the table that each row is in, and where in it the row begins, both int64, ``(n,)``."""
+        """Return the line of each row in the table, and its first column there, both int64, ``(n,)``."""
         return np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        """Return the column that tells the model which tokens see each other; ``offset`` is each one's in its row."""
+        """Return the column that defines attention, by name. ``offset``: place of each token in its row."""
         return {"attention_mask": (np.ones_like(offset), 0)}
 
     def _prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return what comes before the first target of each row; of a document, its first half or ``PROMPT`` tokens."""
+        """Return the tokens before each row's first target. A document gives its first half, up to ``PROMPT``."""
         none = np.empty(0, np.int64)
         return left_padded([self._prompt(row) if row < self.prompts else none for row in indices.tolist()], self.pad)
 
@@ -137,7 +137,7 @@ def left_padded(prompts: Sequence[np.ndarray], pad: int) -> dict[str, Tensor]:
 
 
 class SequenceFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -158,28 +158,30 @@ class SequenceFiles:
         return self._tokens.count
 
     def add(self, tokens: np.ndarray, flags: np.ndarray) -> None:
-        """Append some tokens, and the flags of each."""
+        """Append tokens and their flags."""
         self._tokens.add(tokens)
         self._flags.add(flags)
 
 
 def finish_sequences(folder: Path, starts: np.ndarray, lengths: np.ndarray) -> Arrays:
-    """Write what the rows are, how many targets each has, and a digest, beside their tokens; map all into memory."""
+    """Write the rows' bounds, their target counts and a digest next to the tokens. Return memory-mapped arrays."""
     np.save(folder / "starts.npy", starts)
     np.save(folder / "lengths.npy", lengths)
-    arrays = _map(folder)
+    arrays = _map_arrays(folder)
     np.save(folder / "items.npy", arrays.items())
     write_content(folder, digest_arrays(*vars(arrays).values()))
     return arrays
 
 
 def open_sequences(folder: Path, pad: int, *, prompts: int) -> SequenceDataset:
-    """Map the files of ``finish_sequences`` into memory; ``prompts``: how many rows have one."""
+    """Map the files of ``finish_sequences`` into memory. ``prompts``: number of rows with a prompt."""
     items = map_array(folder / "items.npy")
-    return SequenceDataset(arrays=_map(folder), items=items, pad=pad, prompts=prompts, content=read_content(folder))
+    return SequenceDataset(
+        arrays=_map_arrays(folder), items=items, pad=pad, prompts=prompts, content=read_content(folder)
+    )
 
 
-def no_sequences(pad: int) -> SequenceDataset:
+def empty_dataset(pad: int) -> SequenceDataset:
     """Return a dataset without rows."""
     none = np.empty(0, np.int64)
     arrays = Arrays(tokens=none.astype(np.int32), flags=none.astype(np.uint8), starts=none, lengths=none)
@@ -194,5 +196,5 @@ def _table(shape: tuple[int, int], place: tuple[np.ndarray, np.ndarray], values:
     return torch.from_numpy(table)
 
 
-def _map(folder: Path) -> Arrays:
+def _map_arrays(folder: Path) -> Arrays:
     return Arrays(**{name: map_array(folder / f"{name}.npy") for name in Arrays.__dataclass_fields__})

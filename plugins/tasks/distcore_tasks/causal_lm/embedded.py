@@ -1,9 +1,9 @@
-"""Embedded datasets, which need no file: both are read from the installed Python, under its license.
+"""Embedded datasets: both are read from the source of the installed Python, under its license.
 
 =================  ===================================================================================
 ``stdlib-source``  documents: the source files of some packages of the standard library, one per row
 ``stdlib-help``    prompts and completions: the first line of a documented function or class, and the
-                   first sentence of what its docstring says
+                   first paragraph of its docstring
 =================  ===================================================================================
 
 The same Python gives the same rows in the same order.
@@ -18,9 +18,9 @@ from distcore_tasks.causal_lm.rows import Rows, check_rows
 from distcore_tasks.shared import stdlib
 
 FORMAT = 1
-"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+"""Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 _LENGTHS = range(12, 200)
-"""Characters of a prompt and of a completion that are kept."""
+"""Lengths, in characters, of the prompts and completions that are kept."""
 
 
 def stdlib_source() -> Rows:
@@ -29,16 +29,16 @@ def stdlib_source() -> Rows:
 
 
 def stdlib_help() -> Rows:
-    """Return the first line of each documented function and class with the first sentence of its docstring."""
+    """Return the first line of each documented function and class with the first paragraph of its docstring."""
     pairs = {f"{_first_line(node)}\n": text for node, text in stdlib.documented(stdlib.DOCUMENTS.split())}
     kept = ((prompt, text) for prompt, text in pairs.items() if len(prompt) in _LENGTHS and len(text) in _LENGTHS)
     return check_rows("dataset stdlib-help", "prompts", kept)
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
-"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
+"""Everything that the rows depend on, except for the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-source": stdlib_source, "stdlib-help": stdlib_help}
-"""Name, as in ``--data NAME``, to the function that returns its rows."""
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def _first_line(node: stdlib.Definition) -> str:

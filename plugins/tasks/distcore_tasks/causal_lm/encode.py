@@ -1,4 +1,4 @@
-"""From checked rows to tokens: documents joined and cut into blocks; of a conversation the answers count."""
+"""Tokenize checked rows. Documents are joined and cut into blocks; in a conversation the answers are targets."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from distcore_tasks.shared.splits import Part
 from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 Encoded = tuple[np.ndarray, np.ndarray]
-"""Tokens of a row, int32, and whether each counts as a target, both of shape ``(tokens,)``."""
+"""Tokens of a row, int32, and a bool for each that is a target; both have shape ``(tokens,)``."""
 
 
 def encode(part: Part[Rows], tokenizer: Any, options: CausalOptions, folder: Path) -> tuple[Arrays, int]:
-    """Write the tokens of all rows into the new folder ``folder``, a dataset's.
+    """Write the tokens of all rows into ``folder``, the new folder of a dataset.
 
-    Returns them, mapped into memory, and how many rows were cut to ``max_seq_len``. Raises DataError or ModelError.
+    Returns the memory-mapped arrays, and the number of rows that were cut to ``max_seq_len``. Raises DataError or
+    ModelError.
     """
     if part.rows.form == "documents":
-        return _blocks(_documents(part, tokenizer), options, folder), 0
+        return _write_blocks(_documents(part, tokenizer), options, folder), 0
     rows = _conversations(part, tokenizer) if part.rows.form == "messages" else _prompts(part, tokenizer)
-    return _cut(part, rows, options.max_seq_len, folder)
+    return _write_cut(part, rows, options.max_seq_len, folder)
 
 
 def _documents(part: Part[Rows], tokenizer: Any) -> Iterator[np.ndarray]:
-    """Yield the tokens of each document, with the one that ends it."""
+    """Yield the tokens of each document, with the end token."""
     end = _end(tokenizer)
     for tokens in token_lists(tokenizer, part.values(), special=True):
         yield np.asarray(tokens if tokens[-1:] == end else tokens + end, np.int32)
 
 
-def _blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
-    """Cut the stream of all documents into blocks: each token but the first is predicted once."""
+def _write_blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Path) -> Arrays:
+    """Cut the stream of all documents into blocks, and write them. Each token but the first is predicted once."""
     with SequenceFiles(folder) as files:
         for tokens in documents:
             flags = np.full(len(tokens), COUNTED, np.uint8)
             if options.split_documents:
-                flags[:1] = FIRST  # nothing before it says what it is, so it is no target
+                flags[:1] = FIRST  # no target, because no token before it is visible
             files.add(tokens, flags)
     starts = np.arange(0, files.count - 1, options.max_seq_len, dtype=np.int64)
     lengths = np.minimum(options.max_seq_len, files.count - 1 - starts)
@@ -52,7 +53,7 @@ def _blocks(documents: Iterator[np.ndarray], options: CausalOptions, folder: Pat
 
 
 def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
-    """Yield prompt, completion and the token that ends it; the latter two count."""
+    """Yield each prompt with its completion and the end token. Completion and end token are targets."""
     end = _end(tokenizer)
     for pairs in chunks(part.values()):
         prompts, completions = zip(*pairs, strict=True)
@@ -63,14 +64,14 @@ def _prompts(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
 
 
 def prompt_tokens(tokenizer: Any, prompts: Sequence[str], *, special: bool = True) -> Iterator[list[int]]:
-    """Yield the tokens of each prompt, which does not end; ``special``: with those that the tokenizer puts around."""
+    """Yield the tokens of each prompt, without an end token. ``special``: with the tokenizer's special tokens."""
     end = _end(tokenizer)
     for tokens in token_lists(tokenizer, prompts, special=special):
         yield tokens[:-1] if special and tokens[-1:] == end else tokens
 
 
 def check_template(name: str, tokenizer: Any) -> None:
-    """Raise ModelError, which ``name`` opens, for a tokenizer without a chat template."""
+    """Raise ModelError for a tokenizer without a chat template. The message starts with ``name``."""
     if not tokenizer.chat_template:
         raise ModelError(
             f"{name}: the model's tokenizer has no chat template, so messages cannot be written; "
@@ -79,9 +80,9 @@ def check_template(name: str, tokenizer: Any) -> None:
 
 
 def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
-    """Return messages as the chat template writes them; ``prompt``: with what opens the next answer.
+    """Format messages by the chat template. ``prompt``: add the opening of the next answer.
 
-    Raises DataError for those that the template refuses.
+    Raises DataError for messages that the template refuses.
     """
     from jinja2 import TemplateError
 
@@ -93,7 +94,7 @@ def apply_template(tokenizer: Any, messages: list[Any], *, prompt: bool) -> str:
 
 
 def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
-    """Yield each conversation as the chat template writes it; the assistant's answers count."""
+    """Yield each conversation, formatted by the chat template. The assistant's answers are targets."""
     check_template(part.rows.name, tokenizer)
     if not tokenizer.is_fast:
         raise ModelError(
@@ -110,7 +111,7 @@ def _conversations(part: Part[Rows], tokenizer: Any) -> Iterator[Encoded]:
 
 
 def _as_text(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) -> tuple[str, list[tuple[int, int]]]:
-    """Return the whole conversation as text, and where in it the answers stand, with what ends them."""
+    """Return the conversation as text, and the span of each answer in it, end token included."""
     try:
         whole = apply_template(tokenizer, messages, prompt=False)
         spans = []
@@ -126,8 +127,8 @@ def _as_text(part: Part[Rows], place: int, messages: list[Any], tokenizer: Any) 
     return whole, spans
 
 
-def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
-    """Join the rows, each cut so that the model reads ``length`` tokens at most; raises DataError without an answer."""
+def _write_cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -> tuple[Arrays, int]:
+    """Cut each row to ``length`` input tokens, and write it. Raises DataError if no token of the answer is left."""
     sizes, cut = array("q"), 0
     with SequenceFiles(folder) as files:
         for place, (row, counted) in enumerate(rows):
@@ -143,5 +144,5 @@ def _cut(part: Part[Rows], rows: Iterator[Encoded], length: int, folder: Path) -
 
 
 def _end(tokenizer: Any) -> list[int]:
-    """Return the token that ends a text; none if the tokenizer has none."""
+    """Return the end token in a list, which is empty if the tokenizer has none."""
     return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]

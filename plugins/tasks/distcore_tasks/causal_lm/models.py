@@ -1,4 +1,4 @@
-"""Causal language models: built-in GPT-2 and Llama shapes with random weights, local folders, models of the hub."""
+"""Causal language models: built-in GPT-2 and Llama shapes with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 POSITIONS = 1024
-"""Positions of a built-in model, as in GPT-2; more for longer rows."""
+"""Positions of a built-in model, as in GPT-2; longer rows raise the number."""
 
 
 def positions(options: CausalOptions) -> int | None:
-    """Return for how many tokens the model has positions; ``None`` if nothing bounds them."""
+    """Return the maximum number of positions of the model; ``None`` if it is unbounded."""
     if options.from_scratch:
         return max(POSITIONS, options.max_seq_len + options.max_new_tokens)
     return pretrained.positions(options.model, options.model_folder())
 
 
 def build_model(options: CausalOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
-    """Return the configured model in fp32; under torch's meta device it has no weights, and none are read.
+    """Return the configured model in fp32. Under torch's meta device, no weights are read.
 
-    ``vocab_size`` is the tokenizer's, ``pad`` its padding token, ``end`` the token that ends an answer, if it has one.
-    A pretrained model keeps the vocabulary of its weights. Raises ModelError.
+    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens. A pretrained model keeps the
+    vocabulary of its weights. Raises ModelError.
     """
     shape = SHAPES.get(options.model)
     if shape is None:

@@ -1,4 +1,4 @@
-"""The options of a causal language model: its model, its data files and its tokens."""
+"""Options of a causal language model: model, data files and tokens."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Form = Literal["documents", "prompts", "messages"]
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns in data files; which of them a file needs depends on the form of its rows."""
+    """Names of the columns in data files. A file needs those of its form: documents, prompts or messages."""
 
     text: str = "text"
-    """Column with a document."""
+    """Column of documents."""
     prompt: str = "prompt"
-    """Column with what the model is given."""
+    """Column of prompts, the model's input."""
     completion: str = "completion"
-    """Column with what it should answer."""
+    """Column of completions, the expected answers."""
     messages: str = "messages"
-    """Column with a conversation: a list of objects with ``role`` and ``content``."""
+    """Column of conversations: lists of objects with ``role`` and ``content``."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+    """The tokenizer of a built-in model, which is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=300)] = 2048
     """Tokens in the vocabulary."""
@@ -39,7 +39,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalOptions(PackingOptions):
-    """The options of a causal language model."""
+    """Options of a causal language model."""
 
     flags: ClassVar = {
         "text-column": "columns.text",
@@ -62,14 +62,14 @@ class CausalOptions(PackingOptions):
     data: str = "stdlib-source"
     """Data file (.json .jsonl .csv .parquet), dataset of datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     form: Literal["auto", "documents", "prompts", "messages"] = "auto"
-    """What a row is: a document, a prompt with its completion, or a list of messages; auto: what the columns say."""
+    """Content of a row: a document, a prompt with its completion, or a list of messages; auto: as the columns say."""
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary that a built-in model trains."""
+    """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Tokens that the model reads at once: documents are cut into blocks of so many, longer conversations are cut."""
+    """Length of a row in tokens: documents are cut into blocks of this size, longer conversations are truncated."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that evaluation lets the model generate, the likeliest each time, for each of ``samples``; 0: none."""
+    """Tokens that evaluation generates, greedily, for each of ``samples``; 0: none."""
     samples: Annotated[int, Field(ge=1)] | None = None
-    """Evaluation rows that the model goes on from, the first ones; null: every row."""
+    """Number of evaluation rows, from the first, for which text is generated; null: all rows."""

@@ -1,4 +1,4 @@
-"""From options to tokenized datasets: read, check, split and tokenize rows, and cache the result by content."""
+"""Read, check, split and tokenize rows; cache the result by content."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distcore_tasks.shared.pretrained import (
     check_length,
     check_vocabulary,
     load_tokenizer,
-    with_pad_token,
+    set_pad_token,
 )
 from distcore_tasks.shared.sources import read_source, unused_splits
-from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -34,11 +34,11 @@ CACHED = CachedDatasets(kind="sequences", version=2, embedded=EMBEDDED, made_fro
 
 
 def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets:
-    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
-    packed = options.packs(config)  # what cannot be packed is refused before any file is read
+    packed = options.packs(config)  # first, so that packing is refused before any file is read
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len + options.max_new_tokens)
     settings = [options.form, asdict(options.columns), options.max_seq_len, options.split_documents]
@@ -48,9 +48,9 @@ def prepare_rows(options: CausalOptions, config: RunConfig) -> TokenizedDatasets
 
 
 def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
     parts = _parts(options, seed)
-    tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
     common = None
     for name, part in parts.items():
@@ -65,8 +65,8 @@ def _build(folder: Path, options: CausalOptions, seed: int) -> tuple[Any, dict[s
 
 
 def _parts(options: CausalOptions, seed: int) -> dict[str, Part[Rows]]:
-    """Return the datasets by name; raises DataError for rows of several forms."""
-    parts = parts_of(options, lambda source: _rows(source, options), seed)
+    """Return the datasets by name. Raises DataError if their forms differ."""
+    parts = read_parts(options, lambda source: _rows(source, options), seed)
     first = parts["train"].rows
     for name, part in parts.items():
         if part.rows.form != first.form:
@@ -79,16 +79,16 @@ def _rows(source: str, options: CausalOptions) -> Rows:
     return read_source(source, EMBEDDED, lambda path: read_rows(path, options))
 
 
-def _tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
+def _make_tokenizer(options: CausalOptions, train: Part[Rows]) -> Any:
     if not options.from_scratch:
-        return with_pad_token(load_tokenizer(options.model, options.model_folder()))
+        return set_pad_token(load_tokenizer(options.model, options.model_folder()))
     from distcore_tasks.causal_lm.vocabulary import train_tokenizer
 
     return train_tokenizer(texts_of(train.values()), options.tokenizer.vocab_size)
 
 
 def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
-    """Return what the report states of the rows of one dataset."""
+    """Return the facts of one dataset for the report."""
     return {
         "documents" if part.rows.form == "documents" else "conversations": len(part.numbers),
         "rows": len(arrays.lengths),
@@ -99,9 +99,9 @@ def _facts(part: Part[Rows], arrays: Arrays, cut: int) -> dict[str, object]:
 
 
 def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatasets:
-    """Open a cache entry that ``_build`` has filled."""
+    """Open a cache entry that ``_build`` filled."""
     pad, facts = int(entry.tokens["pad"]), entry.facts
-    prompts = {name: 0 if name == "train" else _sampled(rows["rows"], options) for name, rows in facts.items()}
+    prompts = {name: 0 if name == "train" else _count_samples(rows["rows"], options) for name, rows in facts.items()}
     rows = {name: open_sequences(entry.folder / name, pad, prompts=prompts[name]) for name in prompts}
     if packed:
         rows = {name: pack_dataset(own, split_documents=options.split_documents) for name, own in rows.items()}
@@ -109,14 +109,14 @@ def _open(entry: Entry, options: CausalOptions, packed: bool) -> TokenizedDatase
         TokenizedDatasets,
         rows,
         entry.tokenizer,
-        facts={"data": options.data, "form": entry.said["form"], "packing": packed, **facts},
+        facts={"data": options.data, "form": entry.record["form"], "packing": packed, **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),
         **entry.tokens,
     )
 
 
-def _sampled(rows: int, options: CausalOptions) -> int:
-    """Return how many of an evaluation's rows the model goes on from."""
+def _count_samples(rows: int, options: CausalOptions) -> int:
+    """Return the number of evaluation rows for which text is generated."""
     return min(rows, options.samples or rows) if options.max_new_tokens else 0
 
 

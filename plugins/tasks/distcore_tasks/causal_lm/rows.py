@@ -1,4 +1,4 @@
-"""Rows of the three forms, checked one by one: documents, prompts with completions, conversations."""
+"""Read and check rows of the three forms: documents, prompts with completions, conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distcore import DataError
 from distcore.data import Source, check_source, describe_value, read_records, row_error, source_name
 from distcore_tasks.causal_lm.options import CausalOptions, Columns, Form
 from distcore_tasks.causal_lm.vocabulary import ROLES
-from distcore_tasks.shared.lazy_rows import Values, kept
+from distcore_tasks.shared.lazy_rows import Values, read_values
 from distcore_tasks.shared.sources import text_problem
 
 COLUMNS: dict[Form, tuple[str, ...]] = {
@@ -18,10 +18,10 @@ COLUMNS: dict[Form, tuple[str, ...]] = {
     "prompts": ("prompt", "completion"),
     "documents": ("text",),
 }
-"""The columns of each form, in the order in which ``auto`` looks for them."""
+"""The columns of each form, in the order of detection."""
 
 GIVEN: dict[Form, tuple[str, ...]] = {form: columns[:1] for form, columns in COLUMNS.items()}
-"""The columns of each form that the model goes on from."""
+"""The column of each form with the input for generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Rows:
     """Rows in file order."""
 
     name: str
-    """What error messages call these rows, such as ``data file chats.jsonl``."""
+    """Name of these rows in error messages, such as ``data file chats.jsonl``."""
     form: Form
-    """What a row is."""
+    """Form of every row."""
     values: Values[Any]
-    """A text per document, (prompt, completion), or a list of messages."""
+    """For each row a text, a pair (prompt, completion), or a list of messages."""
 
     def __len__(self) -> int:
         return len(self.values)
 
 
 def texts_of(values: Iterable[Any]) -> Iterator[str]:
-    """Yield all that the values of rows say, for a vocabulary to be learned from."""
+    """Yield all texts in the values of rows, to train a vocabulary."""
     for value in values:
         if isinstance(value, str):
             yield value
@@ -49,27 +49,29 @@ def texts_of(values: Iterable[Any]) -> Iterator[str]:
 
 
 def read_rows(source: Source, options: CausalOptions) -> Rows:
-    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     check_source(source)
     name = source_name(source)
     form = _detect_form(source, options.columns) if options.form == "auto" else options.form
-    asked = _asked(COLUMNS[form], options.columns)
-    return _some(Rows(name, form, kept(source, lambda: _checked(name, form, read_records(source, asked)))))
+    asked = _column_names(COLUMNS[form], options.columns)
+    return _require_rows(
+        Rows(name, form, read_values(source, lambda: _checked(name, form, read_records(source, asked))))
+    )
 
 
 def given_column(source: Source, options: CausalOptions) -> dict[str, str]:
-    """Return the column of a source that the model goes on from, by the option that names it; raises DataError."""
+    """Return the column with the input for generation, by the option that names it. Raises DataError."""
     check_source(source)
     form = _detect_form(source, options.columns, GIVEN) if options.form == "auto" else options.form
-    return _asked(GIVEN[form], options.columns)
+    return _column_names(GIVEN[form], options.columns)
 
 
 def check_rows(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> Rows:
-    """Check the records one by one; ``name`` opens every message. Raises DataError."""
-    return _some(Rows(name, form, list(_checked(name, form, records))))
+    """Return checked records. Raises DataError with a message that starts with ``name``."""
+    return _require_rows(Rows(name, form, list(_checked(name, form, records))))
 
 
-def _some(rows: Rows) -> Rows:
+def _require_rows(rows: Rows) -> Rows:
     if not len(rows):
         raise DataError(f"{rows.name}: holds no rows")
     return rows
@@ -83,28 +85,30 @@ def _checked(name: str, form: Form, records: Iterable[tuple[object, ...]]) -> It
 
 
 def _without_nulls(messages: Any) -> list[dict[str, object]]:
-    """Return the messages without the keys that are null: in a table each has the keys of all."""
+    """Drop null keys from messages. A table gives every message the keys of all."""
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
-def _asked(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
+def _column_names(wanted: tuple[str, ...], columns: Columns) -> dict[str, str]:
     names = asdict(columns)
     return {f"columns.{column}": names[column] for column in wanted}
 
 
 def _detect_form(source: Source, columns: Columns, forms: dict[Form, tuple[str, ...]] = COLUMNS) -> Form:
-    """Return the first form whose columns the source's first row has; raises DataError if it has none."""
+    """Return the first form whose columns are in the source's first row. Raises DataError if there is none."""
     for form, wanted in forms.items():
         try:
-            first = next(iter(read_records(source, _asked(wanted, columns))), None)
+            first = next(iter(read_records(source, _column_names(wanted, columns))), None)
         except DataError as error:
             if "no column" not in str(error) and "expected [" not in str(error):
-                raise  # it cannot be read at all
+                raise  # the source is unreadable
         else:
             if forms is GIVEN and form == "messages" and first and isinstance(first[0], str):
-                continue  # a row that is a list of one text has no column's name
+                continue  # the only value of a row without column names is a prompt
             return form
-    known = ", ".join(f"{' and '.join(_asked(wanted, columns).values())} ({form})" for form, wanted in forms.items())
+    known = ", ".join(
+        f"{' and '.join(_column_names(wanted, columns).values())} ({form})" for form, wanted in forms.items()
+    )
     raise DataError(f"{source_name(source)}: has none of the columns {known}; name yours with --set columns.text=NAME")
 
 
@@ -124,7 +128,7 @@ def _conversation_problem(messages: object) -> str | None:
 
 
 def messages_problem(messages: object) -> str | None:
-    """Return what is wrong with a conversation, whether or not anybody answers; ``None`` if it can be written."""
+    """Return the problem of a conversation, with or without an answer; ``None`` if it has none."""
     if not isinstance(messages, list):
         return f'messages is {describe_value(messages)}, expected a list of {{"role": …, "content": …}}'
     if not messages:

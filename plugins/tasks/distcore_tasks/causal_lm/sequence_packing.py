@@ -1,7 +1,7 @@
-"""Sequence packing: short rows of a batch share a sequence, and see nothing of each other.
+"""Sequence packing: short rows of a batch share a sequence, and do not attend to each other.
 
-Positions begin again at 0 with each row, and transformers keeps rows apart by that. Packing lays rows out; it needs
-nothing of the model but such positions.
+Positions restart at 0 with each row. transformers derives the borders of rows from them, so the model itself needs no
+change.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from distcore import RunConfig
 
 MODEL_TYPES = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "olmo2", "smollm3")
-"""Model types in which a packed row is known to have the loss that it has alone: a test builds each of them."""
+"""Model types for which a packed row has the same loss as a separate one. A test builds each of them."""
 SINCE = (4, 53)
-"""The first transformers that finds the borders of rows in their positions."""
+"""First version of transformers that derives the borders of rows from positions."""
 BOOL = BeforeValidator(lambda given: ("off", "on")[given] if isinstance(given, bool) else given)
-"""YAML reads on and off as booleans."""
+"""Map booleans back to words, because YAML reads on and off as booleans."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackingOptions(TaskOptions):
-    """The options of a task that may pack its rows."""
+    """Options of a task that can pack its rows."""
 
     on_resume: ClassVar[dict[str, OnResume]] = TaskOptions.on_resume | {
         "packing": "free",
@@ -44,20 +44,20 @@ class PackingOptions(TaskOptions):
     }
 
     packing: Annotated[Literal["auto", "on", "off"], BOOL] = "auto"
-    """Whether short rows share a sequence; auto: as ``padding_free`` says, or where that is known to be exact."""
+    """Let short rows share a sequence; auto: as ``padding_free`` says, or if it is known to be exact for the model."""
     split_documents: bool = False
-    """Whether a document sees nothing of the one before it in its block; needs ``packing``."""
+    """Isolate documents inside a block from each other; needs ``packing``."""
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return the learning rate, and ``padding_free`` where ``packing`` is set: packed rows have no padding."""
+        """Return the learning rate, and ``padding_free`` if ``packing`` is set: packed rows have no padding."""
         padding_free = {} if self.packing == "auto" else {"padding_free": self.packing}
         return super().suggest(config) | padding_free
 
     def packs(self, config: RunConfig) -> bool:
-        """Return True if rows share sequences; raises ModelError where that is asked for, and not known to be exact.
+        """Return True if rows share sequences. Raises ModelError if packing is required but not known to be exact.
 
-        ``padding_free`` of the config turns packing off if it is off; else it decides where ``packing`` is 'auto'.
-        Raises ConfigError if the two contradict each other, or packing is off and ``split_documents`` needs it.
+        With ``padding_free`` off, packing is off. Otherwise ``padding_free`` decides only if ``packing`` is 'auto'.
+        Raises ConfigError if the two contradict each other, or if packing is off and ``split_documents`` needs it.
         """
         key = "padding_free" if self.packing == "auto" or config.padding_free == "off" else "task_options.packing"
         packing = config.padding_free if key == "padding_free" else self.packing
@@ -78,7 +78,7 @@ class PackingOptions(TaskOptions):
         return False
 
     def _why_not(self) -> str | None:
-        """Return why packing is not known to be exact for the model; ``None`` if it is."""
+        """Return the reason why packing may be inexact for the model; ``None`` if it is exact."""
         built_in = SHAPES.get(self.model)
         kind = built_in.family if built_in else read_config(self.model, self.model_folder())["model_type"]
         if kind not in MODEL_TYPES:
@@ -93,25 +93,25 @@ class PackedDataset(SequenceDataset):
     """Rows that share sequences."""
 
     rows: SequenceDataset
-    """The same rows, each padded."""
+    """The same rows with padding."""
     split_documents: bool = False
-    """Whether a document sees nothing of the one before it in its row, which padded rows cannot have."""
+    """True if documents inside a row are isolated from each other. Padded rows cannot have that."""
     tells_targets: bool = False
-    """Whether batches say where their targets are."""
+    """True if batches contain the positions of their targets."""
 
     @property
     def pads(self) -> bool:
-        """False: a batch has no more tokens than its rows, up to the last gaps of its sequences."""
+        """False: apart from small gaps at the ends of sequences, a batch holds the tokens of its rows only."""
         return False
 
     def padded(self) -> SequenceDataset | None:
-        """Return the same rows, each padded; ``None`` if they have documents that only packing keeps apart."""
+        """Return the same rows with padding; ``None`` if only packing can isolate their documents."""
         return None if self.split_documents else self.rows
 
     def with_targets(self) -> PackedDataset:
-        """Return the same rows, in batches that say where targets are.
+        """Return the same rows, with target positions in the batches.
 
-        Itself where every position is a target, and where only packing keeps documents apart.
+        Returns itself if every position is a target, or if only packing can isolate documents.
         """
         some = not self.split_documents and int(self.items.sum()) < int(self.lengths.sum())
         return replace(self, tells_targets=True) if some else self
@@ -119,11 +119,11 @@ class PackedDataset(SequenceDataset):
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices`` as ``SequenceDataset`` does, in tables ``(sequences, longest)``.
 
-        As many rows are in a sequence as fit beside the longest. ``position_ids``, which begin again at 0 with each
-        row, take the place of ``attention_mask``. If they are to be told, ``targets`` is where in ``labels``,
-        flattened, there are targets, ``(targets,)``.
+        A sequence holds as many rows as fit into the length of the longest. ``position_ids``, which restart at 0 with
+        each row, replace ``attention_mask``. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of
+        targets in the flattened ``labels``.
         """
-        batch = SequenceDataset.batch(self, indices)  # super() does not know a class with slots
+        batch = SequenceDataset.batch(self, indices)  # super() fails in a dataclass with slots
         if self.tells_targets:
             batch["targets"] = (batch["labels"].flatten() != IGNORED).nonzero()[:, 0]
         return batch
@@ -132,22 +132,22 @@ class PackedDataset(SequenceDataset):
         return pack(lengths)
 
     def _order(self, offset: np.ndarray, flags: np.ndarray) -> dict[str, Column]:
-        # What fills up a sequence is at position 0, too: a row of its own, which no other sees.
+        # Padding has position 0, too: each padding token is a row of its own, and no other row attends to it.
         return {"position_ids": (_positions(offset, flags), 0)}
 
 
 def pack_dataset(rows: SequenceDataset, *, split_documents: bool) -> PackedDataset:
-    """Return ``rows`` so that short ones share a sequence."""
-    # Packed rows have no mask, and need none; transformers takes the token that fills up a sequence for a mistake.
+    """Return ``rows`` with short ones packed into shared sequences."""
+    # Packed rows need no mask, but transformers warns about padding tokens without one.
     logging.getLogger("transformers.modeling_utils").addFilter(_is_shown)
     own = {name: getattr(rows, name) for name in SequenceDataset.__dataclass_fields__}
     return PackedDataset(**own, rows=rows, split_documents=split_documents)
 
 
 def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sequence of each row, and where in it the row begins, both int64, ``(n,)``.
+    """Return the sequence of each row, and its start in the sequence, both int64, ``(n,)``.
 
-    First fit decreasing: the longest rows first, each into the first sequence that has room for it.
+    First-fit decreasing bin packing: the longest rows first, each into the first sequence with room for it.
     """
     sequence, begin = np.zeros_like(lengths), np.zeros_like(lengths)
     filled, longest = list[int](), int(lengths.max(initial=0))
@@ -163,7 +163,7 @@ def pack(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return the place of each token in its row, or in its document where documents are apart."""
+    """Return the position of each token in its row, or in its document if documents are isolated."""
     here = np.arange(len(offset))
     begins = (offset == 0) | ((flags & FIRST) > 0)
     positions: np.ndarray = here - np.maximum.accumulate(np.where(begins, here, 0))
@@ -171,5 +171,5 @@ def _positions(offset: np.ndarray, flags: np.ndarray) -> np.ndarray:
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for the message of transformers that recommends an attention mask."""
+    """Return False for the warning of transformers that recommends an attention mask."""
     return "We strongly recommend passing in an `attention_mask`" not in str(record.msg)

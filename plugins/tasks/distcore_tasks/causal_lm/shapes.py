@@ -1,4 +1,4 @@
-"""Built-in causal language models: the sizes of the published GPT-2s, and Llamas beside them."""
+"""Built-in causal language models: the sizes of the published GPT-2s, and Llamas of like sizes."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ SHAPES = {
     "llama-mini": Shape("llama", 4, 256, 4, 1e-3),
     "llama-base": Shape("llama", 12, 768, 12, 6e-4),
 }
-"""The built-in models, by the name that follows ``--model``: the sizes of the published GPT-2s, and Llamas beside."""
+"""The built-in models, by the name that follows ``--model``."""
 PUBLISHED = ("gpt2-medium", "gpt2-large", "gpt2-xl")
-"""Names that the hub knows, too, as weights of ``openai-community``."""
+"""Names with published weights on the hub, under ``openai-community``."""

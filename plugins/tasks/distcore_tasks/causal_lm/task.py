@@ -1,4 +1,4 @@
-"""Causal language modelling: each token is predicted from those before it, in documents or in answers."""
+"""Causal language modeling: predict each token of documents or answers from the tokens before it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows
 from distcore.data import read_records
-from distcore_tasks.causal_lm.dataset import no_sequences
+from distcore_tasks.causal_lm.dataset import empty_dataset
 from distcore_tasks.causal_lm.embedded import EMBEDDED
 from distcore_tasks.causal_lm.models import build_model
 from distcore_tasks.causal_lm.options import CausalOptions
@@ -19,7 +19,7 @@ from distcore_tasks.causal_lm.unlabeled import UnlabeledPrompts, unlabeled_promp
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.target_logits import SelectsLogits
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, tokenized, without_rows
+from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 class CausalLM(SelectsLogits, CausalOptions):
     """The next token of documents and answers, by a transformers model; implements ``distcore.plugin.task.task.Task``.
 
-    An item of the mean loss is a token that is predicted.
+    Each target token is one item of the mean loss.
     """
 
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if it has them.
 
         Raises DataError, ModelError or ConfigError.
         """
         return prepare_rows(self, config)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return a model with a language-modelling head."""
+        """Return a model with a language modeling head."""
         data = tokenized(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
@@ -56,10 +56,10 @@ class CausalLM(SelectsLogits, CausalOptions):
         return cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return for each row, shape ``(n,)``: ``loss``, summed over its targets (fp32), ``tokens`` and ``right``.
+        """Return ``loss``, summed over the targets of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
 
-        ``tokens`` is the number of targets, ``right`` of those that the model finds likeliest, both int64. Nothing of
-        prompts without answers.
+        ``tokens`` is the number of targets, ``right`` the number predicted correctly, both int64. Returns an empty dict
+        for prompts without answers.
         """
         if "labels" not in batch:
             return {}
@@ -74,11 +74,11 @@ class CausalLM(SelectsLogits, CausalOptions):
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor | Ragged]:
-        """Return what each row's prompt was, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``, both tokens.
+        """Return the tokens of each ``prompt``, a Ragged, and ``generated``, int64 ``(n, max_new_tokens)``.
 
-        Rows without a prompt generate nothing: their prompt has no tokens.
-        Nothing if ``max_new_tokens`` is 0, which for prompts without answers becomes ``GENERATED``. After the end of an
-        answer ``generated`` is padded.
+        A row without a prompt has an empty prompt, and generates nothing. Without prompts in the batch, returns an
+        empty dict. If ``max_new_tokens`` is 0, prompts without answers generate up to ``GENERATED`` tokens. After the
+        end of an answer ``generated`` is padded.
         """
         if "prompt_ids" not in batch:
             return {}
@@ -86,7 +86,7 @@ class CausalLM(SelectsLogits, CausalOptions):
 
         prompts, mask = batch["prompt_ids"], batch["prompt_mask"]
         caller: Any = model
-        pad = int(caller.config.pad_token_id)  # build_model has set it
+        pad = int(caller.config.pad_token_id)  # set by build_model
         length = self.max_new_tokens or GENERATED
 
         def go_on(given: Tensor, given_mask: Tensor, tokens: int) -> Tensor:
@@ -104,7 +104,7 @@ class CausalLM(SelectsLogits, CausalOptions):
         if sampled.any():
             made = go_on(prompts[sampled], mask[sampled], length)
             generated[sampled, : made.shape[1]] = made
-        elif in_step:  # other ranks may have a prompt, and need this one's part of the weights to go on from it
+        elif in_step:  # other ranks may have a prompt, and need this rank's shard of the weights to generate
             one = prompts.new_full((1, 1), pad)
             go_on(one, one.new_ones(1, 1), 1)
         return {"prompt": Ragged(prompts[mask.bool()], mask.sum(1)), "generated": generated}
@@ -112,14 +112,14 @@ class CausalLM(SelectsLogits, CausalOptions):
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over targets, ``perplexity``, its exponential, and ``token_accuracy``.
 
-        ``token_accuracy`` is the share of targets that the model finds likeliest. All are ``None`` without rows.
+        ``token_accuracy`` is the share of targets predicted correctly. All are ``None`` without rows.
         """
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` and mean ``loss`` of each row, ``prompt`` and ``generated`` if it generates.
+        """Yield ``index``, ``tokens`` and mean ``loss`` of each row; with generation also ``prompt`` and ``generated``.
 
-        Of prompts without answers, the latter two alone.
+        For prompts without answers, yields only the latter two.
         """
         data = tokenized(data)
         tokenizer = data.loaded_tokenizer if "generated" in outputs else None
@@ -139,29 +139,29 @@ class CausalLM(SelectsLogits, CausalOptions):
             yield line
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield what the model goes on from in each row: a prompt, a text or messages; raises DataError."""
+        """Yield the input for generation in each row: a prompt, a text or messages. Raises DataError."""
         return read_records(source, {**given_column(source, self), **others})
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return prompts without answers; raises DataError for one that cannot be used, or leaves no room to go on."""
+        """Return prompts without answers. Raises DataError for one that is invalid, or leaves no room for an answer."""
         return unlabeled_prompts(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what the model needs in addition to its weights: the tokenizer's files."""
+        """Write the tokenizer's files to ``folder``, next to the weights."""
         tokenized(data).save_tokenizer(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(TokenizedDatasets, folder, no_sequences)
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def _predict(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits in fp32, ``(places, vocabulary)``, with the label and the row of each place, ``(places,)``.
 
-    The places are those of all rows, or of targets where the batch says where they are.
+    The places are the targets if the batch lists them, else all positions.
     """
     names = ("input_ids", "attention_mask", "position_ids", "targets")
-    # With a cache, transformers would not look in ``position_ids`` for where rows begin.
+    # With a cache, transformers would not derive the borders of rows from ``position_ids``.
     answer = model(**{name: batch[name] for name in names if name in batch}, use_cache=False)
     labels, row = batch["labels"].flatten(), batch["row"].flatten()
     if "targets" in batch:
@@ -170,6 +170,6 @@ def _predict(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor
 
 
 def _answer(tokens: Tensor, end: int | None) -> list[int]:
-    """Return the tokens before the one that ends the answer."""
+    """Return the tokens before the end token."""
     answer: list[int] = tokens.tolist()
     return answer[: answer.index(end)] if end in answer else answer

@@ -1,4 +1,4 @@
-"""Prompts without answers, some rows of a file at a time: texts to go on from, conversations to answer."""
+"""Prompts without answers, in chunks of a file: texts to continue, conversations to answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnlabeledPrompts:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     texts: list[str]
-    """What the model goes on from, conversations as the chat template writes them."""
+    """The prompts. Conversations are formatted by the chat template."""
     tokens: list[np.ndarray]
     """Tokens of each text, int64 ``(tokens,)``."""
     pad: int
@@ -45,7 +45,7 @@ class UnlabeledPrompts:
 
 
 def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDatasets) -> UnlabeledPrompts:
-    """Return the prompts of ``rows``; raises DataError, which names file and row, or ModelError without a template."""
+    """Return the prompts of ``rows``. Raises DataError with file and row, or ModelError without a chat template."""
     name, tokenizer = f"data file {rows.file}", data.loaded_tokenizer
     texts: list[str] = []
     tokens: list[np.ndarray] = []
@@ -62,14 +62,14 @@ def unlabeled_prompts(rows: FileRows, options: CausalOptions, data: TokenizedDat
 
 
 def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool]:
-    """Return what the model goes on from, and whether the tokenizer puts its own tokens around it."""
+    """Return the prompt as text, and True if the tokenizer must add its special tokens."""
     if not isinstance(given, list):
         if problem := text_problem(given, "prompt"):
             raise row_error(name, number, problem)
         return str(given), True
     if problem := messages_problem(given):
         raise row_error(name, number, problem)
-    # The last answer is what is asked for; files with labels have it.
+    # In a file with labels the last message is the answer that the model is to write.
     messages = given[:-1] if given[-1]["role"] == "assistant" else given
     if not messages:
         raise row_error(name, number, "the only message is the assistant's: give the one that it should answer")
@@ -81,7 +81,7 @@ def _text(name: str, number: int, given: Any, tokenizer: Any) -> tuple[str, bool
 
 
 def _length_problem(tokens: int, options: CausalOptions) -> str | None:
-    """Return what is wrong with a prompt of so many tokens; ``None`` if the model can read it and go on."""
+    """Return the problem of a prompt of this many tokens; ``None`` if the model can read and continue it."""
     new, places = options.max_new_tokens or GENERATED, positions(options)
     if not tokens:
         return "the prompt has no tokens"

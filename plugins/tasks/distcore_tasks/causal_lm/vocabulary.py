@@ -1,4 +1,4 @@
-"""The tokenizer of built-in models, and how it writes conversations."""
+"""The tokenizer of built-in models, and their chat template."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 END = "<|end|>"
-"""Token that ends a document and an answer; it also pads."""
+"""End token of documents and answers; also the padding token."""
 ROLES = ("system", "user", "assistant", "tool")
-"""Who may speak in a conversation."""
+"""Roles of messages in a conversation."""
 SPECIAL = (END, *(f"<|{role}|>" for role in ROLES))
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""The built-in models' conversation: each message between the token of its role and ``END``."""
+"""Chat template of built-in models: each message stands between the token of its role and ``END``."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

@@ -1,4 +1,4 @@
-"""Images as arrays: ``.npz`` files, and the digits of scikit-learn. Neither needs Pillow."""
+"""Images as arrays, from ``.npz`` files or scikit-learn's digits. Neither needs Pillow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distcore_tasks.image_classification.rows import Arrays, Images, Store
 from distcore_tasks.shared.classification.labels import label_problem
 
 FORMAT = 1
-"""Version of a cache entry, part of its key: raise it when its files change."""
+"""Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 NAMES = ("images", "labels")
 """The arrays that a file must have."""
 
 
 def open_npz(path: Path) -> Images:
-    """Return the images of a ``.npz`` file; raises DataError, one line, for arrays that are of another form."""
+    """Return the images of a ``.npz`` file. Raises DataError, one line, for arrays of another form."""
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
@@ -38,7 +38,7 @@ def open_npz(path: Path) -> Images:
 
 
 def open_unlabeled(path: Path) -> Arrays:
-    """Return the images of a ``.npz`` file that needs no labels; raises DataError, one line."""
+    """Return the images of a ``.npz`` file, with or without labels. Raises DataError, one line."""
     name = f"data file {path}"
 
     def unpack(folder: Path) -> None:
@@ -50,7 +50,7 @@ def open_unlabeled(path: Path) -> Arrays:
 
 
 def check_resizing(name: str, store: Store, size: int) -> None:
-    """Raise DataError for arrays that Pillow would have to resize where it is not installed; ``name`` opens it."""
+    """Raise DataError if arrays need resizing but Pillow is not installed. The message starts with ``name``."""
     if isinstance(store, Arrays) and (shape := store.array.shape[1:3]) != (size, size):
         check_pillow(f"{name}, from {shape[0]} x {shape[1]} pixels to {size} x {size}")
 
@@ -70,7 +70,7 @@ def digits() -> Images:
 
 
 EMBEDDED: dict[str, Callable[[], Images]] = {"digits": digits}
-"""Name, as in ``--data NAME``, to the function that returns its images."""
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its images."""
 
 
 def _open(name: str, source: str, key: str, build: Callable[[Path], None]) -> Images:
@@ -92,7 +92,7 @@ def _content(path: Path) -> str:
 
 
 def _arrays_of(name: str, path: Path, folder: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Copy the arrays to ``folder``, block by block, and map them into memory."""
+    """Extract the arrays to ``folder``, and map them into memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member.removesuffix(".npy") for member in archive.namelist()]
@@ -116,7 +116,7 @@ def _check(name: str, images: np.ndarray) -> None:
 
 
 def _write_labels(folder: Path, images: np.ndarray, labels: list[object], name: str) -> None:
-    """Check the labels and write them, with the digest of each image."""
+    """Check the labels; write them and the digest of each image."""
     for row, label in enumerate(labels, 1):
         if problem := label_problem(label, labels[0]):
             raise DataError(f"{name}, row {row}: {problem}")

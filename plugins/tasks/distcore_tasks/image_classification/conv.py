@@ -1,4 +1,4 @@
-"""A small convolutional net whose answer for an image does not depend on the images beside it."""
+"""A small convolutional network. Its prediction for an image is independent of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 GROUPS = 8
-"""Groups of channels that are normalized together; batch normalization would mix the images of a micro-batch."""
+"""Channel groups of group normalization. Batch normalization would mix the images of a micro-batch."""
 
 
 class ConvBlock(nn.Module):
-    """A convolution, group normalization and a rectifier."""
+    """A convolution, group normalization and a ReLU."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class ConvBlock(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Blocks, of which all but the first halve height and width, the mean over these two, and a linear layer."""
+    """Convolution blocks, a mean over pixels, and a linear layer. All blocks but the first halve height and width."""
 
     def __init__(self, widths: tuple[int, ...], classes: int, dropout: float) -> None:
         super().__init__()

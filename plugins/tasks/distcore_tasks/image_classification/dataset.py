@@ -1,4 +1,4 @@
-"""The rows of a dataset: images of a source, their classes, and how they change from epoch to epoch."""
+"""Datasets of images with classes, and their augmentation by epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Change = Callable[[np.ndarray, int], np.ndarray]
-"""What makes another image of one, uint8 ``(size, size, 3)``, given its row."""
+"""Map an image, uint8 ``(size, size, 3)``, and its row to another image."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,24 +30,24 @@ class ImageDataset:
     images: Images
     """The source."""
     rows: np.ndarray
-    """Which of its images these are, int64 ``(rows,)``."""
+    """Numbers of these images in the source, int64 ``(rows,)``."""
     labels: np.ndarray
     """Class of each, int64 ``(rows,)``."""
     preprocessing: Preprocessing
-    """What the model takes."""
+    """Preprocessing of pixels for the model."""
     content: str
     """SHA-256 over images and classes, in hexadecimal."""
     change: Change | None = None
-    """What is done to an image before it is a batch's."""
+    """Change of each image before it enters a batch; ``None``: no change."""
 
     @property
     def lengths(self) -> ConstantColumn:
-        """Ones: all images have one size."""
+        """Ones, because all images have the same size."""
         return ConstantColumn(len(self), 1)
 
     @property
     def items(self) -> ConstantColumn:
-        """Ones: each image is one sample of the mean loss."""
+        """Ones, because each image is one item of the mean loss."""
         return ConstantColumn(len(self), 1)
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class ImageDataset:
         return {"pixel_values": self.preprocessing.values(pixels), "labels": torch.from_numpy(self.labels[indices])}
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield where each image came from: ``file`` and, in a file with several, ``row``, counted from 1."""
+        """Yield the origin of each image: ``file`` and, in a file with several images, ``row``, counted from 1."""
         return map(self.images.store.origin, self.rows.tolist())
 
 
@@ -75,9 +75,9 @@ class AugmentedImages(ImageDataset):
     """Training images that change from epoch to epoch."""
 
     augment: Augment
-    """How."""
+    """Settings of the augmentation."""
     seed: int
-    """Of the random numbers."""
+    """Seed of the random changes."""
 
     def at(self, epoch: int) -> ImageDataset:
         """Return the images as they are in ``epoch``."""
@@ -93,7 +93,7 @@ class AugmentedImages(ImageDataset):
 
 
 def image_dataset(images: Images, rows: np.ndarray, labels: np.ndarray, preprocessing: Preprocessing) -> ImageDataset:
-    """Return these rows of ``images`` as they are; ``labels``: the class of each row."""
+    """Return the dataset of these rows of ``images``, without augmentation. ``labels``: the class of each row."""
     content = hashlib.sha256(np.ascontiguousarray(images.digests[rows]).data)
     content.update(np.ascontiguousarray(labels, dtype="<i8").data)
     return ImageDataset(
@@ -106,7 +106,7 @@ def _change(augment: Augment, seed: int, epoch: int, image: np.ndarray, row: int
 
 
 def augmented(image: np.ndarray, augment: Augment, random: np.random.Generator) -> np.ndarray:
-    """Return ``image``, uint8 ``(size, size, 3)``, moved and mirrored by chance; its edge fills what becomes free."""
+    """Return ``image``, uint8 ``(size, size, 3)``, randomly shifted and mirrored. Edge pixels fill the gap."""
     most = round(augment.shift * len(image))
     down, right = random.integers(-most, most + 1, 2).tolist()
     mirrored = augment.flip and random.random() < 0.5

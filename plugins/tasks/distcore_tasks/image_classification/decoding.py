@@ -1,4 +1,4 @@
-"""Encoded images to pixels, by Pillow, which is imported where it is needed: arrays do without it."""
+"""Decode images with Pillow, which is imported only in functions, because arrays do not need it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-"""Pillow's modes of at most 8 bits per channel; deeper ones it would cut off at 255."""
+"""Pillow's modes of at most 8 bits per channel. Pillow would clip deeper ones at 255."""
 CHUNK = 256
-"""Images that are checked at a time."""
+"""Number of images to check at a time."""
 
 
 def check_pillow(name: str) -> None:
-    """Raise DataError if Pillow is not installed; ``name`` says what needs it."""
+    """Raise DataError if Pillow is not installed. ``name``: the data that needs it."""
     if find_spec("PIL") is None:
         raise DataError(f"{name}: the package Pillow is not installed. Install it with: pip install pillow")
 
 
 def decode(encoded: bytes) -> Image:
-    """Return an encoded image, its first one where it has several, upright and in red, green and blue.
+    """Decode the first image of a file, upright and in RGB.
 
-    Grey becomes equal parts of each, a palette its colors, and transparency is left out. Raises ValueError, one line,
-    for what is no image, is damaged, or has more than 8 bits per channel.
+    Gray levels are repeated for each channel, palettes are expanded, and transparency is dropped. Raises ValueError,
+    one line, for bytes that are no image, are damaged, or have more than 8 bits per channel.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -41,7 +41,7 @@ def decode(encoded: bytes) -> Image:
             mode = opened.mode
             if mode in EIGHT_BITS:
                 image = ImageOps.exif_transpose(opened)
-                # Pillow warns of a palette whose colors are transparent by degrees unless it becomes this first.
+                # Without this step Pillow warns about palettes with partial transparency.
                 return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
     except UnidentifiedImageError:
         raise ValueError("is no image that Pillow knows" if encoded else "is empty") from None
@@ -52,15 +52,15 @@ def decode(encoded: bytes) -> Image:
 
 
 def resized(image: Image, size: int, resample: int) -> np.ndarray:
-    """Return the pixels of an image in red, green and blue, made a square: uint8 ``(size, size, 3)``."""
+    """Return the pixels of an RGB image, resized to a square: uint8 ``(size, size, 3)``."""
     return np.asarray(image if image.size == (size, size) else image.resize((size, size), resample))
 
 
 def check_images(count: int, read: Callable[[int], bytes], places: Callable[[Sequence[int]], str]) -> np.ndarray:
     """Decode all images and return their SHA-256, uint8 ``(count, 32)``.
 
-    ``read(i)`` returns image i as it is encoded, or raises OSError; ``places`` says where images are. Raises
-    ValueError, one line, which names the images that cannot be used.
+    ``read(i)`` returns the bytes of image i, or raises OSError. ``places`` names the places of images. Raises
+    ValueError, one line, with the places of invalid images.
     """
 
     def check(row: int) -> tuple[bytes, str | None]:
@@ -72,7 +72,7 @@ def check_images(count: int, read: Callable[[int], bytes], places: Callable[[Seq
         return hashlib.sha256(encoded).digest(), None
 
     digests, problems = np.empty((count, 32), np.uint8), {}
-    with ThreadPoolExecutor() as pool:  # Pillow decodes without Python's lock; no thread is left when ranks start
+    with ThreadPoolExecutor() as pool:  # Pillow releases the GIL; the threads have ended when ranks start
         for start in range(0, count, CHUNK):
             rows = range(start, min(start + CHUNK, count))
             for row, (digest, problem) in zip(rows, pool.map(check, rows), strict=True):

@@ -1,4 +1,4 @@
-"""Encoded images, one per row of a Parquet file or a split; as Hugging Face writes them, or as plain bytes."""
+"""Encoded images, one per row of a Parquet file or a split, in the form of Hugging Face or as plain bytes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from distcore_tasks.image_classification.rows import Blob, Images
 from distcore_tasks.shared.classification.labels import label_problem
 
 FORMAT = 1
-"""Version of a cache entry, part of its key: raise it when its files change."""
+"""Version of a cache entry, part of its key. Raise it when the files of an entry change."""
 
 
 def open_rows(source: Source, columns: Columns) -> Images:
-    """Return the images of a Parquet file or a split; raises DataError, one line, which names the row, counted from 1.
+    """Return the images of a Parquet file or a split. Raises DataError, one line, with the row, counted from 1.
 
-    They are copied to the cache, where any row can be read, and are all decoded once.
+    Copies the images to the cache, for random access, and decodes each once.
     """
     name = source_name(source)
     check_pillow(name)
@@ -48,7 +48,7 @@ def open_rows(source: Source, columns: Columns) -> Images:
 
 
 def open_unlabeled(source: Source, columns: Columns) -> Blob:
-    """Return the images of a Parquet file or a split that needs no labels; raises DataError as ``open_rows`` does."""
+    """Return the images of a Parquet file or a split without labels. Raises DataError as ``open_rows`` does."""
     name = source_name(source)
     check_pillow(name)
     key = hashlib.sha256(json.dumps([FORMAT, source_digest(source), columns.image]).encode()).hexdigest()
@@ -66,8 +66,9 @@ def _blob(folder: Path, source: Source) -> Blob:
 
 
 def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
-    """Write images, labels and digests into the new cache entry ``folder``."""
-    words = [] if isinstance(source, Split) else _class_names(source, columns.label)  # whose reader gives words
+    """Write images, labels and digests to the new cache entry ``folder``."""
+    # The reader of a split already returns class names.
+    words = [] if isinstance(source, Split) else _class_names(source, columns.label)
     labels: list[object] = []
 
     def images() -> Iterator[object]:
@@ -85,7 +86,7 @@ def _copy(name: str, source: Source, columns: Columns, folder: Path) -> None:
 
 
 def _write_images(name: str, source: Source, images: Iterable[object], folder: Path) -> None:
-    """Write images, which are then all decoded, and their digests; raises DataError for one that cannot be used."""
+    """Write images and their digests, and decode each image once. Raises DataError for an invalid one."""
     offsets = [0]
     with (folder / "images.bin").open("wb") as blob:
         for number, image in enumerate(images, 1):
@@ -110,11 +111,11 @@ def _described(image: object) -> str:
 
 
 def _class_names(path: Path, column: str) -> list[str]:
-    """Return the class names that Hugging Face's ``ClassLabel`` keeps in the schema; none without them."""
+    """Return the class names of Hugging Face's ``ClassLabel`` in the schema; an empty list without them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return arrow_class_names(pq.read_schema(path), column)
-    except (OSError, pa.ArrowException):  # a damaged file is named by its reader
+    except (OSError, pa.ArrowException):  # the reader reports a damaged file
         return []

@@ -16,16 +16,16 @@ from distcore_tasks.image_classification.decoding import check_images, check_pil
 from distcore_tasks.image_classification.rows import Files, Images
 
 FORMAT = 1
-"""Version of a cache entry, part of its key: raise it when images are checked otherwise."""
+"""Version of a cache entry, part of its key. Raise it when the checks of images change."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-"""What the names of images end with."""
+"""File name extensions of images."""
 SHOWN = ", ".join(SUFFIXES[:4])
 
 
 def open_folder(path: Path) -> Images:
-    """Return the images in the class folders of ``path``, by class and name; raises DataError, one line.
+    """Return the images in the class folders of ``path``, sorted by class and name. Raises DataError, one line.
 
-    All are decoded once, and again only if one of them has another name, size or time of change.
+    Decodes all images once, and again only after a change of any name, size or modification time.
     """
     name = f"image folder {path}"
     check_pillow(name)
@@ -45,7 +45,7 @@ def open_folder(path: Path) -> Images:
 
 
 def open_unlabeled(path: Path) -> Files:
-    """Return all images below ``path``, by name, whatever folders they lie in; raises DataError as ``open_folder``."""
+    """Return all images below ``path``, sorted by path. Raises DataError as ``open_folder`` does."""
     name = f"image folder {path}"
     check_pillow(name)
     images = []
@@ -62,7 +62,7 @@ def open_unlabeled(path: Path) -> Files:
 
 
 def _digests(name: str, store: Files, facts: list[tuple[str, int, int]]) -> np.ndarray:
-    """Return what ``check_images`` does, from the cache if name, size and time of change of all images are the same."""
+    """Return the result of ``check_images``, from the cache if no name, size or modification time has changed."""
 
     def check(folder: Path) -> None:
         try:
@@ -77,7 +77,7 @@ def _digests(name: str, store: Files, facts: list[tuple[str, int, int]]) -> np.n
 
 
 def _classes(name: str, path: Path) -> list[str]:
-    """Return the names of the class folders, sorted; raises DataError without any, or for images beside them."""
+    """Return the sorted names of the class folders. Raises DataError if there are none, or for images beside them."""
     try:
         entries = sorted(_visible(path), key=lambda entry: entry.name)
     except OSError as error:
@@ -92,7 +92,7 @@ def _classes(name: str, path: Path) -> list[str]:
 
 
 def _files(path: Path, others: list[str]) -> list[os.DirEntry[str]]:
-    """Return the images of a class, by name; what is none goes to ``others``. Raises DataError if there are none."""
+    """Return the images of a class, sorted by name; append other entries to ``others``. Raises DataError if empty."""
     entries = sorted(_visible(path), key=lambda entry: entry.name)
     images = [entry for entry in entries if entry.is_file() and _is_image(entry.name)]
     if not images:

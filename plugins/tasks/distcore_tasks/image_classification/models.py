@@ -1,4 +1,4 @@
-"""Image models: a convolutional net and vision transformers with random weights, local folders, models of the hub."""
+"""Image models: a convolutional network, vision transformers with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 PATCHES = 7
-"""Least patches along a side of an image that is not very small."""
+"""Minimum number of patches along a side of an image, unless the image is very small."""
 PATCH_SIZES = (2, 16)
-"""Pixels along a side of a patch: those of very small images, and the most, as published vision transformers have."""
+"""Smallest and largest side of a patch in pixels. Published vision transformers use the largest."""
 
 
 def patch_size(image_size: int) -> int:
-    """Return the side of a built-in transformer's patches: the largest that fits into an image, and often enough."""
+    """Return the side of a built-in transformer's patches: the largest divisor of the image size within the limits."""
     most = min(max(image_size // PATCHES, PATCH_SIZES[0]), PATCH_SIZES[1])
     return max(side for side in range(1, most + 1) if image_size % side == 0)
 
@@ -29,8 +29,8 @@ def patch_size(image_size: int) -> int:
 def build_model(options: ImageOptions, classes: Sequence[str], image_size: int) -> nn.Module:
     """Return the configured model in fp32, with a head for ``classes``, for images of this height and width.
 
-    It maps ``pixel_values`` to an object with ``logits``. Under torch's meta device it has no weights, and none are
-    read. Raises ModelError.
+    The model maps ``pixel_values`` to an object with ``logits``. Under torch's meta device, no weights are read. Raises
+    ModelError.
     """
     shape, fields = SHAPES.get(options.model), class_fields(classes)
     if shape is None:
@@ -63,7 +63,7 @@ def _transformer(shape: ViTShape, options: ImageOptions, image_size: int, fields
 
 
 def _check_layers(name: str, model: nn.Module) -> None:
-    """Raise ModelError for a model whose answer for an image depends on the images beside it."""
+    """Raise ModelError for a model whose prediction for an image depends on the rest of the batch."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     if any(isinstance(module, _BatchNorm) for module in model.modules()):

@@ -1,4 +1,4 @@
-"""The options of image classification: its model, its images and how they are changed for training."""
+"""Options of image classification: model, images and augmentation."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Columns:
     """Names of the columns in Parquet files."""
 
     image: str = "image"
-    """Column with encoded images: bytes, or ``bytes`` and ``path``, as in the Parquet files of Hugging Face."""
+    """Column of encoded images: bytes, or ``bytes`` and ``path``, as in the Parquet files of Hugging Face."""
     label: str = "label"
-    """Column that holds the label."""
+    """Column of labels."""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """How training images are changed, in each epoch in another way; evaluation images never are."""
+    """Random changes of training images, new in each epoch. Evaluation images stay unchanged."""
 
     shift: Annotated[float, Field(ge=0, lt=1)] = 0.125
-    """Most that an image is moved up or down and to a side, as a part of its size; 0: not at all."""
+    """Largest random shift in each direction, as a fraction of the image size; 0: none."""
     flip: bool = False
-    """Whether half of the images are mirrored, left to right."""
+    """Mirror a random half of the images, left to right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(TaskOptions):
-    """The options of image classification."""
+    """Options of image classification."""
 
     flags: ClassVar = {"image-column": "columns.image", "label-column": "columns.label"}
     built_in: ClassVar = SHAPES
@@ -59,6 +59,6 @@ class ImageOptions(TaskOptions):
     columns: Columns = Columns()
     """Names of the columns in Parquet files."""
     image_size: Annotated[int, Field(ge=8)] | Literal["auto"] = "auto"
-    """Height and width to which images are resized, in pixels; auto: the model's, else that of arrays, else 64."""
+    """Height and width in pixels, to which images are resized; auto: the model's, else that of arrays, else 64."""
     augment: Augment = Augment()
-    """How training images are changed."""
+    """Augmentation of training images."""

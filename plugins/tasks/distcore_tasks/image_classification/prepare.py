@@ -1,4 +1,4 @@
-"""From options to datasets of images: sources opened and checked, rows split by class."""
+"""Open and check sources of images, and split their rows by class."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from distcore_tasks.shared.pretrained import read_config
 from distcore_tasks.shared.sources import unused_splits
 
 SIZE = 64
-"""Height and width in pixels for a built-in model, of images that have a size each."""
+"""Image size in pixels of a built-in model, for images of different sizes."""
 LEAST = 8
-"""Least size for a built-in model."""
+"""Minimum image size of a built-in model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDatasets(Datasets):
-    """Images with their classes, and what the model takes."""
+    """Images with their classes, and their preprocessing."""
 
     classes: tuple[str, ...]
     """Class names in the order of class numbers."""
     labels: tuple[int | str, ...]
-    """The classes as the source writes them: integers or strings."""
+    """The labels of the classes in the source: integers or strings."""
     preprocessing: Preprocessing
-    """From pixels to what the model takes."""
+    """Preprocessing of pixels for the model."""
 
 
 def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
-    """Return the datasets of a run; raises DataError, ModelError or ConfigError.
+    """Return the datasets of a run. Raises DataError, ModelError or ConfigError.
 
-    Every image is decoded once, to see that it can be; that is remembered in the cache.
+    Decodes every image once, to check it. The cache remembers the result.
     """
-    trained = None if options.from_scratch else _of_pretrained(options)
+    trained = None if options.from_scratch else _read_pretrained(options)
     images = open_source(options.data, options.columns)
     preprocessing = trained or Preprocessing(size=_size(options, images))
     labels = distinct_labels(images)
@@ -74,8 +74,8 @@ def prepare_images(options: ImageOptions, seed: int) -> ImageDatasets:
     )
 
 
-def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) -> ImageDatasets:
-    """Return datasets with classes but no images: enough to build a model and to predict with it."""
+def empty_datasets(labels: tuple[int | str, ...], preprocessing: Preprocessing) -> ImageDatasets:
+    """Return datasets with classes but no images, for building a model and predicting with it."""
     empty = Images(name="", labels=[], digests=np.empty((0, 32), np.uint8), store=Files(Path(), []))
     none = np.empty(0, np.int64)
     rows = image_dataset(empty, none, none, preprocessing)
@@ -89,8 +89,8 @@ def without_rows(labels: tuple[int | str, ...], preprocessing: Preprocessing) ->
     )
 
 
-def _of_pretrained(options: ImageOptions) -> Preprocessing:
-    """Return what a model with weights takes; raises ConfigError if it cannot take the size that is asked for."""
+def _read_pretrained(options: ImageOptions) -> Preprocessing:
+    """Return the preprocessing of a pretrained model. Raises ConfigError for an image size that it does not take."""
     folder = options.model_folder()
     preprocessing = read_preprocessing(options.model, folder)
     size = read_config(options.model, folder).get("image_size", preprocessing.size)
@@ -113,7 +113,7 @@ def _augmented(rows: ImageDataset, options: ImageOptions, seed: int) -> ImageDat
 
 
 def _facts(rows: ImageDataset) -> dict[str, object]:
-    """Return what the report states of one dataset."""
+    """Return the facts of one dataset for the report."""
     share = np.bincount(rows.labels).max() / len(rows)
     return {"rows": len(rows), "majority_share": round(float(share), 4)}
 
@@ -121,7 +121,7 @@ def _facts(rows: ImageDataset) -> dict[str, object]:
 def _warnings(
     parts: dict[str, tuple[Images, ImageDataset]], classes: list[str], options: ImageOptions
 ) -> Iterator[str]:
-    """Yield what the user should know of the sources and of their classes."""
+    """Yield warnings about the sources and their classes."""
     yield from unused_splits(options)
     sources = {"data": parts["train"][0], "eval_data": parts["evaluation"][0]}
     yield from dict.fromkeys(line for source, _ in parts.values() for line in source.warnings)

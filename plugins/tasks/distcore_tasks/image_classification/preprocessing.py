@@ -1,4 +1,4 @@
-"""From pixels to what a model takes: size, scale, mean, standard deviation; and the file that says all that."""
+"""Preprocess pixels for a model by size, scale, mean and standard deviation; read and write these settings."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "preprocessor_config.json"
-"""File of a model folder that says all this."""
+"""File of these settings in a model folder."""
 BILINEAR = 2
-"""Pillow's number of the filter that images are resized with unless the model says another one."""
+"""Pillow's number of the default resize filter."""
 OTHERS = ("do_flip_channel_order", "rescale_offset")
-"""What some models do to pixels beyond that."""
+"""Settings that are not supported."""
 Triple = tuple[float, float, float]
-"""A value each for red, green and blue."""
+"""One value each for red, green and blue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """How images become the values that a model takes: ``(pixel * scale - mean) / std``."""
+    """The map from pixels to model inputs: ``(pixel * scale - mean) / std``."""
 
     size: int
     """Height and width in pixels."""
     resample: int = BILINEAR
-    """Pillow's number of the filter that resizes."""
+    """Pillow's number of the resize filter."""
     scale: float = 1 / 255
-    """Factor of a pixel, which is 0 to 255."""
+    """Factor for pixels, which range from 0 to 255."""
     mean: Triple = (0.5, 0.5, 0.5)
-    """What is subtracted from the scaled values."""
+    """Means, which are subtracted from scaled values."""
     std: Triple = (0.5, 0.5, 0.5)
-    """What they are then divided by."""
+    """Standard deviations, by which the differences are divided."""
 
     def values(self, images: np.ndarray) -> Tensor:
         """Return the values of ``images``, uint8 ``(n, size, size, 3)``: fp32 ``(n, 3, size, size)``, on the CPU."""
@@ -49,7 +49,7 @@ class Preprocessing:
         return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
 
     def save(self, folder: Path) -> None:
-        """Write the file with which transformers prepares images as training did; any of its models takes it."""
+        """Write the settings for transformers, for any of its image models."""
         side = {"height": self.size, "width": self.size}
         tree = {
             "image_processor_type": "ViTImageProcessor",
@@ -66,7 +66,7 @@ class Preprocessing:
 
 
 def read_preprocessing(name: str, folder: Path) -> Preprocessing:
-    """Return what ``FILE`` in ``folder`` says, the folder of the model ``name``; raises ModelError, one line."""
+    """Read ``FILE`` in ``folder``, the folder of the model ``name``. Raises ModelError, one line."""
     try:
         tree = json.loads((folder / FILE).read_text(encoding="utf-8"))
         if other := next((key for key in OTHERS if tree.get(key)), None):
@@ -88,7 +88,7 @@ def read_preprocessing(name: str, folder: Path) -> Preprocessing:
 
 
 def _side(tree: Mapping[str, Any]) -> int:
-    """Return height and width of what the model gets in the end."""
+    """Return the height and width of model inputs, after any crop."""
     size = tree["crop_size"] if tree.get("do_center_crop") and "crop_size" in tree else tree["size"]
     sides = set(size.values()) if isinstance(size, dict) else {size}
     if len(sides) != 1:

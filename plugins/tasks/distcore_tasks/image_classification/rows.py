@@ -1,4 +1,4 @@
-"""Labeled images of one source, as they lie on disk: read one by one, when a batch needs them."""
+"""Labeled images of one source on disk. A batch reads its images one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distcore_tasks.shared.classification.labels import row_places
 
 
 class Store(Protocol):
-    """Images without their labels."""
+    """Storage of images, without labels."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -30,7 +30,7 @@ class Store(Protocol):
         ...
 
     def origin(self, row: int) -> dict[str, object]:
-        """Return how predictions say where an image is."""
+        """Return the origin of an image, for predictions."""
         ...
 
 
@@ -39,17 +39,17 @@ class Images:
     """Images with a label each; implements ``distcore_tasks.shared.classification.labels.Labeled``."""
 
     name: str
-    """What error messages call them, such as ``image folder photos``."""
+    """Name of the source in error messages, such as ``image folder photos``."""
     labels: list[int] | list[str]
     """One per image: all integers from 0, or all strings."""
     digests: np.ndarray
-    """SHA-256 of each image, as it is encoded; uint8 ``(rows, 32)``."""
+    """SHA-256 of the bytes of each image, uint8 ``(rows, 32)``."""
     store: Store
     """The images."""
     shape: tuple[int, int] | None = None
-    """Height and width of images that are all alike, in pixels; ``None`` if each has its own."""
+    """Height and width of all images, in pixels; ``None`` if they differ."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of the source, one line each."""
+    """Warnings about the source, one line each."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -60,12 +60,12 @@ class Images:
         return self.store.places(rows)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
-        """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError: it could be read before."""
+        """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError if it has changed since the check."""
         return read_pixels(self.name, self.store, row, size, resample)
 
 
 def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> np.ndarray:
-    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError, which ``name`` opens."""
+    """Return an image, resized: uint8 ``(size, size, 3)``. Raises DataError; the message starts with ``name``."""
     try:
         return store.pixels(row, size, resample)
     except (OSError, ValueError) as error:
@@ -74,12 +74,12 @@ def read_pixels(name: str, store: Store, row: int, size: int, resample: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Images in files of their own; implements ``Store``."""
+    """Images in separate files; implements ``Store``."""
 
     folder: Path
-    """What the names begin at."""
+    """Folder of the relative paths."""
     names: list[str]
-    """Path of each file in ``folder``."""
+    """Path of each file, relative to ``folder``."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -90,7 +90,7 @@ class Files:
         return resized(decode(self.encoded(row)), size, resample)
 
     def encoded(self, row: int) -> bytes:
-        """Return what is in a file."""
+        """Return the bytes of a file."""
         return (self.folder / self.names[row]).read_bytes()
 
     def places(self, rows: Sequence[int]) -> str:
@@ -107,25 +107,25 @@ class InFile:
     """Images that share a file."""
 
     source: str
-    """The file that they came from."""
+    """The file."""
 
     def places(self, rows: Sequence[int]) -> str:
         """Return ``row 3``, ``rows 3 and 7``: counted from 1, while ``rows`` count from 0."""
         return row_places(rows)
 
     def origin(self, row: int) -> dict[str, object]:
-        """Return the file, and the row in it, counted from 1."""
+        """Return the file, and the row in the file, counted from 1."""
         return {"file": self.source, "row": row + 1}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Blob(InFile):
-    """Encoded images in one file, one after the other, memory-mapped; implements ``Store``."""
+    """Encoded images, concatenated in one memory-mapped file; implements ``Store``."""
 
     blob: np.ndarray
-    """All images, uint8."""
+    """Bytes of all images, uint8."""
     offsets: np.ndarray
-    """Where each begins, and where the last one ends: int64 ``(rows + 1,)``."""
+    """Start of each image, and the end of the last one: int64 ``(rows + 1,)``."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -145,14 +145,14 @@ class Arrays(InFile):
     """Images as one array of pixels, memory-mapped; implements ``Store``."""
 
     array: np.ndarray
-    """Pixels from 0 to 255, uint8: grey ``(rows, height, width)``, or with 1, 3 or 4 channels behind."""
+    """Pixels from 0 to 255, uint8: gray ``(rows, height, width)``, or with a last dimension of 1, 3 or 4 channels."""
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.array)
 
     def pixels(self, row: int, size: int, resample: int) -> np.ndarray:
-        """Return an image; grey becomes equal parts of red, green and blue, transparency is left out."""
+        """Return an image in RGB. Gray levels are repeated for each channel, and transparency is dropped."""
         image = np.asarray(self.array[row])
         image = image[..., None] if image.ndim == 2 else image[..., :3]
         image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image

@@ -1,4 +1,4 @@
-"""Built-in models of images: a convolutional net and vision transformers."""
+"""Built-in image models: a convolutional network and vision transformers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """Size of a convolutional net."""
+    """Size of a convolutional network."""
 
     widths: tuple[int, ...]
-    """Channels of each block; behind the first, each halves height and width."""
+    """Channels of each block. All blocks but the first halve height and width."""
     lr: float
     """Peak learning rate from random weights."""
 

@@ -1,4 +1,4 @@
-"""Where images come from: a folder, a file, a split of a dataset, or a dataset that comes with the task."""
+"""Open sources of images: folders, files, splits of datasets, and embedded datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = "a folder of images, .parquet, .npz, or a folder of save_to_disk"
 
 
 def open_source(source: str, columns: Columns) -> Images:
-    """Return the images that ``source`` names, all of which could be decoded; raises DataError, one line."""
+    """Return the images of ``source`` after decoding all of them once. Raises DataError, one line."""
     if source in EMBEDDED:
         return EMBEDDED[source]()
     path = source_file(source, EMBEDDED)
@@ -31,7 +31,7 @@ def open_source(source: str, columns: Columns) -> Images:
 
 
 def open_unlabeled(source: Path | Split, columns: Columns) -> Store:
-    """Return the images of a folder, file or split, which need no labels, all decoded once; raises DataError."""
+    """Return the images of a folder, file or split without labels, after decoding all once. Raises DataError."""
     if isinstance(source, Split):
         return encoded.open_unlabeled(source, columns)
     if source.is_dir():
@@ -44,7 +44,7 @@ def open_unlabeled(source: Path | Split, columns: Columns) -> Store:
 
 @contextmanager
 def _file(path: Path) -> Iterator[str]:
-    """Give the extension of a file that is opened inside; raises DataError for another one and if it is unreadable."""
+    """Yield the extension of a file to open. Raises DataError if it is unknown, or the file is unreadable."""
     if not path.is_file():
         raise DataError(f"data {path}: no such folder or file")
     if (suffix := path.suffix.lower()) not in (".parquet", ".npz"):

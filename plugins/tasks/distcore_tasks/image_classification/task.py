@@ -1,4 +1,4 @@
-"""Image classification: one label per image, by a convolutional net or a transformers model."""
+"""Image classification: one label per image, by a convolutional network or a transformers model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distcore_tasks.image_classification.models import (
     build_model,
 )
 from distcore_tasks.image_classification.options import ImageOptions
-from distcore_tasks.image_classification.prepare import ImageDatasets, prepare_images, without_rows
+from distcore_tasks.image_classification.prepare import ImageDatasets, empty_datasets, prepare_images
 from distcore_tasks.image_classification.preprocessing import read_preprocessing
 from distcore_tasks.image_classification.unlabeled import UnlabeledImages, open_images, unlabeled_images
 from distcore_tasks.shared.classification.predictions import (
@@ -39,7 +39,7 @@ class ImageClassification(ImageOptions):
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the datasets, all images of which can be decoded; raises DataError, ModelError or ConfigError."""
+        """Return the datasets after decoding all images once. Raises DataError, ModelError or ConfigError."""
         return prepare_images(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
@@ -62,35 +62,35 @@ class ImageClassification(ImageOptions):
         return class_metrics(outputs, _images(data).classes)
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield a line for each image, in order: labels as the source writes them, ``row`` in a file with several."""
+        """Yield a line for each image, in order, with labels as in the source, and ``row`` in a file of images."""
         data, test = _images(data), data.test
         origins = test.origins() if isinstance(test, ImageDataset | UnlabeledImages) else repeat({})
         return class_lines(outputs, data.labels, origins)
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the images of a folder, by name, or of a file; raises DataError for those that cannot be decoded."""
+        """Yield the images of a folder, by name, or of a file. Raises DataError for one that cannot be decoded."""
         return open_images(source, self.columns, others)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return images that are read when a batch needs them."""
+        """Return a dataset that reads images batch by batch."""
         images: list[Any] = [image for (image,) in rows.records]
         return unlabeled_images(rows.file, images, _images(data).preprocessing)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write ``labels.json`` and ``preprocessor_config.json``, what predictions need in addition to the weights."""
+        """Write ``labels.json`` and ``preprocessor_config.json``, which predictions need besides weights."""
         data = _images(data)
         folder.mkdir(parents=True, exist_ok=True)
         write_labels(folder, data.labels)
         data.preprocessing.save(folder)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with what ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, from the files of ``save``; ``None`` if there are none."""
         labels = read_labels(folder)
-        return None if labels is None else without_rows(labels, read_preprocessing(str(folder), folder))
+        return None if labels is None else empty_datasets(labels, read_preprocessing(str(folder), folder))
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, classes)``: under autocast the model gives half precision."""
+    """Return the logits in fp32, shape ``(n, classes)``; autocast makes the model return half precision."""
     logits: Tensor = model(pixel_values=batch["pixel_values"]).logits.float()
     return logits
 

@@ -1,4 +1,4 @@
-"""Images without labels: in a folder, a file or a split, read one by one when a batch needs them."""
+"""Images without labels in a folder, file or split. A batch reads its images one by one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An image that is not read yet."""
+    """An image on disk."""
 
     store: Store
-    """Where it is."""
+    """Storage of the image."""
     row: int
-    """Which of the images there."""
+    """Number of the image in the storage."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,15 +36,15 @@ class UnlabeledImages:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     source: str
-    """The folder or file, as messages name it."""
+    """Name of the folder or file in messages."""
     images: Sequence[StoredImage]
     """The images, in order."""
     preprocessing: Preprocessing
-    """What the model takes."""
+    """Preprocessing of pixels for the model."""
 
     @property
     def lengths(self) -> ConstantColumn:
-        """Ones: all images have one size."""
+        """Ones, because all images have the same size."""
         return ConstantColumn(len(self), 1)
 
     @property
@@ -64,14 +64,14 @@ class UnlabeledImages:
         return {"pixel_values": self.preprocessing.values(np.stack(pixels))}
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield where each image is: ``file`` and, in a file with several, ``row``, counted from 1."""
+        """Yield the origin of each image: ``file`` and, in a file with several images, ``row``, counted from 1."""
         return (image.store.origin(image.row) for image in self.images)
 
 
 def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-    """Yield each image, all of which could be decoded, with what stands beside it in the columns ``others``.
+    """Yield each image with its values in the columns ``others``, after decoding all images once.
 
-    Those are of a Parquet file or a split. Raises DataError, also for a folder or an array, which have no columns.
+    Only Parquet files and splits have columns. Raises DataError, also for ``others`` of a folder or an array.
     """
     opened = find_split(str(source)) or source
     store = open_unlabeled(opened, columns)
@@ -84,7 +84,7 @@ def open_images(source: Path, columns: Columns, others: Mapping[str, str]) -> It
 
 
 def unlabeled_images(source: str, images: Sequence[StoredImage], preprocessing: Preprocessing) -> UnlabeledImages:
-    """Return these images as a dataset; raises DataError where they would have to be resized and cannot be."""
+    """Return these images as a dataset. Raises DataError if they need resizing but Pillow is not installed."""
     if images:
         check_resizing(f"data file {source}", images[0].store, preprocessing.size)
     return UnlabeledImages(source=f"data {source}", images=images, preprocessing=preprocessing)

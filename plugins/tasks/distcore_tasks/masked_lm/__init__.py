@@ -1,1 +1,1 @@
-"""Masked language modelling: texts with tokens hidden, which a model such as BERT finds again."""
+"""Masked language modeling: predict the hidden tokens of texts, with a model such as BERT."""

@@ -1,4 +1,4 @@
-"""Rows of tokens, some of which the model has to find: which ones depends on seed, epoch and row alone."""
+"""Rows of tokens with masked positions. The positions depend on seed, epoch and row only."""
 
 from __future__ import annotations
 
@@ -18,38 +18,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN, REPLACED = 0.8, 0.1
-"""Of the tokens to be found, the parts that the mask token and a random token stand for; the others stay."""
+"""Fractions of the selected tokens that become the mask token, or a random token. The others stay."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Masking:
-    """How rows are masked."""
+    """Settings of the masking."""
 
     probability: float
-    """Part of the ordinary tokens of a row that the model has to find."""
+    """Fraction of the ordinary tokens of a row to predict."""
     mask: int
     """The mask token."""
     ordinary: np.ndarray
-    """Tokens of the vocabulary that are not special, int64, ascending: only these are masked, or put at random."""
+    """Tokens of the vocabulary that are not special, int64, ascending. Only these are masked, or replace others."""
     size: int
-    """The number behind the largest token."""
+    """Largest token number plus 1."""
     seed: int
-    """Of the random numbers."""
+    """Seed of the random masks."""
 
     def items(self, ordinary: np.ndarray) -> np.ndarray:
-        """Return how many tokens of each row have to be found: the same number in every epoch.
+        """Return the number of masked tokens of each row, int64 ``(rows,)``. It is the same in every epoch.
 
-        ``ordinary``: how many of a row's tokens are, int64, shape ``(rows,)``, which the answer has, too.
+        ``ordinary``: number of ordinary tokens of each row, int64 ``(rows,)``.
         """
         wanted = np.rint(self.probability * ordinary).astype(np.int64)
         counts: np.ndarray = np.minimum(np.maximum(wanted, 1), ordinary)
         return counts
 
     def masked(self, tokens: np.ndarray, count: int, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the model reads of a row, and where the ``count`` tokens stand that it has to find.
+        """Return the masked copy of a row, and the positions of its ``count`` tokens to predict.
 
-        ``tokens`` are the row's, ``(tokens,)``; what is read has their shape and dtype. The same epoch and row give
-        the same answer.
+        ``tokens``: those of the row, ``(tokens,)``. The same epoch and row give the same result.
         """
         random = row_random(self.seed, epoch, row)
         places = random.choice(np.flatnonzero(self._is_ordinary[tokens]), count, replace=False, shuffle=False)
@@ -61,7 +60,7 @@ class Masking:
 
     @cached_property
     def _is_ordinary(self) -> np.ndarray:
-        """Whether a token is ordinary, bool, for each token up to the largest that may come."""
+        """True for ordinary tokens, by token number; bool ``(size,)``."""
         table = np.zeros(self.size, bool)
         table[self.ordinary] = True
         return table
@@ -69,38 +68,38 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class MaskedDataset:
-    """Rows masked as in one epoch; implements ``distcore.Dataset``."""
+    """Rows with the masks of one epoch; implements ``distcore.Dataset``."""
 
     tokens: Flat
     """Tokens of all rows."""
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Tokens of each row that have to be found, int64, shape ``(rows,)``: what it counts in the mean loss."""
+    """Masked tokens of each row, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
     masking: Masking
-    """How they are masked."""
+    """Settings of the masking."""
     pad: int
-    """Token that fills up the shorter rows of a batch."""
+    """Padding token."""
     content: str
     """SHA-256 over the tokens, in hexadecimal."""
     epoch: int = 0
-    """Whose masks these are; evaluation rows have those of epoch 0 always."""
+    """Epoch of the masks; always 0 for evaluation."""
     tells_targets: bool = False
-    """Whether batches say where in their rows, without padding, something has to be found."""
+    """True if batches contain the positions of their targets."""
 
     def __len__(self) -> int:
         return len(self.items)
 
     def with_targets(self) -> MaskedDataset:
-        """Return the same rows, in batches that say where something has to be found."""
+        """Return the same rows, with target positions in the batches."""
         return replace(self, tells_targets=True)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as int64 tensors on the CPU, padded to the longest of them.
 
-        ``input_ids``, ``attention_mask`` and ``labels`` are ``(n, longest)``; labels are ``IGNORED`` where nothing has
-        to be found. If they are to be told, ``targets``, ``(found,)``, is which of the tokens of all rows, without
-        padding, have to be found.
+        ``input_ids``, ``attention_mask`` and ``labels`` are ``(n, longest)``. Labels are ``IGNORED`` except for masked
+        tokens. With ``tells_targets``, ``targets``, ``(targets,)``, has the positions of masked tokens among the tokens
+        of all rows, without padding.
         """
         import torch
 
@@ -119,10 +118,10 @@ class MaskedDataset:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class VaryingMasks(MaskedDataset):
-    """Training rows, masked anew in each epoch."""
+    """Training rows, with new masks in each epoch."""
 
     def at(self, epoch: int) -> MaskedDataset:
-        """Return the rows as they are in ``epoch``."""
+        """Return the rows with the masks of ``epoch``."""
         return MaskedDataset(
             tokens=self.tokens,
             lengths=self.lengths,
@@ -136,9 +135,9 @@ class VaryingMasks(MaskedDataset):
 
 
 def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat:
-    """Write one dataset, some rows at a time, and the digest of its tokens into the new folder ``folder``.
+    """Write one dataset, in chunks of rows, and the digest of its tokens to the new folder ``folder``.
 
-    ``ordinary`` are the tokens that may be masked. Returns the tokens, mapped into memory.
+    ``ordinary``: the tokens that may be masked. Returns the memory-mapped tokens.
     """
     folder.mkdir()
     with FlatFile(folder, "tokens", np.int32) as file, ArrayFile(folder / "ordinary.npy", np.int64) as counts:
@@ -152,7 +151,7 @@ def write_rows(folder: Path, rows: Iterable[Flat], ordinary: np.ndarray) -> Flat
 
 
 def open_rows(folder: Path, pad: int, masking: Masking, *, varying: bool) -> MaskedDataset:
-    """Map what ``write_rows`` wrote into memory; ``varying``: masked anew in each epoch."""
+    """Map the files of ``write_rows`` into memory. ``varying``: with new masks in each epoch."""
     tokens = open_flat(folder, "tokens")
     kind = VaryingMasks if varying else MaskedDataset
     return kind(
@@ -165,7 +164,7 @@ def open_rows(folder: Path, pad: int, masking: Masking, *, varying: bool) -> Mas
     )
 
 
-def no_rows(pad: int) -> MaskedDataset:
+def empty_dataset(pad: int) -> MaskedDataset:
     """Return a dataset without rows."""
     none = np.empty(0, np.int64)
     tokens = Flat(none.astype(np.int32), np.zeros(1, np.int64))

@@ -1,4 +1,4 @@
-"""From texts to rows of tokens: a text that is longer than a row becomes several, or is cut."""
+"""Tokenize texts into rows. A longer text becomes several rows, or is cut."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from distcore_tasks.shared.tokenize_rows import chunks, token_lists
 
 
 def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterator[tuple[Flat, int]]:
-    """Yield the rows of all texts, in order, those of some texts at a time, and how many of the texts were cut.
+    """Yield the rows of all texts, in order and in chunks, each with the number of texts cut.
 
-    Raises ConfigError for too short rows.
+    Raises ConfigError if rows are too short for the tokenizer's special tokens.
     """
-    before, behind = around(tokenizer)
+    before, behind = special_tokens_around(tokenizer)
     room = options.max_seq_len - len(before) - len(behind)
     if room < 1:
         taken = f"the tokenizer puts {len(before) + len(behind)} special tokens around each row"
@@ -34,8 +34,8 @@ def encode(part: Part[Texts], tokenizer: Any, options: MaskedOptions) -> Iterato
         yield flat_rows(rows), cut
 
 
-def around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the special tokens that the tokenizer puts before a text and behind it."""
+def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer puts before and after a text."""
     [plain], [whole] = (list(token_lists(tokenizer, ["a"], special=special)) for special in (False, True))
     at = next(at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
     return whole[:at], whole[at + len(plain) :]

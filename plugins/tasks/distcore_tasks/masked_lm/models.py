@@ -1,4 +1,4 @@
-"""Models that find masked tokens: built-in BERTs with random weights, local folders, models of the hub."""
+"""Masked language models: built-in BERTs with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def mask_token(name: str, tokenizer: Any) -> int:
-    """Return the token that stands for one that the model has to find; raises ModelError if there is none."""
+    """Return the mask token. Raises ModelError if the tokenizer has none."""
     if tokenizer.mask_token_id is None:
         raise ModelError(f"model {name}: its tokenizer has no mask token, so nothing can be masked; take another model")
     return int(tokenizer.mask_token_id)
 
 
 def build_model(options: MaskedOptions, *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured model in fp32; under torch's meta device it has no weights, and none are read.
+    """Return the configured model in fp32. Under torch's meta device, no weights are read.
 
-    ``vocab_size`` is the tokenizer's, ``pad`` its padding token; a pretrained model keeps the vocabulary of its
+    ``vocab_size``: that of the tokenizer. ``pad``: its padding token. A pretrained model keeps the vocabulary of its
     weights. Raises ModelError.
     """
     shape = SHAPES.get(options.model)

@@ -1,4 +1,4 @@
-"""The options of a masked language model: its model, its data files, its tokens and how many are masked."""
+"""Options of a masked language model: model, data files, tokens and masking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.token_metrics import METRICS
 
 RATES = {"bert-tiny": 2e-3, "bert-mini": 1e-3}
-"""Peak learning rates from random weights where a classifier needs others; only that of bert-tiny is measured."""
+"""Peak learning rates from random weights, unlike those of a classifier. Only that of bert-tiny is measured."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Columns:
     """Names of the columns in files with named columns."""
 
     text: str = "text"
-    """Column that holds the text."""
+    """Column of texts."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+    """The tokenizer of a built-in model, which is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=64)] = 1024
     """Tokens in the vocabulary."""
@@ -35,7 +35,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedOptions(PaddingFreeOptions, head="masked tokens"):
-    """The options of masked language modelling."""
+    """Options of masked language modeling."""
 
     flags: ClassVar = {"text-column": "columns.text"}
     built_in: ClassVar = SHAPES | {name: replace(SHAPES[name], lr=lr) for name, lr in RATES.items()}
@@ -56,10 +56,10 @@ class MaskedOptions(PaddingFreeOptions, head="masked tokens"):
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary that a built-in model trains."""
+    """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Tokens of a row, the special ones included."""
+    """Length of a row in tokens, special tokens included."""
     split_texts: bool = True
-    """Whether a longer text becomes several rows; otherwise it is cut."""
+    """Split a longer text into several rows; otherwise cut it."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Part of the tokens of a row that the model has to find, at least one."""
+    """Fraction of the tokens of a row to mask and predict, at least one."""

@@ -1,4 +1,4 @@
-"""From options to tokenized datasets: read, check, split and tokenize texts, and cache the result by content."""
+"""Read, check, split and tokenize texts; cache the result by content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distcore_tasks.shared.cache import CachedDatasets, cut_warning, total
 from distcore_tasks.shared.jagged import Flat
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.sources import read_source, unused_splits
-from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -31,17 +31,17 @@ CACHED = CachedDatasets(kind="masked", version=1, embedded=EMBEDDED, made_from=M
 
 
 def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
-    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The key of a cache entry is a digest of the files' content. Masks are made when rows are read, so that
-    ``mask_probability`` is no part of it. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files' content. It does not contain ``mask_probability``, because rows are masked
+    batch by batch. Raises DataError, ModelError or ConfigError.
     """
     check_encoder(options, options.max_seq_len, "MASKED_LM", "does not find masked tokens")
     settings = [asdict(options.columns), options.max_seq_len, options.split_texts]
-    size = options.tokenizer.vocab_size if options.from_scratch else 0  # a model that has one needs none
+    size = options.tokenizer.vocab_size if options.from_scratch else 0  # a pretrained model has its own vocabulary
     entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
     ordinary = np.load(entry.folder / "ordinary.npy", allow_pickle=False)
-    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.said["masking"])
+    masking = Masking(probability=options.mask_probability, ordinary=ordinary, seed=seed, **entry.record["masking"])
     facts, pad = entry.facts, entry.tokens["pad"]
     sets = {name: open_rows(entry.folder / name, pad, masking, varying=name == "train") for name in facts}
     for name, rows in sets.items():
@@ -58,9 +58,9 @@ def prepare_masked(options: MaskedOptions, seed: int) -> TokenizedDatasets:
 
 
 def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
-    parts = parts_of(options, lambda source: _texts(source, options), seed)
-    tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    parts = read_parts(options, lambda source: _texts(source, options), seed)
+    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     mask, ordinary = mask_token(options.model, tokenizer), ordinary_tokens(tokenizer)
     facts: dict[str, dict[str, object]] = {}
     common = None
@@ -87,7 +87,7 @@ def _build(folder: Path, options: MaskedOptions, seed: int) -> tuple[Any, dict[s
 
 
 def _rows_of(part: Part[Texts], tokenizer: Any, options: MaskedOptions, cut: list[int]) -> Iterator[Flat]:
-    """Yield the rows of some texts at a time, and put into ``cut`` how many of these were cut."""
+    """Yield rows in chunks. Append the number of texts cut in each chunk to ``cut``."""
     for rows, number in encode(part, tokenizer, options):
         cut.append(number)
         yield rows
@@ -97,7 +97,7 @@ def _texts(source: str, options: MaskedOptions) -> Texts:
     return read_source(source, EMBEDDED, lambda path: read_texts(path, options.columns))
 
 
-def _tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
+def _make_tokenizer(options: MaskedOptions, train: Part[Texts]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
     from distcore_tasks.shared.wordpiece import MAX_ROWS, as_transformers, train_wordpiece

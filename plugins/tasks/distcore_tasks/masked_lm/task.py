@@ -1,4 +1,4 @@
-"""Masked language modelling: the tokens that were hidden are predicted from those on both sides."""
+"""Masked language modeling: predict masked tokens from the tokens on both sides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Datasets
-from distcore_tasks.masked_lm.dataset import no_rows
+from distcore_tasks.masked_lm.dataset import empty_dataset
 from distcore_tasks.masked_lm.embedded import EMBEDDED
 from distcore_tasks.masked_lm.models import build_model
 from distcore_tasks.masked_lm.options import MaskedOptions
@@ -17,7 +17,7 @@ from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
 from distcore_tasks.shared.target_logits import SelectsLogits, logits_of_tokens
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import TokenizedDatasets, tokenized, without_rows
+from distcore_tasks.shared.tokenized import TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 class MaskedLM(SelectsLogits, MaskedOptions):
     """Hidden tokens of texts, by a transformers model; implements ``distcore.plugin.task.task.Task``.
 
-    An item of the mean loss is a token that has to be found.
+    Each masked token is one item of the mean loss.
     """
 
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if it has them.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -47,19 +47,19 @@ class MaskedLM(SelectsLogits, MaskedOptions):
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross entropy summed over the tokens to be found: fp32, without dimensions."""
+        """Return the cross entropy summed over masked tokens: fp32, without dimensions."""
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(*_hidden(model, batch), reduction="sum")
+        return cross_entropy(*_predict_hidden(model, batch), reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return for each row, shape ``(n,)``: ``loss``, summed over what is to be found (fp32), ``tokens``, ``right``.
+        """Return ``loss``, summed over the masked tokens of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
 
-        ``tokens`` is how many are to be found, ``right`` how many of them the model finds likeliest, both int64.
+        ``tokens`` is the number of masked tokens, ``right`` the number predicted correctly, both int64.
         """
         from torch.nn.functional import cross_entropy
 
-        logits, labels = _hidden(model, batch)
+        logits, labels = _predict_hidden(model, batch)
         row = (batch["labels"] != IGNORED).nonzero()[:, 0]
         columns = {
             "loss": cross_entropy(logits, labels, reduction="none"),
@@ -70,30 +70,30 @@ class MaskedLM(SelectsLogits, MaskedOptions):
         return {name: value.new_zeros(rows).index_add_(0, row, value) for name, value in columns.items()}
 
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
-        """Return ``loss``, the mean over the tokens to be found, ``perplexity``, its exponential, ``token_accuracy``.
+        """Return ``loss``, the mean over masked tokens, ``perplexity``, its exponential, and ``token_accuracy``.
 
-        ``token_accuracy`` is the share of them that the model finds likeliest. All are ``None`` without rows.
+        ``token_accuracy`` is the share of masked tokens predicted correctly. All are ``None`` without rows.
         """
         return token_report(outputs)
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``tokens`` to be found, how many the model has ``right``, and mean ``loss`` of each row."""
+        """Yield ``index``, ``tokens`` (masked), ``right`` (predicted correctly) and mean ``loss`` of each row."""
         for index, tokens in enumerate(outputs["tokens"].tolist() if outputs else []):
             loss = outputs["loss"][index].item() / tokens if tokens else None
             yield {"index": index, "tokens": tokens, "right": int(outputs["right"][index]), "loss": loss}
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts texts to a row."""
+        """Write the tokenizer to ``folder``, next to the weights. It truncates texts to ``max_seq_len``."""
         tokenized(data).save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(TokenizedDatasets, folder, no_rows)
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
-def _hidden(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the logits of the tokens to be found, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
+def _predict_hidden(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the logits at masked tokens, fp32 ``(tokens, vocabulary)``, and these tokens, ``(tokens,)``."""
     labels, mask = batch["labels"], batch["attention_mask"]
     wanted = labels != IGNORED
     targets = {"targets": batch["targets"]} if "targets" in batch else {}

@@ -1,4 +1,4 @@
-"""Attention over a sequence of many rows, in which each row sees itself alone: in groups of like length, or at once."""
+"""Attention within each row of a joined sequence: in groups of rows of like length, or in one call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from distcore_tasks.padding_free.token_sequence import Bounds, Group, TokenSequence
 
 NAME = "distcore_rows"
-"""Name of this attention in transformers."""
+"""Name of this attention implementation in transformers."""
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The kernels of torch for rows of unlike length; a CPU has the last one alone, and that without ``is_causal``."""
+"""torch's kernels for nested tensors. A CPU only has the last one, without ``is_causal``."""
 
 
 def register() -> None:
-    """Register the attention with transformers as ``NAME``; a call without a ``TokenSequence`` is one of ``sdpa``."""
+    """Register the attention with transformers as ``NAME``. Without a ``TokenSequence`` it falls back to ``sdpa``."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -37,11 +37,11 @@ def attend(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what ``sdpa`` of transformers does; for the rows of a ``token_sequence``, ``(1, tokens, heads, size)``.
+    """Compute attention within each row of ``token_sequence``; without one, as ``sdpa`` of transformers.
 
-    ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; ``position_bias``, if there is one, is that of
-    the longest row, ``(1, heads, longest, longest)``. A shorter ``query`` is of the first token of each row, and so is
-    the result.
+    ``query``, ``key`` and ``value`` are ``(1, heads, tokens, size)``; the result is ``(1, tokens, heads, size)``.
+    ``position_bias`` is optional and belongs to the longest row, ``(1, heads, longest, longest)``. A ``query`` shorter
+    than ``key`` has the first token of each row only, and so has the result.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa
 
@@ -54,7 +54,7 @@ def attend(
     is_causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     if token_sequence.bounds is not None:
         return _at_once(query, key, value, token_sequence.bounds, **options | {"is_causal": is_causal}), None
-    # Cut once: the gradients of the cuts are joined, where those of slices would be padded with zeros and summed.
+    # One split, because autograd joins its gradients. It would pad those of separate slices with zeros, and sum them.
     sizes = [group.stop - group.start for group in token_sequence.groups]
     firsts = query.shape[2] < key.shape[2]
     asking = _cut(query, [group.rows for group in token_sequence.groups] if firsts else sizes)
@@ -63,14 +63,14 @@ def attend(
         q = q[:, None].transpose(1, 2) if firsts else _rows(q, group)
         k, v = _rows(k, group), _rows(v, group)
         bias = None if position_bias is None else position_bias[:, :, : group.longest, : group.longest]
-        mask = None if is_causal else group.mask  # padding comes behind all that may look back
+        mask = None if is_causal else group.mask  # padding is at the end, where no real token attends to it
         made = sdpa(module, q, k, v, mask, position_bias=bias, **options)[0].flatten(0, 1)
         parts.append(made if firsts or group.real is None else made.index_select(0, group.real))
     return torch.cat(parts)[None], None
 
 
 def _cut(states: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Return ``(1, heads, tokens, size)`` as parts ``(sizes[i], heads, size)``."""
+    """Split ``(1, heads, tokens, size)`` into parts ``(sizes[i], heads, size)``."""
     return torch.split(states[0].transpose(0, 1), sizes)
 
 
@@ -91,14 +91,14 @@ def _at_once(
     scaling: float | None = None,
     **unused: Any,
 ) -> Tensor:
-    """Return the attention of all rows, ``(1, tokens, heads, size)``, by one kernel that knows where each begins.
+    """Compute attention of all rows, ``(1, tokens, heads, size)``, in one kernel call with the rows' bounds.
 
-    Source: https://docs.pytorch.org/docs/stable/nested.html, tensors of the layout ``torch.jagged``.
+    See https://docs.pytorch.org/docs/stable/nested.html, tensors of the layout ``torch.jagged``.
     """
     asking = rows
     if query.shape[2] < key.shape[2]:  # the first token of each row
         asking = Bounds(torch.arange(len(rows.begins), device=query.device), 1, 1)
-    shared = query.shape[1] // key.shape[1]  # heads that have their keys and values in common
+    shared = query.shape[1] // key.shape[1]  # heads that share keys and values
     key, value = (states.repeat_interleave(shared, 1) if shared > 1 else states for states in (key, value))
     jagged = (_jagged(query, asking), _jagged(key, rows), _jagged(value, rows))
     with sdpa_kernel(KERNELS):

@@ -1,7 +1,7 @@
-"""The last layer of an encoder whose head reads the first token of each row, computed for these tokens alone.
+"""Compute an encoder's last layer for the first token of each row only, if the head reads no others.
 
-The other tokens matter there only as keys and values, so the rest of their computation can be skipped: losses and
-gradients stay the same.
+Other tokens matter there only as keys and values, so the rest of their computation is skipped. Losses and gradients
+stay the same.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from distcore_tasks.padding_free.token_sequence import TokenSequence
 
 
 def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
-    """Have the last layer of ``encoder`` compute the first token of each row; return a function that undoes it.
+    """Make the last layer of ``encoder`` compute the first token of each row only. Return a function that undoes it.
 
-    The encoder is that of one of ``supported_models.ENCODERS``, without a head. Calls without a sequence stay as they
-    are.
+    ``encoder`` has a type of ``supported_models.ENCODERS``, and no head. Calls without a token sequence are unchanged.
     """
     is_distilled = getattr(encoder.config, "model_type", None) == "distilbert"
     *_, last = encoder.get_submodule("transformer.layer" if is_distilled else "encoder.layer").children()
@@ -33,7 +32,7 @@ def compute_first_only(encoder: nn.Module) -> Callable[[], None]:
 
 
 def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any) -> Any:
-    """Compute as ``BertLayer`` and its copies do."""
+    """Do what ``BertLayer`` and its copies do, for the first tokens."""
     if token_sequence is None:
         return type(layer).forward(layer, hidden, *given, **named)
     own, first = layer.attention.self, token_sequence.firsts(hidden)
@@ -44,7 +43,7 @@ def _bert(layer: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence
 def _distilbert(
     block: Any, hidden: Tensor, *given: Any, token_sequence: TokenSequence | None = None, **named: Any
 ) -> Any:
-    """Compute as ``TransformerBlock`` of DistilBERT does."""
+    """Do what DistilBERT's ``TransformerBlock`` does, for the first tokens."""
     if token_sequence is None:
         return type(block).forward(block, hidden, *given, **named)
     own, first = block.attention, token_sequence.firsts(hidden)
@@ -54,7 +53,7 @@ def _distilbert(
 
 
 def _attend(own: Any, sequence: TokenSequence, *states: Any) -> Tensor:
-    """Return the attention of the first tokens, ``(1, rows, size)``; ``states``: their queries, all keys and values."""
+    """Compute the attention of first tokens, ``(1, rows, size)``. ``states``: their queries, all keys, all values."""
     query, key, value = (part.unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2) for part in states)
     dropout = own.dropout.p if own.training else 0.0
     options: dict[str, Any] = {"dropout": dropout, "scaling": own.scaling, "is_causal": False}

@@ -1,4 +1,4 @@
-"""Hooks around a model's layers: before them rows become one sequence, behind them rows again, for the head to read."""
+"""Join the rows of a micro-batch before a model's layers, and split them after, by module hooks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from distcore_tasks.padding_free.token_sequence import TokenSequence, sequence_o
 
 
 def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[], None]:
-    """Have the layers of a transformers ``model`` compute without padding; return a function that undoes it.
+    """Make the layers of a transformers ``model`` compute without padding. Return a function that undoes it.
 
-    The model is called as before, with padded rows and their mask. ``read`` says what its head reads of the layers'
-    output, and so what they give: for ``any`` each row padded again, with zeros, so that first and last token are where
-    they were; for ``tokens`` the tokens row by row, ``(1, tokens, size)``; for ``first`` the first token of each row,
-    ``(rows, 1, size)``, so that an encoder's last layer computes no others. Calls without a mask, and those that go on
-    from a cache, are computed as before.
+    The model is still called with padded rows and a mask. ``read`` is the part of the layers' output that the head
+    reads, and so the form of that output. ``any``: rows padded with zeros, each token in its place. ``tokens``: the
+    tokens row by row, ``(1, tokens, size)``. ``first``: the first token of each row, ``(rows, 1, size)``; an encoder's
+    last layer then computes no others. Calls without a mask, and calls with a cache, stay as they are.
     """
     from transformers import PreTrainedModel
 
@@ -60,7 +59,7 @@ def enable_padding_free(model: nn.Module, *, read: Read = "any") -> Callable[[],
 
 
 def _encoder(whole: Any) -> nn.Module:
-    """Return the encoder of a model that may have a decoder, too."""
+    """Return the encoder of a model with or without a decoder."""
     encoder: nn.Module = whole.get_encoder()
     return encoder
 
@@ -68,7 +67,7 @@ def _encoder(whole: Any) -> nn.Module:
 def _as_sequence(
     kind: str, layers: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the inputs of the layers as one sequence; ``None``: leave them as they are."""
+    """Return the inputs of the layers as one sequence; ``None`` to leave them unchanged."""
     inputs = dict(named)
     if given:
         inputs["input_ids"] = given[0]
@@ -87,19 +86,19 @@ def _as_sequence(
         inputs["position_ids"] = sequence.offsets[None] + first
     if kind in DECODERS:
         inputs["use_cache"] = False
-    # transformers hands a mask of four dimensions on as it is, and so makes none of all tokens times all tokens.
+    # transformers passes a mask of four dimensions on unchanged. From others it would make one of tokens x tokens.
     inputs["attention_mask"] = mask.new_ones(1, 1, 1, 1)
     return (), inputs | {"token_sequence": sequence}
 
 
 def _fits(config: Any) -> bool:
-    """Return True if kernels for rows of unlike length take the size of an attention head."""
+    """Return True if the kernels for nested tensors support the size of an attention head."""
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return size % 8 == 0
 
 
 def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Read) -> Any:
-    """Return the outputs of the layers as the head reads them."""
+    """Return the outputs of the layers in the form that the head reads."""
     if sequence is None:
         return outputs
     hidden = outputs.last_hidden_state
@@ -113,7 +112,7 @@ def _as_read(layers: Any, sequence: TokenSequence | None, outputs: Any, read: Re
 def _add_bias(
     module: Any, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Give T5's first layer the bias of the longest row, instead of that of all tokens."""
+    """Pass T5's first layer the position bias of the longest row. It would compute one for all tokens otherwise."""
     sequence: TokenSequence | None = named.get("token_sequence")
     if sequence is None:
         return None

@@ -1,4 +1,4 @@
-"""The methods by which the core has a task's model compute without padding."""
+"""Methods of a task by which the core enables padding-free computation."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingFreeOptions(TaskOptions):
-    """The options of a task whose models may compute padding-free, which adds no option.
+    """Base class for the options of a task with padding-free models. It adds no option.
 
-    The task names its head where it inherits: ``class TagOptions(PaddingFreeOptions, head="token classifier")``.
+    A task names its head as a class argument: ``class TagOptions(PaddingFreeOptions, head="token classifier")``.
     """
 
     head: ClassVar[Head]
-    """What stands on the layers of the task's models."""
+    """The head on the layers of the task's models."""
 
     def __init_subclass__(cls, head: HeadName | None = None) -> None:
-        """Look the head up; a subclass of the task has the same."""
+        """Look up the head. Further subclasses inherit it."""
         super().__init_subclass__()
         if head is not None:
             cls.head = HEADS[head]
 
     def why_not_padding_free(self) -> str | None:
-        """Return why the model is padded; ``None`` if it need not be."""
+        """Return the reason why the model needs padding; ``None`` if it does not."""
         return why_not(self._config(), self.head.types)
 
     def skipped_fraction(self) -> float:
-        """Return the fraction of the layers' work that is skipped, because the head does not read it."""
+        """Return the fraction of the layers' computation that is skipped, because the head does not read it."""
         return skipped_fraction(self._config()) if self.head.reads == "first" else 0.0
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-        """Have the model's layers compute without padding; return a function that undoes it."""
+        """Make the model's layers compute without padding. Return a function that undoes it."""
         from distcore_tasks.padding_free.layer_hooks import enable_padding_free
 
         return enable_padding_free(module, read=self.head.reads)
 
     def _config(self) -> Mapping[str, Any]:
-        """Return the model's config.json; for a built-in model, the fields that matter here."""
+        """Return the model's config.json; for a built-in model, only the fields that are needed here."""
         if not self.from_scratch:
             return read_config(self.model, self.model_folder())
         layers = getattr(self.built_in[self.model], "layers", 12)

@@ -1,4 +1,4 @@
-"""Heads and model types that are known to be exact without padding: a test builds each of them."""
+"""Heads and model types that are exact without padding. A test builds each of them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 Read = Literal["any", "tokens", "first"]
-"""What a head reads of the layers' output: anything, single tokens, or the first token of each row."""
+"""Part of the layers' output that a head reads: anything, single tokens, or the first token of each row."""
 SINCE = (5, 0)
-"""The first transformers whose models hand all keyword arguments on to attention."""
+"""First version of transformers whose models pass all keyword arguments on to attention."""
 ENCODERS = ("bert", "distilbert", "electra", "roberta", "xlm-roberta", "camembert")
-"""Model types in which a token sees its whole row."""
+"""Model types whose tokens attend to the whole row."""
 DECODERS = ("gpt2", "llama", "qwen2", "qwen3")
-"""Model types in which a token sees what comes before it."""
+"""Model types whose tokens attend to earlier tokens only."""
 RELATIVE = ("t5",)
-"""Model types whose encoder adds the distance of two tokens to attention."""
+"""Model types whose encoder has relative position biases."""
 FROM_PAD = ("roberta", "xlm-roberta", "camembert")
-"""Model types that number positions from the padding token on."""
+"""Model types that number positions from ``pad_token_id + 1``."""
 LAST = 5 / 6
-"""The fraction of a layer that is skipped where a head reads its first tokens: all products but keys and values.
+"""Fraction of the last layer that is skipped if the head reads first tokens: all products but keys and values.
 
-A layer has 12 products of hidden size times hidden size for each token; two of them make keys and values.
+A layer has 12 products of hidden size times hidden size for each token. Two of them compute keys and values.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands on a model's layers."""
+    """A head on a model's layers."""
 
     types: tuple[str, ...]
-    """The model types that are known to be exact below it."""
+    """Model types that are exact below this head."""
     reads: Read
-    """What it reads of the layers' output."""
+    """Part of the layers' output that the head reads."""
 
 
 HeadName = Literal["row classifier", "token classifier", "masked tokens", "decoder"]
@@ -43,11 +43,11 @@ HEADS: dict[HeadName, Head] = {
     "masked tokens": Head(ENCODERS, "tokens"),
     "decoder": Head(RELATIVE, "any"),  # the encoder alone computes without padding
 }
-"""The heads of the tasks."""
+"""Heads of the tasks."""
 
 
 def why_not(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
-    """Return why a model of this config.json is not run without padding; ``None`` if its type is ``known``."""
+    """Return the reason why a model of this config.json needs padding; ``None`` if its type is ``known``."""
     kind = config["model_type"]
     if kind not in known:
         return f"{kind} is none of {', '.join(known)}"
@@ -59,11 +59,11 @@ def why_not(config: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
 
 
 def gives_first(config: Mapping[str, Any]) -> bool:
-    """Return True if the last layer of a model of this config.json can compute the first token of each row alone."""
+    """Return True if the last layer of a model of this config.json can be limited to first tokens."""
     return config["model_type"] in ENCODERS and not config.get("is_decoder")
 
 
 def skipped_fraction(config: Mapping[str, Any]) -> float:
-    """Return the fraction of the layers' products that is skipped then, from 0 to 1."""
+    """Return the fraction of all layers' products that is skipped for such a model, from 0 to 1."""
     layers = config.get("num_hidden_layers", config.get("n_layers", 12))
     return LAST / max(1, int(layers)) if gives_first(config) else 0.0

@@ -1,4 +1,4 @@
-"""The rows of a micro-batch as one sequence of tokens, and the groups of rows in it that attend together."""
+"""The rows of a micro-batch as one sequence of tokens, with groups of rows for attention."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from torch import Tensor
 from distcore import TokenCut
 
 GROUP_TOKENS = 96
-"""The cost of one more group in attention, in tokens of padding, on a CPU; about as much was measured."""
+"""Cost of one more group in attention, in tokens of padding; measured on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Rows of like length that follow each other in the sequence."""
+    """Consecutive rows of like length in the sequence."""
 
     start: int
-    """Place of its first token."""
+    """Place of the first token."""
     stop: int
-    """Place behind its last one."""
+    """Place after the last token."""
     rows: int
-    """How many rows it has."""
+    """Number of rows."""
     longest: int
-    """Tokens of its longest row."""
+    """Tokens of the longest row."""
     places: Tensor | None
-    """Which of its own tokens stands at each place of its rows, padded: int64 ``(rows * longest,)``.
+    """Number in the group of the token at each place of the padded rows: int64 ``(rows * longest,)``.
 
-    ``None`` if all rows are of one length, so that nothing pads them. At padding stands any token.
+    ``None`` if all rows have one length, and need no padding. Padding has the number of any token.
     """
     real: Tensor | None
-    """The places of its rows, padded, that are no padding: int64 ``(stop - start,)``; ``None`` like ``places``."""
+    """Places of the padded rows with a real token: int64 ``(stop - start,)``; ``None`` like ``places``."""
     mask: Tensor | None
-    """True where a place is no padding: ``(rows, 1, 1, longest)``; ``None`` like ``places``."""
+    """True at places with a real token: ``(rows, 1, 1, longest)``; ``None`` like ``places``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """Rows that follow each other in the sequence, none of them without a token."""
+    """Bounds of all rows with at least one token."""
 
     begins: Tensor
-    """Where each begins, and behind them where the last ends: int64 ``(rows + 1,)``."""
+    """Start of each row, and the end of the last one: int64 ``(rows + 1,)``."""
     shortest: int
-    """Tokens of the shortest."""
+    """Tokens of the shortest row."""
     longest: int
-    """Tokens of the longest."""
+    """Tokens of the longest row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """A micro-batch as one sequence: where its tokens come from, and which of them attend to each other."""
+    """A micro-batch as one sequence: the origins of its tokens, and the rows or groups for attention."""
 
     shape: tuple[int, int]
     """Rows and places of the padded micro-batch."""
     places: Tensor
-    """Where each token of the sequence stands in the padded micro-batch, flattened: int64 ``(tokens,)``."""
+    """Place of each token in the flattened padded micro-batch: int64 ``(tokens,)``."""
     offsets: Tensor
     """Number of each token in its row, from 0: int64 ``(tokens,)``."""
     first: Tensor
-    """Where in the sequence each row that has a token begins, in its order: int64 ``(rows with a token,)``."""
+    """Start of each row with a token, in the order of the sequence: int64 ``(rows with a token,)``."""
     order: Tensor | None
-    """Which token of the sequence is the k-th of the micro-batch, row by row; ``None`` if it is the k-th."""
+    """Permutation of the sequence into the micro-batch's order, row by row; ``None`` for the identity."""
     groups: tuple[Group, ...]
-    """All tokens of the sequence, in order; none where rows attend at once."""
+    """Groups of all tokens, in order; empty if attention takes one call for all rows."""
     bounds: Bounds | None
-    """The rows; ``None`` where they attend in groups."""
+    """Bounds of the rows; ``None`` with groups."""
 
     def taken(self, padded: Tensor) -> Tensor:
-        """Return values of the padded micro-batch, ``(rows, places)``, as those of the sequence, ``(1, tokens)``."""
+        """Return the sequence's values, ``(1, tokens)``, from those of the padded micro-batch, ``(rows, places)``."""
         return padded.flatten().index_select(0, self.places)[None]
 
     def padded(self, hidden: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ class TokenSequence:
         return padded.view(rows, places, -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
-        """Return of ``(1, tokens, size)`` the first token of each row: ``(1, rows with a token, size)``."""
+        """Return the first token of each row, ``(1, rows with a token, size)``, from ``(1, tokens, size)``."""
         return hidden.index_select(1, self.first)
 
     def by_row(self, firsts: Tensor) -> Tensor:
-        """Return the result of ``firsts`` as ``(rows, 1, size)``, row by row, with zeros for a row without a token."""
+        """Return the result of ``firsts`` row by row, ``(rows, 1, size)``, with zeros for a row without a token."""
         rows = self.places.index_select(0, self.first) // self.shape[1]
         return firsts.new_zeros(self.shape[0], firsts.shape[-1]).index_copy(0, rows, firsts[0])[:, None]
 
@@ -94,9 +94,9 @@ class TokenSequence:
 
 
 def sequence_of(mask: Tensor, at_once: bool = False) -> TokenSequence:
-    """Return the sequence of a micro-batch whose ``mask``, ``(rows, places)``, is 1 where a place is no padding.
+    """Return the sequence of a micro-batch with this ``mask``, ``(rows, places)``, 1 for real tokens.
 
-    ``at_once``: all its rows attend in one call, and not in groups of like length.
+    ``at_once``: attention takes one call for all rows, instead of one per group of like length.
     """
     on_cpu = mask.detach().cpu().numpy().astype(bool)
     lengths = on_cpu.sum(1)
@@ -120,7 +120,7 @@ def _bounds(first: np.ndarray, sizes: np.ndarray, like: Tensor) -> Bounds:
 
 
 def _slices(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Return which rows, in ascending order of length, attend together; rows without a token are in none."""
+    """Cut rows, sorted by length, into groups. Rows without a token are in no group."""
     empty = int((lengths == 0).sum())
     cut = TokenCut(tokens=maxsize, forward=GROUP_TOKENS, rows=maxsize)
     slices = cut.assign(lengths[empty:], 1)[:, 0] + empty

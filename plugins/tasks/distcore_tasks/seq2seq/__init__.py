@@ -1,1 +1,1 @@
-"""Sequence to sequence: pairs of texts, by a model that reads the first and writes the second."""
+"""Sequence to sequence: a model reads the first text of a pair, and writes the second."""

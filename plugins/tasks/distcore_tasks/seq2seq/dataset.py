@@ -1,4 +1,4 @@
-"""Tokens of all pairs as flat arrays on disk, memory-mapped, and the texts beside them where they are evaluated."""
+"""Pairs as flat token arrays, memory-mapped, with texts for evaluation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("source", "target")
-"""What a pair consists of."""
+"""Parts of a pair."""
 
 
 def flat_texts(texts: Sequence[str]) -> Flat:
-    """Return the texts as bytes of UTF-8."""
+    """Return the texts as UTF-8 bytes."""
     parts = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return Flat(np.frombuffer(b"".join(parts), np.uint8), offsets)
@@ -34,19 +34,19 @@ class PairDataset:
     target: Flat
     """Tokens of the targets."""
     texts: dict[str, Flat]
-    """The ``source`` and ``target`` as text, for an evaluation to show; empty where none is made."""
+    """``source`` and ``target`` as text, for evaluation; empty for training rows."""
     pad: int
-    """Token that fills up the shorter sources of a batch."""
+    """Padding token of sources."""
     lengths: np.ndarray
-    """Tokens of source and target of each row together, int64, shape ``(rows,)``."""
+    """Tokens of each row, source and target together, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Tokens of each target, int64, shape ``(rows,)``: what a row counts in the mean loss."""
+    """Tokens of each target, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
     content: str
     """SHA-256 over the tokens of both, in hexadecimal."""
 
     @property
     def pads(self) -> bool:
-        """True: targets are padded, whatever the encoder does with sources."""
+        """True: targets are always padded, even if sources are not."""
         return True
 
     def __len__(self) -> int:
@@ -55,9 +55,9 @@ class PairDataset:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return the rows ``indices``, int64 ``(n,)``, as tensors on the CPU, padded to the longest of them.
 
-        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``, ``labels`` int64 ``(n, longest
-        target)``, ``IGNORED`` behind a target. Of each text that there is, ``NAME_text`` has the bytes of all rows one
-        after the other, uint8, and ``NAME_bytes`` how many each row has, int64 ``(n,)``.
+        ``input_ids`` and ``attention_mask`` are int64 ``(n, longest source)``. ``labels`` are int64 ``(n, longest
+        target)``, ``IGNORED`` after a target. For each text, ``NAME_text`` has the bytes of all rows, concatenated,
+        uint8, and ``NAME_bytes`` the number of bytes of each row, int64 ``(n,)``.
         """
         import torch
 
@@ -72,7 +72,7 @@ class PairDataset:
 
 
 class PairFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -90,26 +90,26 @@ class PairFiles:
             file.__exit__(*error)
 
     def add(self, source: Flat, target: Flat, texts: Sequence[tuple[str, ...]]) -> None:
-        """Append some rows: the tokens of sources and targets, and both as texts."""
+        """Append rows: the tokens of sources and targets, and their texts."""
         for name, tokens, column in zip(NAMES, (source, target), zip(*texts, strict=True), strict=True):
             self._tokens[name].add(tokens)
             self._texts[name].add(flat_texts(column))
 
 
 def finish_pairs(folder: Path) -> tuple[Flat, Flat]:
-    """Write the digest of a dataset's tokens beside them, and map them into memory: sources and targets."""
+    """Write the digest of a dataset's tokens. Return sources and targets, memory-mapped."""
     source, target = (open_flat(folder, name) for name in NAMES)
     write_content(folder, flat_digest(source, target))
     return source, target
 
 
 def open_pairs(folder: Path, pad: int, *, texts: bool) -> PairDataset:
-    """Map what ``PairFiles`` and ``finish_pairs`` wrote into memory; ``texts``: with the texts."""
+    """Map the files of ``PairFiles`` and ``finish_pairs`` into memory; with their texts if ``texts``."""
     shown = {name: open_flat(folder, f"{name}_text") for name in NAMES if texts}
     return _dataset(open_flat(folder, "source"), open_flat(folder, "target"), shown, pad, read_content(folder))
 
 
-def no_pairs(pad: int) -> PairDataset:
+def empty_dataset(pad: int) -> PairDataset:
     """Return a dataset without rows."""
     none = Flat(np.empty(0, np.int32), np.zeros(1, np.int64))
     return _dataset(none, none, {}, pad, "")

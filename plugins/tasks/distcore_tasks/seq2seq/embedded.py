@@ -1,7 +1,7 @@
-"""Embedded datasets, which need no file: both are read from the installed Python, under its license.
+"""Embedded datasets: both are read from the source of the installed Python, under its license.
 
 ================  =================================================================================
-``stdlib-words``  a name in the source of the standard library, and the words that it consists of:
+``stdlib-words``  a name in the source of the standard library, and its words:
                   ``_getDefaultRoot``, ``get default root``
 ``stdlib-names``  the first paragraph of the docstring of a function or class, and its name
 ================  =================================================================================
@@ -22,7 +22,7 @@ from distcore_tasks.seq2seq.rows import Pairs, check_pairs
 from distcore_tasks.shared import stdlib
 
 FORMAT = 1
-"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+"""Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 MODULES = (
     "argparse ast asyncio base64 calendar cmd codecs collections concurrent configparser contextlib copy csv "
     "dataclasses difflib email enum fractions functools getopt gettext glob graphlib gzip heapq html http inspect io "
@@ -30,23 +30,23 @@ MODULES = (
     "pprint queue random reprlib selectors shelve shlex shutil socket statistics string subprocess tarfile tempfile "
     "textwrap threading timeit tokenize traceback types typing unittest urllib uuid warnings weakref xml zipfile"
 )
-"""Modules and packages that the rows come from."""
+"""Modules and packages with the sources of the rows."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _WORDS = range(2, 6)
-"""Words of a name that is kept."""
+"""Numbers of words of the names that are kept."""
 _LENGTHS = range(12, 400)
-"""Characters of a docstring's paragraph that is kept."""
+"""Lengths, in characters, of the paragraphs that are kept."""
 
 
 def stdlib_words() -> Pairs:
-    """Return the names of several words with these words in small letters, in the order in which they first occur."""
+    """Return names of several words, each with its words in lower case, in order of first occurrence."""
     words_by_name = {name: _WORD.findall(name) for name in _names()}
     rows = ((name, " ".join(words).lower()) for name, words in words_by_name.items() if len(words) in _WORDS)
     return check_pairs("dataset stdlib-words", rows)
 
 
 def stdlib_names() -> Pairs:
-    """Return the first paragraph of each docstring with the name of what it documents; of equal ones the first."""
+    """Return the first paragraph of each docstring with the documented name. Repeated paragraphs are dropped."""
     names: dict[str, str] = {}
     for node, text in stdlib.documented(MODULES.split()):
         if len(text) in _LENGTHS:
@@ -55,9 +55,9 @@ def stdlib_names() -> Pairs:
 
 
 MADE_FROM = (FORMAT, MODULES)
-"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
+"""Everything that the rows depend on, except for the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Pairs]] = {"stdlib-words": stdlib_words, "stdlib-names": stdlib_names}
-"""Name, as in ``--data NAME``, to the function that returns its rows."""
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def _names() -> Iterator[str]:

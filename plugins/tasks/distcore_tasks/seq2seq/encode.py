@@ -1,4 +1,4 @@
-"""From checked pairs to tokens: the prefix before each source, and behind each target the token that ends it."""
+"""Tokenize checked pairs, with a prefix before each source, and an end token after each target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from distcore_tasks.shared.tokenize_rows import Tokens, chunks, tokenize_chunk
 def encode(
     part: Part[Pairs], tokenizer: Any, options: Seq2SeqOptions, folder: Path
 ) -> tuple[Flat, Flat, dict[str, int]]:
-    """Write tokens and texts of all rows into the new folder ``folder``, a dataset's.
+    """Write tokens and texts of all rows to ``folder``, the new folder of a dataset.
 
-    Returns the tokens of sources and targets, mapped into memory, and how many of each were cut. Raises DataError for a
-    row of whose source or target nothing is left.
+    Returns the memory-mapped tokens of sources and targets, and the numbers of cut ones. Raises DataError for a row
+    whose source or target has no token left.
     """
     common, cut, place = _prefix_tokens(tokenizer, options.prefix), {"sources_cut": 0, "targets_cut": 0}, 0
     with PairFiles(folder) as files:
@@ -43,7 +43,7 @@ def encode(
 def _check_left(
     part: Part[Pairs], place: int, name: str, own: np.ndarray, before: int, options: Seq2SeqOptions
 ) -> None:
-    """Raise DataError if a row has no more tokens than the prefix; ``own`` are those of the rows from ``place`` on."""
+    """Raise DataError for a row without tokens of its own. ``own``: their numbers for the rows from ``place`` on."""
     empty = np.flatnonzero(own <= before)
     if len(empty):
         setting, length = {
@@ -60,7 +60,7 @@ def _flat(tokens: Tokens) -> Flat:
 
 
 def encode_sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) -> Flat:
-    """Return the tokens of each source, of one chunk's, behind the prefix, cut to ``max_seq_len``."""
+    """Return the tokens of each source with the prefix, cut to ``max_seq_len``. ``sources`` is one chunk."""
     return _flat(_sources(tokenizer, sources, options))
 
 
@@ -69,7 +69,7 @@ def _sources(tokenizer: Any, sources: Sequence[str], options: Seq2SeqOptions) ->
 
 
 def _ended(flat: Flat, end: int | None, length: int) -> Flat:
-    """Put the token that ends an answer behind each row without it: not every tokenizer writes it."""
+    """Append the end token to each row without one: some tokenizers do not write it."""
     if end is None:
         return flat
     rows = []
@@ -80,7 +80,7 @@ def _ended(flat: Flat, end: int | None, length: int) -> Flat:
 
 
 def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
-    """Return how many tokens of each row stand for its text, int64, shape ``(rows,)``: special ones do not."""
+    """Return the number of tokens of each row that are not special, int64, shape ``(rows,)``."""
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     total = np.concatenate([[0], np.cumsum(~np.isin(flat.values, list(special)))])
     own_tokens: np.ndarray = np.diff(total[flat.offsets])
@@ -88,6 +88,6 @@ def _own(flat: Flat, tokenizer: Any) -> np.ndarray:
 
 
 def _prefix_tokens(tokenizer: Any, prefix: str) -> int:
-    """Return the number of tokens of the prefix alone; the spaces at its end may become part of the next word."""
+    """Return the number of tokens of the prefix, without trailing spaces, which may join the next word."""
     tokens = tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"] if prefix.rstrip() else []
     return len(tokens)

@@ -1,4 +1,4 @@
-"""Models that read a text and write another: built-in T5s with random weights, local folders, models of the hub."""
+"""Encoder-decoder models: built-in T5s with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_model(options: Seq2SeqOptions) -> None:
-    """Raise ModelError for a model that does not write what it has read, ConfigError for more tokens than it takes."""
+    """Raise ModelError if the model is no sequence-to-sequence model, ConfigError for more tokens than it takes."""
     if options.from_scratch:
         return
     folder = options.model_folder()
@@ -29,14 +29,14 @@ def check_model(options: Seq2SeqOptions) -> None:
 
 
 def build_model(options: Seq2SeqOptions, *, vocab_size: int, pad: int, end: int | None) -> nn.Module:
-    """Return the configured model in fp32; under torch's meta device it has no weights, and none are read.
+    """Return the configured model in fp32. Under torch's meta device, no weights are read.
 
-    ``vocab_size`` is the tokenizer's, ``pad`` its padding token, ``end`` the token that ends a text. A pretrained model
-    keeps the vocabulary of its weights. Raises ModelError.
+    ``vocab_size``: that of the tokenizer. ``pad`` and ``end``: its padding and end tokens. A pretrained model keeps the
+    vocabulary of its weights. Raises ModelError.
     """
     shape = SHAPES.get(options.model)
     if shape is None:
-        # A layer is never skipped: ranks that share its weights would have to agree on it.
+        # LayerDrop is off, because ranks that share a layer's weights would have to agree on each skip.
         whole = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
         folder = options.model_folder()
         return load_model("AutoModelForSeq2SeqLM", options.model, folder, options.dropout, **whole)

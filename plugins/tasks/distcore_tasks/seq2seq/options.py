@@ -1,4 +1,4 @@
-"""The options of sequence to sequence: its model, its data files and its tokens."""
+"""Options of sequence to sequence: model, data files and tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Columns:
     """Names of the columns in files with named columns."""
 
     source: str = "source"
-    """Column with the text that the model reads."""
+    """Column of sources, the model's input."""
     target: str = "target"
-    """Column with the text that it should write."""
+    """Column of targets, the expected output."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+    """The tokenizer of a built-in model, which is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=300)] = 512
     """Tokens in the vocabulary."""
@@ -34,7 +34,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2SeqOptions(PaddingFreeOptions, head="decoder"):
-    """The options of sequence to sequence."""
+    """Options of sequence to sequence."""
 
     flags: ClassVar = {"source-column": "columns.source", "target-column": "columns.target"}
     built_in: ClassVar = SHAPES
@@ -57,20 +57,20 @@ class Seq2SeqOptions(PaddingFreeOptions, head="decoder"):
     columns: Columns = Columns()
     """Names of the columns in data files."""
     prefix: str = ""
-    """Text before every source, such as ``"summarize: "``: what a model was told in its pre-training."""
+    """Text before every source, such as ``"summarize: "``, as in the model's pre-training."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary that a built-in model trains."""
+    """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Tokens of a source, with its prefix; longer ones are cut."""
+    """Length of a source in tokens, with its prefix; longer ones are cut."""
     max_target_len: Annotated[int, Field(ge=2)] = 64
-    """Tokens of a target; longer ones are cut."""
+    """Length of a target in tokens; longer ones are cut."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of the probability that a target token leaves to all tokens alike, in the loss."""
+    """Fraction of a target's probability that the loss spreads evenly over all tokens."""
     max_new_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens that evaluation lets the model write for every evaluation row, scored by exact match and chrF; 0: none."""
+    """Tokens that evaluation generates for each row, scored by exact match and chrF; 0: none."""
 
     def __post_init__(self) -> None:
-        """Declare the metrics of what is written, if anything is."""
+        """Declare the metrics of generated texts, if any are generated."""
         if self.max_new_tokens:
             written: dict[str, Direction] = {"exact_match": "max", "chrf": "max"}
-            object.__setattr__(self, "metrics", self.metrics | written)  # the class stays as it is
+            object.__setattr__(self, "metrics", self.metrics | written)  # only on this instance

@@ -1,4 +1,4 @@
-"""From options to tokenized pairs: read, check, split and tokenize rows, and cache the result by content."""
+"""Read, check, split and tokenize pairs; cache the result by content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distcore_tasks.shared.arrays import array_blocks
 from distcore_tasks.shared.cache import CachedDatasets, cut_warning
 from distcore_tasks.shared.pretrained import check_vocabulary, load_tokenizer
 from distcore_tasks.shared.sources import read_source, unused_splits
-from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.token_metrics import count_each, log_frequencies, unigram_perplexity
 from distcore_tasks.shared.tokenized import TokenizedDatasets, count_tokens, with_rows
 
@@ -30,9 +30,9 @@ CACHED = CachedDatasets(kind="pairs", version=1, embedded=EMBEDDED, made_from=MA
 
 
 def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
-    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
     if options.max_new_tokens:
         check_scores()
@@ -52,9 +52,9 @@ def prepare_pairs(options: Seq2SeqOptions, seed: int) -> TokenizedDatasets:
 
 
 def _build(folder: Path, options: Seq2SeqOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per dataset; return the tokenizer and the facts of each."""
-    parts = parts_of(options, lambda source: _rows(source, options), seed)
-    tokenizer = _tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the facts of each dataset."""
+    parts = read_parts(options, lambda source: _rows(source, options), seed)
+    tokenizer = _make_tokenizer(options, parts["train"])  # a vocabulary must not see the evaluation rows
     facts: dict[str, dict[str, object]] = {}
     common = commonest = None
     for name, part in parts.items():
@@ -81,7 +81,7 @@ def _rows(source: str, options: Seq2SeqOptions) -> Pairs:
     return read_source(source, EMBEDDED, lambda named: read_pairs(named, options.columns))
 
 
-def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
+def _make_tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
     if not options.from_scratch:
         return load_tokenizer(options.model, options.model_folder())
     from distcore_tasks.seq2seq.vocabulary import train_tokenizer
@@ -90,13 +90,13 @@ def _tokenizer(options: Seq2SeqOptions, train: Part[Pairs]) -> Any:
 
 
 def _numbers(part: Part[Pairs]) -> np.ndarray:
-    """Return a number for the target of each row, uint64 ``(rows,)``: another one for another text."""
+    """Return a hash of the target of each row, uint64 ``(rows,)``."""
     digests = (hashlib.blake2b(target.encode(), digest_size=8).digest() for _, target in part.values())
     return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(part.numbers))
 
 
 def _commonest(numbers: np.ndarray) -> int:
-    """Return the commonest of them, the first of those that are equally common: always writing that is a baseline."""
+    """Return the most common number; of several, the first. It is the baseline that always writes one target."""
     distinct, first, counts = np.unique(numbers, return_index=True, return_counts=True)
     return int(distinct[np.lexsort((first, -counts))[0]])
 

@@ -1,4 +1,4 @@
-"""Pairs of texts, checked one by one."""
+"""Read and check pairs of texts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from distcore import DataError
 from distcore.data import Source, read_records, row_error, source_name
 from distcore_tasks.seq2seq.options import Columns
-from distcore_tasks.shared.lazy_rows import Values, kept
+from distcore_tasks.shared.lazy_rows import Values, read_values
 from distcore_tasks.shared.sources import text_problem
 
 NAMES = ("source", "target")
-"""What messages call the two texts of a pair."""
+"""Names of the two texts of a pair in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +20,23 @@ class Pairs:
     """Rows in file order; implements ``distcore_tasks.shared.splits.Rows``."""
 
     name: str
-    """What error messages call these rows, such as ``data file pairs.jsonl``."""
+    """Name of these rows in error messages, such as ``data file pairs.jsonl``."""
     values: Values[tuple[str, str]]
-    """Source and target of each, neither of them blank."""
+    """Source and target of each row, neither of them blank."""
 
 
 def read_pairs(source: Source, columns: Columns) -> Pairs:
-    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     name, asked = source_name(source), {f"columns.{column}": name for column, name in asdict(columns).items()}
-    return _some(Pairs(name, kept(source, lambda: _checked(name, read_records(source, asked)))))
+    return _require_rows(Pairs(name, read_values(source, lambda: _checked(name, read_records(source, asked)))))
 
 
 def check_pairs(name: str, records: Iterable[tuple[object, ...]]) -> Pairs:
-    """Check (source, target) records one by one; ``name`` opens every message. Raises DataError."""
-    return _some(Pairs(name, list(_checked(name, records))))
+    """Return checked (source, target) records. Raises DataError with a message that starts with ``name``."""
+    return _require_rows(Pairs(name, list(_checked(name, records))))
 
 
-def _some(pairs: Pairs) -> Pairs:
+def _require_rows(pairs: Pairs) -> Pairs:
     if not len(pairs.values):
         raise DataError(f"{pairs.name}: holds no rows")
     return pairs

@@ -12,7 +12,7 @@ NAMES = ("exact_match", "chrf")
 
 
 def check_scores() -> None:
-    """Raise ConfigError if sacrebleu is not installed; it is not imported."""
+    """Raise ConfigError if sacrebleu is not installed, without importing it."""
     if find_spec("sacrebleu") is None:
         raise ConfigError(
             "task_options.max_new_tokens: what is written is scored by the package sacrebleu, which is not installed. "
@@ -21,9 +21,9 @@ def check_scores() -> None:
 
 
 def scores(written: Sequence[str], targets: Sequence[str]) -> dict[str, object]:
-    """Return ``exact_match``, a share of 0 to 1, spaces around aside, and ``chrf``, of 0 to 100, over all rows.
+    """Return ``exact_match``, from 0 to 1, and ``chrf``, from 0 to 100, over all rows. Both are ``None`` without rows.
 
-    chrF is the F score of character n-grams up to 6, recall counted twice. Both are ``None`` without rows.
+    An exact match ignores leading and trailing spaces. chrF is the F2 score of character n-grams up to 6.
     """
     if not targets:
         return dict.fromkeys(NAMES)

@@ -1,4 +1,4 @@
-"""Built-in models that read a text and write another: T5s."""
+"""Built-in encoder-decoder models: T5s."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class T5Shape:
     """Size of a T5. Attention heads are 64 wide, and the feed-forward layer is four times the hidden size."""
 
     layers: int
-    """Transformer layers of the encoder, and as many of the decoder."""
+    """Transformer layers of the encoder, and of the decoder."""
     hidden: int
     """Hidden size, a multiple of 64."""
     lr: float

@@ -1,4 +1,4 @@
-"""Sequence to sequence: a model reads a text, its source, and writes another, the target."""
+"""Sequence to sequence: a model reads a source text, and writes a target text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distcore import Dataset, Datasets, FileRows, silence_transformers
-from distcore_tasks.seq2seq.dataset import no_pairs
+from distcore_tasks.seq2seq.dataset import empty_dataset
 from distcore_tasks.seq2seq.embedded import EMBEDDED
 from distcore_tasks.seq2seq.models import build_model
 from distcore_tasks.seq2seq.options import Seq2SeqOptions
@@ -18,7 +18,7 @@ from distcore_tasks.seq2seq.unlabeled import UnlabeledSources, unlabeled_sources
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import check_length, set_length
 from distcore_tasks.shared.token_metrics import token_report
-from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, tokenized, without_rows
+from distcore_tasks.shared.tokenized import GENERATED, TokenizedDatasets, empty_datasets, tokenized
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 class Seq2Seq(Seq2SeqOptions):
     """A target for each source, by an encoder and a decoder; implements ``distcore.plugin.task.task.Task``.
 
-    An item of the mean loss is a token of a target.
+    Each target token is one item of the mean loss.
     """
 
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if it has them.
 
         Raises DataError, ModelError or ConfigError.
         """
         return prepare_pairs(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return an encoder and a decoder with a language-modelling head."""
+        """Return an encoder-decoder with a language modeling head."""
         data = tokenized(data)
         return build_model(self, vocab_size=data.vocab_size, pad=data.pad, end=data.end)
 
@@ -52,11 +52,11 @@ class Seq2Seq(Seq2SeqOptions):
         return _cross_entropy(_logits(model, batch), batch["labels"], "sum", self.label_smoothing)
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
-        """Return for each row, shape ``(n,)``: ``loss``, summed over its target (fp32), ``tokens`` and ``right``.
+        """Return ``loss``, summed over the target of each row (fp32), ``tokens`` and ``right``, all ``(n,)``.
 
-        ``tokens`` is the length of the target, ``right`` how many of its tokens the model finds likeliest, both int64.
-        With label smoothing ``surprise`` is the same as ``loss`` without it. ``source`` and ``target`` are the texts of
-        a row for evaluation, as bytes. Nothing of rows without targets.
+        ``tokens`` is the length of the target, ``right`` the number of tokens predicted correctly, both int64. With
+        label smoothing, ``surprise`` is the loss without smoothing. Evaluation rows also have their texts, ``source``
+        and ``target``, as bytes. Returns an empty dict for rows without targets.
         """
         if "labels" not in batch:
             return {}
@@ -77,9 +77,10 @@ class Seq2Seq(Seq2SeqOptions):
         return outputs
 
     def generate(self, model: nn.Module, batch: dict[str, Tensor], in_step: bool) -> dict[str, Tensor]:
-        """Return ``generated``, int64 ``(n, max_new_tokens)``, padded behind its end; nothing if that is 0.
+        """Return ``generated``, int64 ``(n, max_new_tokens)``, padded after the end; an empty dict if that is 0.
 
-        For rows without targets 0 becomes ``GENERATED``. The model's own generation config says how, sampling aside.
+        Rows without targets get ``GENERATED`` tokens instead of 0. Follows the model's own generation config, except
+        for sampling.
         """
         length = self.max_new_tokens or (0 if "labels" in batch else GENERATED)
         if not length:
@@ -88,8 +89,8 @@ class Seq2Seq(Seq2SeqOptions):
 
         caller: Any = model
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        # The encoder by a call of the whole model: generate() would call it alone, which sharded weights do not allow.
-        # Any token will do for the decoder, whose answer nobody reads.
+        # Runs the encoder by a call of the whole model: generate() would call the encoder alone, whose weights may be
+        # sharded. The decoder gets any token, because its result is not used.
         any_token = batch["input_ids"].new_zeros(len(batch["input_ids"]), 1)
         read = caller(**inputs, decoder_input_ids=any_token, use_cache=False).encoder_last_hidden_state
         with silence_transformers():
@@ -100,7 +101,7 @@ class Seq2Seq(Seq2SeqOptions):
                 do_sample=False,
                 synced_gpus=in_step,
             )
-        made = sequences[:, 1:]  # behind the token that every answer begins with
+        made = sequences[:, 1:]  # without the start token
         generated = made.new_full((len(made), length), caller.config.pad_token_id)
         generated[:, : made.shape[1]] = made
         return {"generated": generated}
@@ -108,8 +109,8 @@ class Seq2Seq(Seq2SeqOptions):
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over target tokens, ``perplexity`` and ``token_accuracy``.
 
-        ``loss`` is smoothed as in training, ``perplexity`` the exponential of the loss without that. Where the model
-        writes, also ``exact_match`` and ``chrf``. All are ``None`` without rows.
+        ``loss`` is smoothed as in training, ``perplexity`` is the exponential of the loss without smoothing. With
+        generation there are also ``exact_match`` and ``chrf``. All are ``None`` without rows.
         """
         metrics = token_report(outputs)
         if self.max_new_tokens:
@@ -118,9 +119,9 @@ class Seq2Seq(Seq2SeqOptions):
         return metrics
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield ``index``, ``source``, ``target`` and mean ``loss`` of each row, and what was ``generated`` for it.
+        """Yield ``index``, ``source``, ``target``, mean ``loss`` and, with generation, ``generated`` of each row.
 
-        Without targets ``source`` and ``generated`` alone.
+        Without targets, yields only ``source`` and ``generated``.
         """
         if isinstance(data.test, UnlabeledSources):
             for source, generated in zip(data.test.sources, _written(outputs, data), strict=True):
@@ -136,32 +137,32 @@ class Seq2Seq(Seq2SeqOptions):
             yield {"index": index, **{name: texts[index] for name, texts in columns.items()}, "loss": loss}
 
     def row_columns(self) -> dict[str, str]:
-        """Return the column of rows without targets: the source."""
+        """Return the only column of rows without targets, the source."""
         return {"columns.source": self.columns.source}
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return sources that are tokenized when they are read; raises DataError for one that cannot be used.
+        """Return sources, which are tokenized batch by batch. Raises DataError for an invalid one.
 
-        Raises ConfigError for more new tokens than the model has positions for.
+        Raises ConfigError for more new tokens than the model has positions.
         """
         if not self.from_scratch:
             check_length(self.model, self.model_folder(), self.max_new_tokens or GENERATED, "max_new_tokens")
         return unlabeled_sources(rows, self, tokenized(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what the model needs beside its weights: the tokenizer, which cuts as training did."""
+        """Write the tokenizer to ``folder``, next to the weights. It truncates as in training."""
         tokenized(data).save_tokenizer(folder)
         set_length(folder, self.max_seq_len)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if it did not."""
-        return without_rows(TokenizedDatasets, folder, no_pairs)
+        """Return datasets without rows, with the tokenizer that ``save`` wrote; ``None`` if there is none."""
+        return empty_datasets(TokenizedDatasets, folder, empty_dataset)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the logits in fp32, shape ``(n, longest target, vocabulary)``."""
     names = ("input_ids", "attention_mask", "labels")
-    # Given the labels, the model shifts them as it was trained, and computes a mean loss that nobody asks for.
+    # The model shifts the labels into decoder inputs. It also computes a mean loss, which is not used.
     logits: Tensor = model(**{name: batch[name] for name in names}, use_cache=False).logits
     return logits.float()
 
@@ -179,7 +180,7 @@ def _texts(column: Ragged) -> list[str]:
 
 
 def _written(outputs: dict[str, Any], data: Datasets) -> list[str]:
-    """Return what the model wrote for each row."""
+    """Return the generated text of each row."""
     data = tokenized(data)
     tokenizer = data.loaded_tokenizer
     rows = outputs["generated"].tolist()

@@ -1,4 +1,4 @@
-"""Sources without targets, some rows of a file at a time; a rank tokenizes those that it reads, when it does."""
+"""Sources without targets, in chunks of a file. Each rank tokenizes the rows of its batches only."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class UnlabeledSources:
     sources: list[str]
     """The texts, without the prefix."""
     options: Seq2SeqOptions
-    """What the model was trained with."""
+    """Options of the training run."""
     data: TokenizedDatasets
-    """The tokenizer, and the token to pad with."""
+    """The tokenizer and its padding token."""
     lengths: np.ndarray
-    """Characters of each source: enough to put rows of like length together, and known without tokenizing."""
+    """Characters of each source. They serve to batch rows of like length, without tokenizing."""
     items: ConstantColumn
     """Ones."""
 
@@ -48,7 +48,7 @@ class UnlabeledSources:
 
 
 def unlabeled_sources(rows: FileRows, options: Seq2SeqOptions, data: TokenizedDatasets) -> UnlabeledSources:
-    """Return the sources of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
+    """Return the sources of ``rows``. Raises DataError with file and row for an invalid one."""
     sources: list[Any] = []
     for number, (source,) in enumerate(rows.records, rows.start):
         if problem := text_problem(source, "source"):

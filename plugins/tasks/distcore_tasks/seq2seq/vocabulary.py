@@ -1,4 +1,4 @@
-"""The tokenizer of built-in models: byte-level, and every text ends with a token of its own, as T5's do."""
+"""The tokenizer of built-in models: byte-level, with an end token after every text, as in T5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import processors
 from distcore_tasks.shared.vocabulary import train_byte_level
 
 PAD, END = "<pad>", "</s>"
-"""Tokens that pad, with which an answer also begins, and that end a text."""
+"""The padding token, which also starts every answer, and the end token."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

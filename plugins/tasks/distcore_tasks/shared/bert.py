@@ -1,4 +1,4 @@
-"""The built-in models of tasks that read a text and answer about it: BERTs with random weights."""
+"""Built-in encoder models: BERTs with random weights."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SHAPES = {
 }
 """The built-in models, by the name that follows ``--model``."""
 POSITIONS = 512
-"""Positions of a built-in model, as in BERT; more for longer rows."""
+"""Positions of a built-in model, as in BERT; longer rows raise the number."""
 
 
 def bert_config(shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout: float | None, **fields: Any) -> Any:
-    """Return the transformers config of a BERT of this shape; ``fields`` are others of its fields."""
+    """Return the transformers config of a BERT of this shape. ``fields``: additional fields."""
     from transformers import BertConfig
 
     config = BertConfig(
@@ -52,10 +52,10 @@ def bert_config(shape: BertShape, *, vocab_size: int, max_seq_len: int, dropout:
 
 
 def check_encoder(options: TaskOptions, max_seq_len: int, kind: str, cannot: str) -> None:
-    """Refuse a model that takes the place of these, but cannot do what they do or not with so many tokens.
+    """Check a pretrained model that replaces a built-in one.
 
-    ``kind`` is what transformers calls its models that can, such as ``MASKED_LM``, ``cannot`` what is said of another.
-    Raises ModelError, or ConfigError for more tokens than it has positions for.
+    ``kind``: transformers' name of the models with the right head, such as ``MASKED_LM``. ``cannot``: the message for
+    other models. Raises ModelError, or ConfigError for more tokens than the model has positions.
     """
     if options.from_scratch:
         return

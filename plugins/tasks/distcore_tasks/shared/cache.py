@@ -1,4 +1,4 @@
-"""Datasets that are prepared once: a digest of everything that their content depends on finds them again."""
+"""Cache prepared datasets by a digest of everything that their content depends on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distcore_tasks.shared.tokenized import tokens_of
 ENTRY = "entry.json"
 """File with the facts of a cache entry."""
 Build = Callable[[Path], tuple[Any, dict[str, Any]]]
-"""Fills a new cache entry, one folder per dataset; returns the tokenizer and what ``Entry.said`` is to say."""
+"""Fill a new cache entry, one folder per dataset; return the tokenizer and the entry's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Entry:
 
     folder: Path
     """The entry."""
-    said: dict[str, Any]
-    """What ``build`` returned, and ``tokens``, the fields that ``TokenizedDatasets`` has of its tokenizer."""
+    record: dict[str, Any]
+    """The record that ``build`` returned, with ``tokens``, the tokenizer's fields of ``TokenizedDatasets``."""
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
-        """What the report states of each dataset, by name."""
-        facts: dict[str, dict[str, Any]] = self.said["facts"]
+        """Facts of each dataset for the report, by name."""
+        facts: dict[str, dict[str, Any]] = self.record["facts"]
         return facts
 
     @property
     def tokens(self) -> dict[str, Any]:
         """``vocab_size``, ``pad`` and ``end`` of the tokenizer."""
-        tokens: dict[str, Any] = self.said["tokens"]
+        tokens: dict[str, Any] = self.record["tokens"]
         return tokens
 
     @property
@@ -56,19 +56,19 @@ class CachedDatasets:
     kind: str
     """Name of their folder in the cache."""
     version: int
-    """Version of the files in an entry: raise it when their layout or meaning changes."""
+    """Version of the files in an entry. Raise it when their layout or meaning changes."""
     embedded: Collection[str]
     """Names of the embedded datasets."""
     made_from: tuple[object, ...]
-    """What the rows of embedded datasets depend on, apart from the Python that reads them."""
+    """Everything that the rows of embedded datasets depend on, except for the Python version."""
 
     def entry(
         self, options: TaskOptions, seed: int, settings: Sequence[object], vocab_size: int, build: Build
     ) -> Entry:
-        """Return the entry of these options, which ``build`` fills unless it is in the cache.
+        """Return the cache entry of these options; ``build`` fills a missing one.
 
-        ``settings`` are the options that rows and tokens depend on, ``vocab_size`` that of a built-in model. With an
-        entry in the cache, files are read for their digest only, and neither parsed nor tokenized. Raises DataError.
+        ``settings``: the options that rows and tokens depend on. ``vocab_size``: that of a built-in model. For an
+        existing entry, files are only read for their digest, and neither parsed nor tokenized. Raises DataError.
         """
         key = self._key(options, seed, settings, vocab_size)
         folder = cached_folder(self.kind, key, lambda folder: _write(folder, build))
@@ -79,7 +79,7 @@ class CachedDatasets:
         facts = [
             self.version,
             source_digests(options, self.embedded, self.made_from),
-            None if options.eval_data else [seed, options.eval_fraction],  # what the split depends on
+            None if options.eval_data else [seed, options.eval_fraction],  # the split depends on these
             list(settings),
             vocab_size if options.from_scratch else tokenizer_digest(options.model_folder()),
             [version("tokenizers"), version("transformers")],  # a new release may tokenize differently
@@ -88,9 +88,9 @@ class CachedDatasets:
 
 
 def _write(folder: Path, build: Build) -> None:
-    tokenizer, said = build(folder)
+    tokenizer, record = build(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
-    entry = json.dumps({**said, "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
+    entry = json.dumps({**record, "tokens": tokens_of(tokenizer)}, ensure_ascii=False)
     (folder / ENTRY).write_text(entry, encoding="utf-8")
 
 
@@ -107,6 +107,6 @@ def cut_warning(
     of: str | None = None,
     remedy: str = "--max-seq-len sets another length",
 ) -> Iterator[str]:
-    """Yield a line if some of all ``rows`` were cut to ``length`` tokens; ``of`` is the fact with their number."""
+    """Yield a warning if some ``rows`` were cut to ``length`` tokens. ``of``: the fact with their total number."""
     if cut := total(facts, f"{rows}_cut"):
         yield f"{cut} of {total(facts, of or rows)} {rows} have more than {length} tokens and are cut; {remedy}"

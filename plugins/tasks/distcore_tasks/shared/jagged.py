@@ -1,4 +1,4 @@
-"""Rows of unequal length as one flat array on disk, memory-mapped: all ranks of a machine share one copy."""
+"""Rows of unequal length as one flat array in a memory-mapped file, which all ranks of a machine share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CONTENT = "content.sha256"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flat:
-    """Entries of all rows, one row after the other."""
+    """Entries of all rows, concatenated."""
 
     values: np.ndarray
     """Tokens or other numbers, int32, or bytes, uint8, shape ``(entries,)``."""
     offsets: np.ndarray
-    """Where each row starts, and at last where the last one ends, int64, shape ``(rows + 1,)``."""
+    """Start of each row, and the end of the last one, int64, shape ``(rows + 1,)``."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -38,23 +38,23 @@ class Flat:
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
     def padded(self, rows: np.ndarray, fill: int, *, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows ``rows``, int64 ``(n,)``, as ``(n, longest)``, and a mask of the same shape, bool.
+        """Return the rows ``rows``, int64 ``(n,)``, as a table ``(n, longest)``, and a bool mask of the same shape.
 
-        The mask is False where ``fill`` stands: behind the entries of a row, or before them (``left``). Entries keep
-        their dtype.
+        The mask is False at padding, which is ``fill``, after the entries of a row or, with ``left``, before them.
+        Entries keep their dtype.
         """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         longest = lengths.max(initial=0)
         places = np.arange(longest) - ((longest - lengths)[:, None] if left else 0)
         mask = (places >= 0) & (places < lengths[:, None])
-        # Beside a shorter row this reads entries of its neighbors; the mask then replaces them.
+        # This reads past the ends of shorter rows, into their neighbors; the mask then replaces those entries.
         entries = self.values.take(starts[:, None] + places, mode="clip")
         return np.where(mask, entries, self.values.dtype.type(fill)), mask
 
 
 def flat_of(values: np.ndarray, lengths: np.ndarray) -> Flat:
-    """Return rows whose entries are ``values``, one row after the other; ``lengths``: entries of each, ``(rows,)``."""
+    """Return rows with the concatenated entries ``values``. ``lengths``: entries of each row, ``(rows,)``."""
     return Flat(values, np.cumsum([0, *lengths], dtype=np.int64))
 
 
@@ -65,7 +65,7 @@ def flat_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> Flat:
 
 
 class FlatFile:
-    """A ``Flat`` on disk, written some rows at a time; a context manager, which closes its files."""
+    """A ``Flat`` on disk, written in chunks of rows; a context manager that closes its files."""
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
         """Create the two files of ``name`` in ``folder``; the entries are ``dtype``."""
@@ -83,7 +83,7 @@ class FlatFile:
         self._offsets.__exit__(*error)
 
     def add(self, rows: Flat) -> None:
-        """Append some rows."""
+        """Append rows."""
         self._offsets.add(rows.offsets[1:] + self._values.count)
         self._values.add(rows.values)
 
@@ -95,17 +95,17 @@ def write_flat(folder: Path, name: str, flat: Flat) -> None:
 
 
 def open_flat(folder: Path, name: str) -> Flat:
-    """Map what ``write_flat`` or a ``FlatFile`` wrote into memory."""
+    """Map the files of ``write_flat`` or ``FlatFile`` into memory."""
     return Flat(map_array(folder / f"{name}.npy"), map_array(folder / f"{name}_offsets.npy"))
 
 
 def flat_digest(*flats: Flat) -> str:
-    """Return the SHA-256 over all entries and which row they are in, in hexadecimal: the same on every machine."""
+    """Return the SHA-256 over all entries and row lengths, in hexadecimal; the same on every machine."""
     return digest_arrays(*(column for flat in flats for column in (flat.values, flat.offsets)), widen=True)
 
 
 def write_content(folder: Path, digest: str) -> None:
-    """Write the digest of a dataset's rows beside them."""
+    """Write the digest of a dataset's rows to their folder."""
     (folder / CONTENT).write_text(digest, encoding="ascii")
 
 

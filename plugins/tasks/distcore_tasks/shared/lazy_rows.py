@@ -1,4 +1,4 @@
-"""Values of rows that are read from their source again instead of being kept, so that they need not fit into memory."""
+"""Values of rows that are read again from the source in each iteration, so that they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Values(Protocol[T_co]):
-    """As many values as there are rows; a list is one. Only what is iterated over need be in memory."""
+    """A sized iterable with one value per row. A list is one; others need not hold all values in memory."""
 
     def __len__(self) -> int:
         """Return the number of values."""
         ...
 
     def __iter__(self) -> Iterator[T_co]:
-        """Yield the values in order, each time the same ones."""
+        """Yield the values in order; the same ones each time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reread(Generic[T]):
-    """Values that each iteration reads anew; implements ``Values``."""
+class LazyValues(Generic[T]):
+    """Values that each iteration reads again; implements ``Values``."""
 
     read: Callable[[], Iterator[T]]
-    """Reads them from the first on."""
+    """Read all values, from the first."""
     rows: int
-    """Their number."""
+    """Number of values."""
 
     def __len__(self) -> int:
         """Return the number of values."""
@@ -45,18 +45,18 @@ class Reread(Generic[T]):
         return self.read()
 
 
-def picked(values: Values[T], numbers: np.ndarray) -> Reread[T]:
-    """Return those of ``values`` that ``numbers`` names, int64, ascending, from 0."""
+def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
+    """Return the ``values`` at ``numbers``, int64, ascending, from 0."""
     chosen = np.zeros(len(values), np.uint8)
     chosen[numbers] = 1
-    return Reread(lambda: compress(values, chosen.tobytes()), len(numbers))
+    return LazyValues(lambda: compress(values, chosen.tobytes()), len(numbers))
 
 
-def kept(source: Source, read: Callable[[], Iterator[T]]) -> Values[T]:
-    """Return all values that ``read`` yields, each of which is read once here, for what is wrong with it to be found.
+def read_values(source: Source, read: Callable[[], Iterator[T]]) -> Values[T]:
+    """Return all values that ``read`` yields. Reads every value once, so that bad rows raise here.
 
-    Only those of a ``.json`` file, which is parsed as a whole, are kept in memory.
+    Keeps only values of a ``.json`` file in memory, because its parser reads the whole file.
     """
     if data_format(source) == ".json":
         return list(read())
-    return Reread(read, sum(1 for _ in read()))
+    return LazyValues(read, sum(1 for _ in read()))

@@ -1,4 +1,4 @@
-"""The options of every shipped task, and what follows from them: the model's folder, its learning rate, paths."""
+"""Options of every shipped task, and values derived from them: model folder, learning rate and paths."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """The options that each of these tasks has."""
+    """Options that all of these tasks have."""
 
     metrics: ClassVar[dict[str, Direction]]
     built_in: ClassVar[Mapping[str, Shape]]
     """The built-in models, by the name that follows ``--model``."""
     built_in_type: ClassVar[str] = "bert"
-    """The type of the built-in models in transformers."""
+    """Model type of the built-in models in transformers."""
     embedded: ClassVar[Collection[str]] = ()
     """Names of the datasets that come with the task."""
     pretrained_lr: ClassVar[float] = 5e-5
     """Peak learning rate for fine-tuning pretrained weights."""
     beside: ClassVar[tuple[str, ...]] = TOKENIZERS
-    """Files one of which a model's folder has beside config and weights: a key of ``pretrained.BESIDE``."""
+    """Files of which a model folder needs one, besides config and weights: a key of ``pretrained.BESIDE``."""
     on_resume: ClassVar[dict[str, OnResume]] = {
-        "data": "free",  # where the rows are: what they say is compared by content
+        "data": "free",  # the path may change, because rows are compared by content
         "eval_data": "free",
         "test_data": "free",
         "dropout": "ask",
@@ -53,11 +53,11 @@ class TaskOptions:
     """Data files (.json .jsonl .csv .parquet .txt; a file, a folder, a pattern, or several with commas), dataset of
     datasets (FOLDER@SPLIT or hub name), or an embedded one."""
     eval_data: str | None = None
-    """File to evaluate on, instead of a part of ``data``."""
+    """File of evaluation rows; default: a part of ``data``."""
     test_data: str | None = None
-    """File for the final test; default: the evaluation rows."""
+    """File of rows for the final test; default: the evaluation rows."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Part of the rows of ``data`` that is kept for evaluation."""
+    """Fraction of the rows of ``data`` to hold out for evaluation."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
 
@@ -68,13 +68,13 @@ class TaskOptions:
 
     @property
     def path_options(self) -> tuple[str, ...]:
-        """The options that name a file or a folder, and not a built-in model or an embedded dataset."""
+        """Options with a file or a folder, rather than a built-in model or an embedded dataset."""
         known = {*self.built_in, *self.embedded}
         names = ("model", "data", "eval_data", "test_data")
         return tuple(name for name in names if getattr(self, name) is not None and getattr(self, name) not in known)
 
     def model_folder(self) -> Path:
-        """Return the local folder of a model that is not built in; raises ModelError, one line."""
+        """Return the local folder of a model that is not built in. Raises ModelError, one line."""
         return model_folder(self.model, self.built_in, self.beside)
 
     def weights_folder(self, config: RunConfig) -> Path | None:
@@ -82,5 +82,5 @@ class TaskOptions:
         return None if self.from_scratch else self.model_folder()
 
     def suggest(self, config: RunConfig) -> dict[str, object]:
-        """Return ``lr``, the peak learning rate for the model, for a config that says ``auto``."""
+        """Return ``lr``, the model's peak learning rate, for ``auto`` in the config."""
         return {"lr": self.built_in[self.model].lr if self.from_scratch else self.pretrained_lr}

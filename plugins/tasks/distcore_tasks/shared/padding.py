@@ -1,4 +1,4 @@
-"""Where padding must stand so that a row's answer does not depend on the rows beside it."""
+"""The side of padding that keeps a row's prediction independent of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import read_config
 
 LAST_PLACE = ("xlnet",)
-"""Model types that classify a row by its last place, be it padding or not."""
+"""Model types that classify a row by its last place, even if it is padding."""
 UNMASKED = ("canine", "convbert", "fnet", "nystromformer", "reformer", "yoso")
-"""Model types in which padding takes part in the answer, on whichever side it stands."""
+"""Model types whose predictions depend on padding, on either side."""
 
 
 def pads_left(options: TaskOptions) -> bool:
-    """Return True if padding must stand before the tokens of a row, not behind them.
+    """Return True if padding must come before the tokens of a row, not after them.
 
-    Not what the tokenizer says: it may say left for the sake of generation, and a model such as GPT-2, which numbers
-    places from the left, would give other answers then.
+    Ignores the tokenizer's own side, which may be left for generation. A model such as GPT-2, which numbers positions
+    from the left, would predict differently then.
     """
     return _model_type(options) in LAST_PLACE
 
 
 def check_padding(options: TaskOptions) -> None:
-    """Raise ModelError for a model whose answer for a row depends on the length that the row is padded to."""
+    """Raise ModelError for a model whose prediction for a row depends on the padding of the row."""
     kind = _model_type(options)
     if kind in UNMASKED:
         raise ModelError(

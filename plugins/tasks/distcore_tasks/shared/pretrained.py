@@ -1,4 +1,4 @@
-"""Models of transformers for any task: local folders, the hub, tokenizers; each problem with one is one line."""
+"""Load transformers models and tokenizers from local folders or the hub. Every error is one line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-"""A model folder of a language model must have at least one of these vocabulary files."""
+"""Vocabulary files. The folder of a language model must have at least one of them."""
 IMAGE_PROCESSORS = ("preprocessor_config.json",)
-"""The same for models of images: how these are to be prepared."""
+"""Preprocessing files. The folder of an image model must have at least one of them."""
 BESIDE = {TOKENIZERS: "tokenizer", IMAGE_PROCESSORS: "preprocessor"}
-"""What error messages call the files that a model folder has beside config and weights."""
+"""Names, in error messages, of the files besides config and weights."""
 
 
 def model_folder(name: str, built_in: Collection[str], beside: tuple[str, ...] = TOKENIZERS) -> Path:
-    """Return the local folder of a model that is none of the ``built_in``.
+    """Return the local folder of a model that is not one of the ``built_in``.
 
-    It holds config, weights and one of the files ``beside``, which is a key of ``BESIDE``. A hub model is downloaded if
-    it is not cached yet. Raises ModelError, one line.
+    The folder has config, weights and one of the files ``beside``, a key of ``BESIDE``. Downloads a hub model that is
+    not cached yet. Raises ModelError, one line.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
@@ -57,25 +57,25 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_digest(folder: Path) -> list[tuple[str, str]]:
-    """Return name and digest of each file in ``folder`` that tokens depend on, as a part of a cache key."""
+    """Return name and digest of each file in ``folder`` that tokens depend on, for a cache key."""
     files = [folder / "config.json", *tokenizer_files(folder)]
     return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.is_file()]
 
 
 def positions(name: str, folder: Path) -> int | None:
-    """Return for how many tokens the model in ``folder`` has positions; ``None`` if nothing bounds them."""
+    """Return the maximum number of positions of the model in ``folder``; ``None`` if it is unbounded."""
     tree = read_config(name, folder)
-    # T5 and its relatives count distances instead; what their config calls positions bounds nothing.
+    # T5 and its relatives have relative positions; the number of positions in their config is no limit.
     counted = None if "relative_attention_num_buckets" in tree else tree.get("n_positions")
     declared = tree.get("max_position_embeddings", counted)
     if not isinstance(declared, int):
         return None
-    # RoBERTa and its relatives number positions from pad_token_id + 1, so they have fewer than their config says.
+    # RoBERTa and its relatives number positions from pad_token_id + 1, so fewer are usable than their config says.
     return declared - (int(tree.get("pad_token_id") or 0) + 1 if "roberta" in tree["model_type"] else 0)
 
 
 def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_len") -> None:
-    """Raise ConfigError if ``tokens``, which ``option`` asks for, exceed the positions of the model in ``folder``."""
+    """Raise ConfigError if ``tokens``, the value of ``option``, exceeds the positions of the model in ``folder``."""
     most = positions(name, folder)
     if most is not None and tokens > most:
         change = "--max-seq-len " if option == "max_seq_len" else f"--set task_options.{option}="
@@ -83,12 +83,12 @@ def check_length(name: str, folder: Path, tokens: int, option: str = "max_seq_le
 
 
 def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
-    """Return the config of the model in ``folder``; raises ModelError, one line, for one that has no head for a task.
+    """Return the config of the model in ``folder``. Raises ModelError, one line, for a type without the task's head.
 
-    ``kind`` is the mapping of transformers that knows those that have one, such as ``MASKED_LM``. ``otherwise`` says
-    what a model of another type does not do, and what to take.
+    ``kind``: transformers' mapping of the types with that head, such as ``MASKED_LM``. ``otherwise``: the message for
+    other types, with the remedy.
     """
-    with silence_transformers(), one_line(f"model {name}: cannot be loaded"):
+    with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         from transformers import AutoConfig
         from transformers.models.auto import modeling_auto
 
@@ -100,7 +100,7 @@ def check_kind(name: str, folder: Path, kind: str, otherwise: str) -> Any:
 
 
 def set_length(folder: Path, tokens: int) -> None:
-    """Have the tokenizer in ``folder`` cut texts to so many tokens where a caller asks for no other length."""
+    """Set the default length to which the tokenizer in ``folder`` truncates texts."""
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps(settings | {"model_max_length": tokens}, ensure_ascii=False, indent=2)
@@ -109,22 +109,23 @@ def set_length(folder: Path, tokens: int) -> None:
 
 def load_tokenizer(name: str, folder: Path, **settings: Any) -> Any:
     """Load the folder's tokenizer with ``AutoTokenizer`` under these ``settings``. Raises ModelError, one line."""
-    with silence_transformers(), one_line(f"model {name}: tokenizer cannot be loaded"):
+    with silence_transformers(), one_line_errors(f"model {name}: tokenizer cannot be loaded"):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **settings)
 
 
 def pad_token(tokenizer: Any) -> int:
-    """Return the padding token. Many decoder models have none; any token will do then, since padding is masked."""
+    """Return the padding token. Many decoder models have none; then any token will do, because padding is masked."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, *tokenizer.all_special_ids, 0)
     return next(int(token) for token in candidates if token is not None)
 
 
-def with_pad_token(tokenizer: Any) -> Any:
-    """Return the tokenizer, which pads with the token that training pads with, so that an export does.
+def set_pad_token(tokenizer: Any) -> Any:
+    """Set the tokenizer's padding token to that of training, also for exports. Return the tokenizer.
 
-    One without any special token stays as it is: an ordinary token would be cut out of every text from then on.
+    A tokenizer without special tokens stays unchanged: an ordinary token would become special, and would be split out
+    of every text.
     """
     if tokenizer.pad_token_id is None and tokenizer.all_special_ids:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token(tokenizer))
@@ -140,21 +141,21 @@ def check_vocabulary(name: str, folder: Path, largest: int) -> None:
 
 
 def set_dropout(shape: Any, dropout: float | None) -> None:
-    """Set every dropout probability of a transformers config; the fields' names differ from model to model.
+    """Set every dropout probability of a transformers config; the names of the fields differ between models.
 
-    With 0 nothing is left out by chance any more.
+    0 also disables stochastic depth.
     """
     if dropout is None:
         return
     for name, value in shape.to_dict().items():
         if ("dropout" in name or name.endswith("pdrop")) and (value is None or isinstance(value, float | int)):
             setattr(shape, name, dropout)
-    if not dropout and hasattr(shape, "drop_path_rate"):  # layers left out by chance
+    if not dropout and hasattr(shape, "drop_path_rate"):  # stochastic depth
         shape.drop_path_rate = 0.0
 
 
 def class_fields(classes: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a transformers config that say which classes a model predicts."""
+    """Return the fields of a transformers config that define the classes of a model."""
     return {
         "num_labels": len(classes),
         "id2label": dict(enumerate(classes)),
@@ -163,14 +164,14 @@ def class_fields(classes: Sequence[str]) -> dict[str, Any]:
 
 
 def load_model(kind: str, name: str, folder: Path, dropout: float | None, **settings: Any) -> nn.Module:
-    """Load the folder's model in fp32; under torch's meta device it has no weights, and none are read.
+    """Load the folder's model in fp32. Under torch's meta device, no weights are read.
 
-    ``kind`` is the class of transformers that loads it, such as ``AutoModelForCausalLM``; ``settings`` go into the
-    model's config, those of ``class_fields`` among them. Raises ModelError, one line.
+    ``kind``: the loading class of transformers, such as ``AutoModelForCausalLM``. ``settings``: fields of the model's
+    config, such as ``class_fields``. Raises ModelError, one line.
     """
     import torch
 
-    with silence_transformers(), one_line(f"model {name}: cannot be loaded"):
+    with silence_transformers(), one_line_errors(f"model {name}: cannot be loaded"):
         import transformers
 
         loader: Any = getattr(transformers, kind)
@@ -203,7 +204,7 @@ def _check_folder(name: str, folder: Path, beside: tuple[str, ...]) -> None:
 
 
 def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -> Path:
-    # Names of the hub have at most one slash: this was meant as a path.
+    # Hub names have at most one slash, so this is a path.
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"model {name}: no such folder")
     from huggingface_hub import snapshot_download
@@ -232,7 +233,7 @@ def _hub_folder(name: str, built_in: Collection[str], beside: tuple[str, ...]) -
 
 
 def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any) -> Path | None:
-    """Return the snapshot's folder, or ``None`` if a file that the model needs is missing from it."""
+    """Return the snapshot's folder; ``None`` if it lacks a file that the model needs."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -249,8 +250,8 @@ def _snapshot(download: Any, name: str, beside: tuple[str, ...], **options: Any)
 
 
 @contextmanager
-def one_line(what: str) -> Iterator[None]:
-    """Turn any exception that a library raises for a user's files into a one-line ModelError."""
+def one_line_errors(what: str) -> Iterator[None]:
+    """Turn any exception of a library about a user's files into a one-line ModelError."""
     try:
         yield
     except ModelError:

@@ -1,4 +1,4 @@
-"""Where a task's rows come from: a data file, a split of a dataset, or a dataset that comes with the task."""
+"""Sources of a task's rows: data files, splits of datasets, and embedded datasets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distcore_tasks.shared.options import TaskOptions
 
 R = TypeVar("R")
 HELD_OUT = {"validation": "eval_data", "test": "test_data"}
-"""Names of splits that are meant to be held out, with the option that takes them."""
+"""Map the names of held-out splits to their options."""
 
 
 def source_file(source: str, embedded: Collection[str]) -> Source:
     """Return the data file or split that ``source`` names.
 
-    Raises DataError for a bare word that is neither of them nor an embedded set.
+    Raises DataError for a bare word that is no file, split or embedded dataset.
     """
     if split := find_split(source):
         return split
@@ -32,25 +32,25 @@ def source_file(source: str, embedded: Collection[str]) -> Source:
 
 
 def read_source(source: str, embedded: Mapping[str, Callable[[], R]], read: Callable[[Source], R]) -> R:
-    """Return the rows of an embedded dataset, or what ``read`` finds in a data file or split; raises DataError."""
+    """Return the rows of an embedded dataset, or those that ``read`` reads from a file or split. Raises DataError."""
     reader = embedded.get(source)
     return reader() if reader else read(source_file(source, embedded))
 
 
 def rows_name(source: str, embedded: Collection[str]) -> str:
-    """Return what messages call the rows of a source."""
+    """Return the name of a source's rows in messages."""
     return f"dataset {source}" if source in embedded else source_name(source_file(source, embedded))
 
 
-def source_said(source: str, embedded: Collection[str]) -> str:
-    """Return what predictions call the source of a row, the same where its path was recorded as an absolute one."""
+def source_label(source: str, embedded: Collection[str]) -> str:
+    """Return the name of a source in predictions. Absolute and relative paths give the same name."""
     return source if source in embedded else str(source_file(source, embedded))
 
 
 def source_digests(options: TaskOptions, embedded: Collection[str], made_from: tuple[object, ...]) -> list[str | None]:
-    """Return a digest of what each source says, ``None`` for one that is not given, as a part of a cache key.
+    """Return a digest of each source's content, ``None`` for an absent one, for a cache key.
 
-    ``made_from`` is what the rows of embedded datasets depend on. Raises DataError.
+    ``made_from``: everything that the rows of embedded datasets depend on. Raises DataError.
     """
 
     def digest_of(source: str) -> str:
@@ -65,7 +65,7 @@ def source_digests(options: TaskOptions, embedded: Collection[str], made_from: t
 
 
 def unused_splits(options: TaskOptions) -> Iterator[str]:
-    """Yield a line if the dataset has rows for evaluation that the options leave aside."""
+    """Yield a warning if the dataset has held-out splits that the options do not use."""
     given = {"data": options.data, "eval_data": options.eval_data, "test_data": options.test_data}
     splits = {name: find_split(text) for name, text in given.items() if text and text not in options.embedded}
     train, used = splits.pop("data", None), set(map(str, splits.values()))
@@ -79,7 +79,7 @@ def unused_splits(options: TaskOptions) -> Iterator[str]:
 
 
 def text_problem(text: object, name: str = "text") -> str | None:
-    """Return what is wrong with a row's text, which messages call ``name``; ``None`` if it can be tokenized."""
+    """Return the problem of a row's text; ``None`` if it can be tokenized. ``name``: that of the text in messages."""
     if not isinstance(text, str):
         return f"{name} is {describe_value(text)}, expected a string"
     if not text or text.isspace():

@@ -1,4 +1,4 @@
-"""Datasets as parts of what a task has read: rows to train on, rows to evaluate on, and rows to test on."""
+"""Split rows into training, evaluation and test datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rows(Protocol):
 
     @property
     def name(self) -> str:
-        """What error messages call these rows, such as ``data file chats.jsonl``."""
+        """Name of these rows in error messages, such as ``data file chats.jsonl``."""
         ...
 
     @property
@@ -33,12 +33,12 @@ R = TypeVar("R", bound=Rows)
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[R]):
-    """Some rows of a source: those of one dataset."""
+    """The rows of one dataset, which are some rows of a source."""
 
     rows: R
     """All rows of the source."""
     numbers: np.ndarray
-    """Which of them, int64, ascending, from 0."""
+    """Numbers of this part's rows, int64, ascending, from 0."""
 
     def values(self) -> Values[Any]:
         """Return the values of this part's rows, in order."""
@@ -49,10 +49,11 @@ class Part(Generic[R]):
         return row_error(self.rows.name, int(self.numbers[place]) + 1, what)
 
 
-def parts_of(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
-    """Return the datasets by name. Without ``test_data`` there is no ``test``: the evaluation rows serve as test.
+def read_parts(options: TaskOptions, read: Callable[[str], R], seed: int) -> dict[str, Part[R]]:
+    """Read all sources, and return the datasets by name. Raises DataError.
 
-    ``read`` returns the rows of a source. Raises DataError.
+    ``read`` returns the rows of a source. Without ``test_data`` there is no ``test``, and the evaluation rows serve as
+    test rows.
     """
     rows = read(options.data)
     if options.eval_data is None:
@@ -69,7 +70,7 @@ def _whole(rows: R) -> Part[R]:
 
 
 def _split(rows: R, fraction: float, seed: int) -> Iterator[Part[R]]:
-    """Yield the rows to train on and those to evaluate on, which depend on seed and number of rows alone."""
+    """Yield training and evaluation rows. They depend on the seed and the number of rows only."""
     for numbers in split_rows(rows.name, len(rows.values), fraction, seed):
         yield Part(rows, numbers)
 
@@ -79,14 +80,14 @@ def split_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split row numbers into training and evaluation: two ascending int64 arrays.
 
-    They depend on ``seed``, the number of ``rows`` and their class numbers, int64 ``(rows,)``, alone. ``fraction`` is
-    the part of the rows that evaluation should get; it gets at least one, and at least one row, or one of each class,
-    stays in training. Raises DataError if there are too few rows for both; ``name`` opens the message.
+    They depend on ``seed``, the number of ``rows`` and their class numbers, int64 ``(rows,)``, only. Evaluation gets
+    about ``fraction`` of the rows, and at least one. Training keeps at least one row, or one of each class. Raises
+    DataError for too few rows; the message starts with ``name``.
     """
     if rows < 2:
         raise DataError(f"{name}: holds one row, so none is left for evaluation; give --eval-data a file")
     order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).permutation(rows)
-    # Without classes the last row stays in training, with them the first of each, in this random order.
+    # Training keeps the last row in this random order or, with classes, the first row of each.
     kept = [rows - 1] if classes is None else np.unique(classes[order], return_index=True)[1]
     free = np.delete(order, kept)
     if not len(free):

@@ -1,4 +1,4 @@
-"""Source files of the running Python's standard library: data that every machine has."""
+"""Source files of the standard library, as data that every machine has."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DOCUMENTS = (
     "json linecache logging numbers operator optparse os pathlib pprint queue random reprlib selectors shelve shlex "
     "shutil statistics string subprocess tempfile textwrap threading timeit tokenize traceback types"
 )
-"""Modules and packages whose files are the documents of a language model."""
+"""Modules and packages with the documents for a language model."""
 Definition = ast.ClassDef | ast.FunctionDef
 _SKIPPED = {"test", "tests", "idle_test", "__pycache__", "_bundled"}
 
 
 def source_files(library: Path, modules: Iterable[str]) -> Iterator[Path]:
-    """Yield the source files of the modules and packages under ``library``, tests and bundled wheels left out."""
+    """Yield the source files of the modules and packages under ``library``, without tests and bundled wheels."""
     for module in modules:
         paths = [library / f"{module}.py", *sorted((library / module).rglob("*.py"))]
         for path in paths:
@@ -31,7 +31,7 @@ def source_files(library: Path, modules: Iterable[str]) -> Iterator[Path]:
 
 
 def documents() -> Iterator[str]:
-    """Yield the source files of ``DOCUMENTS``, one text each; those of under 200 characters are left out."""
+    """Yield the text of each source file of ``DOCUMENTS`` with at least 200 characters."""
     for path in source_files(Path(sysconfig.get_path("stdlib")), DOCUMENTS.split()):
         text = path.read_text(encoding="utf-8", errors="replace")
         if len(text) >= 200:
@@ -39,7 +39,7 @@ def documents() -> Iterator[str]:
 
 
 def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
-    """Yield the functions and classes of the modules that have a docstring, with its first paragraph on one line."""
+    """Yield functions and classes with a docstring, and the first paragraph of the docstring on one line."""
     for path in source_files(Path(sysconfig.get_path("stdlib")), modules):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, Definition) and (text := ast.get_docstring(node)):
@@ -47,9 +47,9 @@ def documented(modules: Iterable[str]) -> Iterator[tuple[Definition, str]]:
 
 
 def fingerprint(name: str, *made_from: object) -> str:
-    """Return a digest that stands for the content of an embedded dataset: no file is read.
+    """Return a digest for the content of an embedded dataset, without reading a file.
 
-    ``made_from`` is what its rows depend on, apart from the Python that runs.
+    ``made_from``: everything that the rows depend on, except for the Python version.
     """
     everything = [name, *made_from, sys.version, sysconfig.get_path("stdlib")]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()

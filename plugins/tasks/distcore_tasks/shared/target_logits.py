@@ -1,6 +1,6 @@
-"""Logits at target positions only: the loss reads no others.
+"""Compute logits at target positions only, because the loss reads no others.
 
-Source of the idea: ``logits_to_keep`` of transformers, which takes the same positions from every sequence.
+Similar to ``logits_to_keep`` of transformers, which selects the same positions in every sequence.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 
 class SelectsLogits:
-    """The method ``select_logits`` of a task with a transformers model, whose datasets implement ``TellsTargets``."""
+    """The method ``select_logits`` of tasks with a transformers model and datasets that implement ``TellsTargets``."""
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have the head read target positions only; return datasets whose batches say where those are."""
+        """Make the head read target positions only. Return datasets with these positions in their batches."""
         return select_logits(module, data)
 
 
 @runtime_checkable
 class TellsTargets(Dataset, Protocol):
-    """A dataset whose batches may say where their targets are."""
+    """A dataset that can add target positions to its batches."""
 
     def with_targets(self) -> Dataset:
-        """Return the same rows, whose batches have ``targets``, int64 ``(targets,)``, ascending.
+        """Return the same rows, with ``targets``, int64 ``(targets,)``, ascending, in each batch.
 
-        They are positions in the layers' output for a batch, flattened. Itself where every position is a target.
+        ``targets`` are positions in the flattened output of the layers. Returns itself if every position is a target.
         """
         ...
 
 
 def select_logits(model: nn.Module, data: Datasets) -> Datasets:
-    """Have the head of a transformers ``model`` read the positions ``targets`` alone, where it is called with them.
+    """Make the head of a transformers ``model`` read only the positions ``targets`` if a call has them.
 
-    They come as one row, so that logits are ``(1, targets, vocabulary)``. Returns ``data`` with batches that have them.
+    Logits are then ``(1, targets, vocabulary)``. Returns ``data`` with target positions in its batches.
     """
     from transformers import PreTrainedModel
 
@@ -66,7 +66,7 @@ def at_targets(hidden: Tensor, targets: Tensor) -> Tensor:
 def logits_of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
     """Return the logits of the tokens in ``mask``, ``(n, longest)``, row by row: ``(tokens, outputs)``.
 
-    ``logits`` are ``(n, longest, outputs)`` or, from layers that give tokens alone, ``(1, tokens, outputs)``.
+    ``logits`` are ``(n, longest, outputs)`` or, from padding-free layers, ``(1, tokens, outputs)``.
     """
     return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
 

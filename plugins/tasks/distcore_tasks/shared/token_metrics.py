@@ -1,4 +1,4 @@
-"""The metrics of a model that predicts tokens, and the baseline that knows only how frequent each token is."""
+"""Metrics of token prediction, and the baseline of token frequencies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METRICS: dict[str, Direction] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
-"""The metrics of ``token_report``, with what is better."""
+"""Metrics of ``token_report``, with the better direction."""
 MOST = 700.0
-"""Loss above which the perplexity is that of this one: the next would be no number."""
+"""Upper bound of the loss in the perplexity, whose exponential would overflow."""
 
 
 def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
     """Return ``loss``, the mean over targets, ``perplexity`` and ``token_accuracy``; all are ``None`` without rows.
 
-    ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed over its targets, ``tokens``, their number, and
-    ``right``, how many of them the model finds likeliest; where ``loss`` is not the negative log likelihood, that as
-    ``surprise``, of which the perplexity is the exponential.
+    ``outputs`` has for each row, shape ``(n,)``: ``loss``, summed over its targets, ``tokens``, the number of targets,
+    and ``right``, the number predicted correctly. If ``loss`` is not the negative log likelihood, ``surprise`` is. The
+    perplexity is the exponential of the mean negative log likelihood.
     """
     tokens = int(outputs["tokens"].sum()) if outputs else 0
     if not tokens:
@@ -38,7 +38,7 @@ def token_report(outputs: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
-    """Return how often each token is a target, int64 ``(size,)``; ``targets`` are arrays of tokens, block by block."""
+    """Return the count of each token among the targets, int64 ``(size,)``. ``targets``: arrays of tokens."""
     counts = np.zeros(size, np.int64)
     for block in targets:
         counts += np.bincount(block, minlength=size)
@@ -46,14 +46,14 @@ def count_each(targets: Iterable[np.ndarray], size: int) -> np.ndarray:
 
 
 def log_frequencies(*, counts: np.ndarray) -> np.ndarray:
-    """Return the log probability of each token, float64 ``(size,)``, from how often it is a target, plus one."""
+    """Return the log probability of each token, float64 ``(size,)``, from its count plus one."""
     logs: np.ndarray = np.log((counts + 1.0) / (counts + 1.0).sum())
     return logs
 
 
 def unigram_perplexity(*, counts: np.ndarray, common: np.ndarray) -> float:
-    """Return the perplexity of predicting each target by the log probabilities ``common`` alone.
+    """Return the perplexity of predicting targets by the log probabilities ``common``.
 
-    ``counts``: how often each token is a target.
+    ``counts``: count of each token among the targets.
     """
     return round(math.exp(-float(counts @ common) / int(counts.sum())), 1)

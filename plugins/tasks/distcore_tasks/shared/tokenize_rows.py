@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, to tokens, cut to a length; some texts at a time, so that neither need fit into memory."""
+"""Tokenize and truncate texts or pairs of texts, in chunks, so that neither texts nor tokens need fit into memory."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, TypeVar
 import numpy as np
 
 CHUNK = 4096
-"""Most rows that are tokenized in one call: enough to keep every core busy."""
+"""Maximum number of rows to tokenize in one call: enough to keep every core busy."""
 CHARACTERS = 2**20
-"""Characters, or words, from which on no further row is tokenized in the same call, so that tokens fit into memory."""
+"""Number of characters, or words, that ends a chunk, so that its tokens fit into memory."""
 R = TypeVar("R", bound=str | tuple[Sized, ...])
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens of some texts."""
+    """Tokens of a chunk of texts."""
 
     values: np.ndarray
-    """All of them, one text after the other, int32, shape ``(sum of lengths,)``."""
+    """Tokens of all texts, concatenated, int32, shape ``(sum of lengths,)``."""
     types: np.ndarray
-    """Which text of a pair each belongs to, as the tokenizer numbers them, int8; of texts without a second one none."""
+    """Token types: the tokenizer's numbers of the text in a pair, int8; empty for single texts."""
     lengths: np.ndarray
-    """Of each text, int64, shape ``(texts,)``."""
+    """Tokens of each text, int64, shape ``(texts,)``."""
     cut: int
-    """How many texts were cut."""
+    """Number of texts cut."""
 
 
 def chunks(rows: Iterable[R]) -> Iterator[list[R]]:
-    """Yield the rows, texts or tuples of texts or of lists of words, in lists for one call of a tokenizer each."""
+    """Yield rows in chunks for a tokenizer. A row is a text, or a tuple of texts or lists of words."""
     some: list[R] = []
     size = 0
     for row in rows:
@@ -48,8 +48,8 @@ def tokenize(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Tokenize all texts with a transformers tokenizer, each cut to ``max_length`` tokens; ``targets``: as answers.
 
-    Returns all tokens one after the other, int32 ``(sum of lengths,)``, the lengths, int64 ``(texts,)``, and how many
-    texts were cut.
+    Returns all tokens, concatenated, int32 ``(sum of lengths,)``, the lengths, int64 ``(texts,)``, and the number of
+    texts cut.
     """
     tokens = _joined([tokenize_chunk(tokenizer, some, max_length, targets=targets) for some in chunks(texts)])
     return tokens.values, tokens.lengths, tokens.cut
@@ -58,10 +58,10 @@ def tokenize(
 def tokenize_pairs(
     tokenizer: Any, texts: Iterable[str], seconds: Iterable[str], max_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Tokenize pairs of texts, each pair cut to ``max_length`` tokens, from the longer of its two texts first.
+    """Tokenize pairs of texts, each pair cut to ``max_length`` tokens, from the longer text first.
 
-    Returns the tokens, lengths and number of pairs cut as ``tokenize`` does, and after the tokens their types, int8, of
-    the same shape: which of the two texts a token belongs to, as the tokenizer numbers them.
+    Returns tokens, token types, lengths and the number of pairs cut, as ``tokenize`` does. Token types, int8, are the
+    tokenizer's numbers of the text in a pair, one per token.
     """
     columns = (zip(*some, strict=True) for some in chunks(zip(texts, seconds, strict=True)))
     parts = [_chunk(tokenizer, {"text": list(one), "text_pair": list(two)}, max_length) for one, two in columns]
@@ -70,26 +70,26 @@ def tokenize_pairs(
 
 
 def token_lists(tokenizer: Any, texts: Iterable[str], *, special: bool) -> Iterator[list[int]]:
-    """Yield the tokens of each text, however many; ``special``: with those that the tokenizer puts around a text."""
+    """Yield the tokens of each text, without a limit. ``special``: with the tokenizer's special tokens."""
     for some in chunks(texts):
         yield from tokenizer(some, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def tokenize_chunk(tokenizer: Any, texts: list[str], max_length: int, *, targets: bool = False) -> Tokens:
     """Tokenize the texts of one chunk, as ``tokenize`` does."""
-    # Some tokenizers write an answer in another language, or begin it with another token.
+    # Some tokenizers encode answers for another language, or with another start token.
     return _chunk(tokenizer, {"text_target" if targets else "text": texts}, max_length)
 
 
 def _chunk(tokenizer: Any, texts: Mapping[str, list[str]], max_length: int) -> Tokens:
-    """Tokenize ``texts``, the arguments of a tokenizer's call; without a ``text_pair`` there are no types."""
+    """Tokenize ``texts``, the arguments of a tokenizer's call. Without a ``text_pair`` there are no token types."""
     cut = 0
     encoding = _call(tokenizer, texts, max_length)
     rows = encoding["input_ids"]
     full = [number for number, row in enumerate(rows) if len(row) == max_length]
     if encoding.encodings:
         cut = sum(bool(encoding.encodings[number].overflowing) for number in full)
-    elif full:  # a tokenizer written in Python keeps nothing of what it cuts off
+    elif full:  # a slow tokenizer does not return the tokens that it cuts off
         again = {name: [values[number] for number in full] for name, values in texts.items()}
         cut = sum(len(row) > max_length for row in _call(tokenizer, again, max_length + 1)["input_ids"])
     types = _flat(encoding.get("token_type_ids", ()), np.int8)

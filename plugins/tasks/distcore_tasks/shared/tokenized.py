@@ -1,4 +1,4 @@
-"""Datasets of tokens, with the tokenizer that made them, for models that write text."""
+"""Datasets of tokens with their tokenizer."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from distcore import Dataset, Datasets
 from distcore_tasks.shared.pretrained import load_tokenizer, pad_token, tokenizer_files
 
 GENERATED = 64
-"""Tokens that a model writes at most for a row that says no answer, unless ``max_new_tokens`` says otherwise."""
+"""Maximum number of tokens to generate for a row without an answer, if ``max_new_tokens`` is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedDatasets(Datasets):
-    """Tokenized rows, and the tokenizer that made the tokens."""
+    """Tokenized rows with their tokenizer."""
 
     vocab_size: int
     """Tokens in the tokenizer's vocabulary."""
     pad: int
-    """Token that pads."""
+    """Padding token."""
     end: int | None
-    """Token that ends an answer."""
+    """End token."""
     tokenizer: Path
-    """Folder that ``AutoTokenizer`` reads."""
+    """Folder of the tokenizer, for ``AutoTokenizer``."""
 
     @cached_property
     def loaded_tokenizer(self) -> Any:
-        """The tokenizer itself; loading it takes a while."""
+        """The tokenizer, which is loaded once."""
         return load_tokenizer(str(self.tokenizer), self.tokenizer)
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer's files into ``folder``, which is made where it is not there."""
+        """Copy the tokenizer's files to ``folder``, and create the folder if needed."""
         folder.mkdir(parents=True, exist_ok=True)
         for file in tokenizer_files(self.tokenizer):
             shutil.copy(file, folder)
@@ -45,24 +45,24 @@ D = TypeVar("D", bound=TokenizedDatasets)
 
 
 def tokenized(data: Datasets) -> TokenizedDatasets:
-    """Return ``data`` as what ``prepare`` returned; raises TypeError if it is anything else."""
+    """Return ``data`` with the type that ``prepare`` returns. Raises TypeError for other datasets."""
     if not isinstance(data, TokenizedDatasets):
         raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
     return data
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:
-    """Return what ``TokenizedDatasets`` says of its tokenizer, as JSON values."""
+    """Return the tokenizer's fields of ``TokenizedDatasets``, as JSON values."""
     return {"vocab_size": len(tokenizer), "pad": pad_token(tokenizer), "end": tokenizer.eos_token_id}
 
 
 def count_tokens(tokenizer: Any) -> int:
-    """Return the number behind the largest token; there may be gaps below, so it can be more than ``vocab_size``."""
+    """Return the largest token number plus 1. Gaps in the numbers make it larger than ``vocab_size``."""
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
 def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **others: Any) -> D:
-    """Return datasets by name as a whole: without a ``test`` the evaluation rows serve as test."""
+    """Return ``sets``, datasets by name, as a ``kind``. Without ``test`` the evaluation rows serve as test rows."""
     return kind(
         train=sets["train"],
         evaluation=sets["evaluation"],
@@ -72,16 +72,16 @@ def with_rows(kind: type[D], sets: Mapping[str, Dataset], tokenizer: Path, **oth
     )
 
 
-def without_rows(
+def empty_datasets(
     kind: type[D],
     folder: Path,
     empty: Callable[[int], Dataset],
     load: Callable[[str, Path], Any] = load_tokenizer,
     **others: Any,
 ) -> D | None:
-    """Return datasets with the tokenizer in ``folder`` but no rows: enough to build a model and to predict with it.
+    """Return datasets without rows, with the tokenizer in ``folder``; ``None`` if there is none.
 
-    ``empty`` returns a dataset without rows for a padding token. ``None`` if ``folder`` has no tokenizer.
+    They suffice to build a model and to predict with it. ``empty`` returns a dataset without rows for a padding token.
     """
     if not (folder / "tokenizer_config.json").is_file():
         return None

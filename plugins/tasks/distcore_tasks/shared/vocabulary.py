@@ -1,4 +1,4 @@
-"""A byte-level tokenizer, as GPT-2 has it, trained on the training rows: for built-in models, which have none."""
+"""Train a byte-level BPE tokenizer, as in GPT-2, on the training rows of a built-in model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 MAX_CHARACTERS = 20_000_000
-"""Most characters that a vocabulary is learned from: the first rows that reach so many."""
+"""Maximum number of characters for training a vocabulary; later rows are ignored."""
 
 
 def train_byte_level(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with at most ``vocab_size`` tokens; the first of them are the ``special`` ones.
+    """Train a byte-level BPE tokenizer with at most ``vocab_size`` tokens; the ``special`` tokens come first.
 
-    Every text can be written with it, and it keeps every character. The same texts give the same tokenizer in every
+    The tokenizer can encode every text, and keeps every character. The same texts give the same tokenizer in every
     process: it numbers bytes and pairs in a fixed order.
     """
     tokenizer = Tokenizer(models.BPE())

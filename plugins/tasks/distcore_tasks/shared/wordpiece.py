@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer, as BERT has it, trained on the training rows: for built-in models, which have no vocabulary.
+"""Train a WordPiece tokenizer, as in BERT, on the training rows of a built-in model.
 
 ``tokenizers.trainers.WordPieceTrainer`` gives a different vocabulary in every process: it numbers the continuing
 characters (``##a``) in the order of a randomly seeded hash map, and these numbers break ties between merges. Here every
@@ -19,7 +19,7 @@ from distcore_tasks.shared.lazy_rows import Values
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ROWS = 200_000
-"""Most rows that a vocabulary is learned from; of a larger dataset, evenly spaced rows are taken."""
+"""Maximum number of rows for training a vocabulary. A larger dataset is sampled at even spaces."""
 _FIRST_CODE = 0xF0000  # Unicode's private planes 15 and 16: some 2 ** 17 code points that no text uses
 
 
@@ -30,7 +30,7 @@ def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
     """
     normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=True)
     splitter = pre_tokenizers.BertPreTokenizer()
-    step = max(1, -(-len(texts) // MAX_ROWS))  # ceiling division: the least step that suffices
+    step = max(1, -(-len(texts) // MAX_ROWS))  # ceiling division
     sample = islice(texts, 0, None, step)
     words = Counter(word for text in sample for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     vocabulary = {
@@ -45,9 +45,9 @@ def train_wordpiece(texts: Values[str], vocab_size: int) -> Tokenizer:
 
 
 def as_transformers(tokenizer: Tokenizer, *, pairs: bool = False) -> Any:
-    """Wrap the tokenizer for transformers, whose ``save_pretrained`` writes the files that ``AutoTokenizer`` reads.
+    """Wrap the tokenizer for transformers, so that ``save_pretrained`` writes files for ``AutoTokenizer``.
 
-    With ``pairs`` it tells the model which of two texts a token belongs to.
+    With ``pairs`` the tokenizer returns token types.
     """
     from transformers import PreTrainedTokenizerFast
 

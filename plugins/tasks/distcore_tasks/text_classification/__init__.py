@@ -1,1 +1,1 @@
-"""Text classification: texts in files to a Hugging Face classifier and its report."""
+"""Text classification with a transformers model."""

@@ -1,4 +1,4 @@
-"""Tokenized texts with their labels: flat arrays on disk, memory-mapped, so that ranks of a machine share one copy."""
+"""Tokenized texts with labels, in memory-mapped files, which all ranks of a machine share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 IDS = "ids.json"
 """File with the ids of a dataset's rows, if they have any."""
 TYPES = "types.npy"
-"""File with the types of its tokens, if they have any."""
+"""File with the token types of a dataset, if it has any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -33,25 +33,25 @@ class TokenDataset:
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     labels: np.ndarray
-    """Label of each row, as the ``Problem`` at hand encodes it, shape ``(rows, …)``."""
+    """Label of each row, encoded by the task's ``Problem``, shape ``(rows, …)``."""
     source_rows: np.ndarray
-    """Number of each row in the file that it came from, counted from 0, int64, shape ``(rows,)``."""
+    """Number of each row in its source file, counted from 0, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Ones: each row is one sample of the mean loss."""
+    """Ones, because each row is one item of the mean loss."""
     pad: int
-    """Token that fills up the shorter rows of a batch."""
+    """Padding token."""
     pad_left: bool
-    """Whether it stands before the tokens of a row; otherwise behind them."""
+    """True if padding comes before the tokens of a row; otherwise it comes after."""
     content: str
     """SHA-256 over tokens, lengths, labels and types, in hexadecimal."""
     source: str
-    """The file that the rows came from, as the user named it, or the name of an embedded dataset."""
+    """The source file, as the user named it, or the name of an embedded dataset."""
     ids: Path | None = None
-    """The file with their ids, if they have any."""
+    """File with the rows' ids, if they have any."""
     types: Flat | None = None
-    """Which text of a pair each token belongs to, int8; ``None`` where the model is not told."""
+    """Token types, int8; ``None`` if the model takes none."""
     type_pad: int = 0
-    """The type of padding."""
+    """Token type of padding."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -70,7 +70,7 @@ class TokenDataset:
         return inputs | {"labels": torch.from_numpy(self.labels[indices])}
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield for each row where it came from: ``file``, ``row`` (counted from 1) and, if it has one, ``id``."""
+        """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""
         ids = json.loads(self.ids.read_text(encoding="utf-8")) if self.ids else repeat(None)
         for row, name in zip(self.source_rows.tolist(), ids, strict=False):
             yield {"file": self.source, "row": row + 1} | ({"id": name} if self.ids else {})
@@ -79,7 +79,7 @@ class TokenDataset:
 def model_inputs(
     rows: np.ndarray, tokens: Flat, types: Flat | None, *, pad: int, type_pad: int, left: bool
 ) -> dict[str, Tensor]:
-    """Return the rows ``rows``, int64 ``(n,)``, under the names that models of transformers give their inputs.
+    """Return the rows ``rows``, int64 ``(n,)``, under transformers' names of model inputs.
 
     ``input_ids``, ``attention_mask`` and, with ``types``, ``token_type_ids`` are int64 ``(n, longest)`` on the CPU.
     """
@@ -99,10 +99,10 @@ def write_tokens(
     source_rows: np.ndarray,
     ids: Sequence[int | str] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Write the arrays of one dataset, their digest and the rows' ids into the new folder ``folder``.
+    """Write the arrays of one dataset, their digest and the rows' ids to the new folder ``folder``.
 
-    ``encoded`` has the tokens of some rows at a time. Returns the tokens of each row, int64 ``(rows,)``, and how many
-    rows were longer.
+    ``encoded`` yields tokens in chunks of rows. Returns the length of each row, int64 ``(rows,)``, and the number of
+    rows cut.
     """
     folder.mkdir()
     cut = 0
@@ -125,9 +125,10 @@ def write_tokens(
 
 
 def open_tokens(folder: Path, pad: int, *, pad_left: bool = False, type_pad: int = 0, source: str = "") -> TokenDataset:
-    """Map the arrays of ``write_tokens`` into memory; ``pad`` is the padding token, ``pad_left`` its side.
+    """Map the arrays of ``write_tokens`` into memory.
 
-    ``type_pad`` is its type, ``source`` the file or embedded dataset that the rows came from.
+    ``pad``, ``pad_left`` and ``type_pad``: token, side and token type of padding. ``source``: the file or embedded
+    dataset of the rows.
     """
     tokens = open_flat(folder, "tokens")
     lengths = tokens.lengths

@@ -1,25 +1,24 @@
-"""Embedded datasets, which need no file: paragraphs of Python's own docstrings.
+"""Embedded datasets: paragraphs of Python's own docstrings.
 
-``stdlib-docs``: paragraphs, labeled by subject. The texts are the docstrings of the modules, classes and functions of
-the standard library of the running Python, parsed from its source with ``ast`` (nothing is imported) and cut into
-paragraphs; paragraphs with code examples are left out. The label of a row is the subject of the module that it comes
-from, as ``SUBJECTS`` lists them.
+``stdlib-docs``: paragraphs, labeled by subject. The texts are docstrings of modules, classes and functions of the
+standard library, parsed from the source of the running Python with ``ast`` (nothing is imported) and split into
+paragraphs. Paragraphs with code examples are dropped. The label of a row is the subject of its module, by ``SUBJECTS``.
 
 =================  ====================================================================
 classes            concurrency, data types, development tools, files, graphics, language,
                    networking, text
-rows               some 9,400 (Python 3.11; fewer where a system leaves modules out)
+rows               some 9,400 (Python 3.11; fewer on a system without some modules)
 majority class     about 17 % of the rows (development tools)
 license            PSF License Agreement, as for Python itself; texts are read from the installed Python
 =================  ====================================================================
 
 The same Python gives the same rows in the same order. Texts that differ only in case, spaces, digits or punctuation
-count as duplicates, and only the first of them is kept; texts that occur under several subjects are left out. So no
-evaluation row is a duplicate of a training row. Paragraphs of one module may still be in both parts.
+are duplicates. Only the first duplicate is kept, and a text under several subjects is dropped. So no evaluation row
+duplicates a training row, although both datasets may have paragraphs of one module.
 
-``stdlib-pairs``: the first two paragraphs of a docstring, either ``in order`` or ``swapped``, about half of them each;
-some 1,900 rows (Python 3.11). The first sums up and the second goes into detail, so a model can tell. Each docstring
-gives one pair at most, and no paragraph stands in two.
+``stdlib-pairs``: the first two paragraphs of a docstring, ``in order`` or ``swapped``, about half each; some 1,900 rows
+(Python 3.11). A model can tell them apart, because the first paragraph is a summary and the second has details. Each
+docstring gives at most one pair, and no paragraph is in two pairs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.rows import Rows, check_rows
 
 FORMAT = 2
-"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+"""Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 
 SUBJECTS = {
     "concurrency": "asyncio concurrent multiprocessing threading _threading_local queue sched selectors subprocess "
@@ -61,26 +60,26 @@ SUBJECTS = {
     "text": "argparse base64 codecs configparser csv difflib email encodings getopt gettext html json locale "
     "optparse plistlib pprint quopri re shlex string stringprep textwrap tomllib xml",
 }
-"""Subject to the names of the top-level modules and packages that belong to it, separated by spaces."""
+"""Map each subject to its top-level modules and packages, separated by spaces."""
 
 _LENGTHS = range(40, 1001)
-"""Characters of a paragraph that is kept."""
+"""Lengths, in characters, of the paragraphs that are kept."""
 
 
 def stdlib_docs() -> Rows:
-    """Return the rows, from the cache if they are there; collecting them takes some seconds."""
+    """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
     return check_rows("dataset stdlib-docs", _cached("stdlib-docs", collect))
 
 
 def stdlib_pairs() -> Rows:
-    """Return the rows, which have two texts each, from the cache if they are there."""
+    """Return the rows of two texts each, from the cache if it has them."""
     return check_rows("dataset stdlib-pairs", _cached("stdlib-pairs", collect_pairs), Columns(text_pair="text_pair"))
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
-"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
+"""Everything that the rows depend on, except for the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Rows]] = {"stdlib-docs": stdlib_docs, "stdlib-pairs": stdlib_pairs}
-"""Name, as in ``--data NAME``, to the function that returns its rows."""
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def collect(library: Path) -> list[tuple[str, str]]:
@@ -97,7 +96,7 @@ def collect(library: Path) -> list[tuple[str, str]]:
 
 
 def collect_pairs(library: Path) -> list[tuple[str, str, str]]:
-    """Return (paragraph, paragraph, label) for each docstring of the modules under ``library`` that has two."""
+    """Return (paragraph, paragraph, label) for each docstring of two paragraphs under ``library``."""
     rows: list[tuple[str, str, str]] = []
     seen: set[str] = set()
     modules = chain.from_iterable(names.split() for names in SUBJECTS.values())
@@ -121,12 +120,12 @@ def _cached(name: str, collect: Callable[[Path], list[Any]]) -> list[Any]:
 
 
 def _letters(text: str) -> str:
-    """Return what duplicates have in common."""
+    """Return the key of duplicates: the letters of a text, in lower case."""
     return "".join(filter(str.isalpha, text.lower()))
 
 
 def _docstrings(path: Path) -> Iterator[list[str]]:
-    """Yield the prose paragraphs of each docstring in a source file, each on one line."""
+    """Yield the prose paragraphs of each docstring in a source file, each as one line."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, documented):

@@ -1,4 +1,4 @@
-"""Classification models: built-in BERTs with random weights, local Hugging Face folders, models of the hub."""
+"""Classification models: built-in BERTs with random weights, local folders and hub models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PROBLEM_TYPES = {
     "multi_label": "multi_label_classification",
     "regression": "regression",
 }
-"""The option of this name, to what transformers calls it in a model's config."""
+"""Map each ``problem_type`` to its name in transformers' configs."""
 
 
 def build_classifier(options: TextOptions, classes: Sequence[str], *, vocab_size: int, pad: int) -> nn.Module:
-    """Return the configured model in fp32, with an output for each of ``classes``; without any, one for a number.
+    """Return the configured model in fp32, with one output per class; without ``classes``, one output.
 
-    Under torch's meta device it has no weights, and none are read. ``vocab_size`` and ``pad``, the token that pads, are
-    the tokenizer's; a pretrained model keeps the vocabulary size of its weights. Raises ModelError.
+    Under torch's meta device, no weights are read. ``vocab_size`` and ``pad``, the padding token, are the tokenizer's.
+    A pretrained model keeps the vocabulary of its weights. Raises ModelError.
     """
-    outputs = classes or ["LABEL_0"]  # as transformers calls the output of a regression
+    outputs = classes or ["LABEL_0"]  # transformers' name of the output of a regression
     fields = class_fields(outputs) | {"pad_token_id": pad, "problem_type": PROBLEM_TYPES[options.problem_type]}
     shape = SHAPES.get(options.model)
     if shape is None:

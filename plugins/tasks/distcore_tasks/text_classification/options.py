@@ -1,4 +1,4 @@
-"""The options of text classification: its model, its data files, its labels and its tokens."""
+"""Options of text classification: model, data files, labels and tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distcore_tasks.text_classification.problems.contract import Problem
 
 PAIRED = ("stdlib-pairs",)
-"""The embedded datasets that have two texts per row."""
+"""Embedded datasets with two texts per row."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Columns:
     """Names of the columns in files with named columns."""
 
     text: str = "text"
-    """Column that holds the text."""
+    """Column of texts."""
     label: str = "label"
-    """Column that holds the label."""
+    """Column of labels."""
     id: str | None = None
-    """Column that names the row in predictions; default: file and row number do."""
+    """Column of ids, which identify rows in predictions; default: file and row number do."""
     text_pair: str | None = None
-    """Column that holds the second text of a pair; default: rows have one text."""
+    """Column of second texts, for pairs; default: rows have one text."""
 
     def settings(self, labeled: bool = True) -> dict[str, str]:
         """Return the columns of a file by config key, in the order of a row that is a list.
 
-        Those of rows that are not ``labeled`` are the texts alone: the core reads what names such a row.
+        Without ``labeled``, only the columns of texts: the core reads the ids of such rows.
         """
         columns = {
             "columns.text": self.text,
@@ -49,7 +49,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+    """The tokenizer of a built-in model, which is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=64)] = 8000
     """Tokens in the vocabulary."""
@@ -57,7 +57,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(PaddingFreeOptions, head="row classifier"):
-    """The options of text classification."""
+    """Options of text classification."""
 
     flags: ClassVar = {
         "text-column": "columns.text",
@@ -83,33 +83,33 @@ class TextOptions(PaddingFreeOptions, head="row classifier"):
     columns: Columns = Columns()
     """Names of the columns in data files."""
     problem_type: Literal["single_label", "multi_label", "regression"] = "single_label"
-    """What a label is: a class, a list of classes, or a number."""
+    """Type of labels: a class, a list of classes, or a number."""
     class_names: tuple[str, ...] | None = None
-    """Words for classes whose labels are integers, from the least to the largest; null: the labels as written."""
+    """Names for integer labels, from the smallest to the largest; null: the labels as written."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary that a built-in model trains."""
+    """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Tokens of a row; longer rows are cut."""
+    """Length of a row in tokens; longer rows are cut."""
 
     def __post_init__(self) -> None:
-        """Declare the metrics of this kind of labels; raises ConfigError for ``class_names`` that cannot be."""
+        """Declare the metrics of the problem type. Raises ConfigError for invalid ``class_names``."""
         names, single = self.class_names, self.problem_type == "single_label"
         if names is not None and (self.problem_type == "regression" or len(set(names)) != len(names)):
             why = "a regression has no classes" if self.problem_type == "regression" else "a name stands there twice"
             raise ConfigError(f"class_names = {list(names)}: {why}")
         of_two: dict[str, Direction] = {"f1": "max"} if names is not None and len(names) == 2 and single else {}
-        object.__setattr__(self, "metrics", self.problem.metrics | of_two)  # the class stays as it is
+        object.__setattr__(self, "metrics", self.problem.metrics | of_two)  # only on this instance
 
     @property
     def problem(self) -> Problem:
-        """What is made of labels and of a model's answers."""
-        from distcore_tasks.text_classification.problems import PROBLEMS  # with numpy, which help needs not
+        """Loss, outputs and metrics of the problem type."""
+        from distcore_tasks.text_classification.problems import PROBLEMS  # imports numpy, which --help does not need
 
         return PROBLEMS[self.problem_type]
 
     @property
     def used_columns(self) -> Columns:
-        """The columns that are read: a model that learns an embedded set of pairs takes pairs from every file."""
+        """Columns to read. A model trained on an embedded dataset of pairs takes pairs from every file."""
         if self.columns.text_pair or self.data not in PAIRED:
             return self.columns
         return replace(self.columns, text_pair="text_pair")

@@ -1,4 +1,4 @@
-"""From a config to tokenized datasets: read, check, split and tokenize texts, and cache the result by content."""
+"""Read, check, split and tokenize texts; cache the result by content."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distcore_tasks.shared.classification.labels import split_parts
 from distcore_tasks.shared.lazy_rows import Values, picked
 from distcore_tasks.shared.padding import check_padding, pads_left
 from distcore_tasks.shared.pretrained import check_length
-from distcore_tasks.shared.sources import read_source, rows_name, source_said, unused_splits
+from distcore_tasks.shared.sources import read_source, rows_name, source_label, unused_splits
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
 from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.text_classification.encode import encode_all, tokenizer_of
+from distcore_tasks.text_classification.encode import encode_all, make_tokenizer
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import Rows, read_rows
 
@@ -28,19 +28,19 @@ CACHED = CachedDatasets(kind="tokens", version=9, embedded=EMBEDDED, made_from=M
 
 @dataclass(frozen=True, kw_only=True)
 class TextDatasets(TokenizedDatasets):
-    """Tokenized texts with their classes, and the tokenizer that made the tokens."""
+    """Tokenized texts with their classes and tokenizer."""
 
     classes: tuple[str, ...]
-    """Class names in the order of class numbers; none where labels are numbers."""
+    """Class names in the order of class numbers; empty for a regression."""
     labels: tuple[int | str, ...]
-    """The classes as predictions name them: as the data file writes them, or by ``class_names``."""
+    """Labels of the classes in predictions: those of the data file, or ``class_names``."""
 
 
 def prepare_text(options: TextOptions, seed: int) -> TextDatasets:
-    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The key of a cache entry is a digest of the files' content. With an entry in the cache, the files are read for
-    their digest only, and neither parsed nor tokenized. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files' content. For an existing entry, files are only read for their
+    digest, and neither parsed nor tokenized. Raises DataError, ModelError or ConfigError.
     """
     if not options.from_scratch:
         check_length(options.model, options.model_folder(), options.max_seq_len)
@@ -67,11 +67,11 @@ class _Part:
     """The rows of one dataset."""
 
     rows: Rows
-    """Those of the source that it is a part of."""
+    """All rows of the source."""
     numbers: np.ndarray
-    """Which of them, int64, ascending, from 0."""
+    """Numbers of this part's rows, int64, ascending, from 0."""
     labels: np.ndarray
-    """Their encoded labels."""
+    """Encoded labels of this part's rows."""
 
     @property
     def texts(self) -> Values[str]:
@@ -89,7 +89,7 @@ class _Part:
 
 
 def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per dataset; return the tokenizer and what ``_open`` needs."""
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and the record for ``_open``."""
     rows, problem = _rows(options.data, options), options.problem
     labels = problem.classes(rows)
     classes = [str(label) for label in labels]
@@ -98,7 +98,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
     )
     parts = {name: _Part(source, numbers, encoded) for name, source, numbers, encoded in split}
     # A vocabulary must not see the evaluation rows.
-    tokenizer = tokenizer_of(options, parts["train"].texts, parts["train"].seconds)
+    tokenizer = make_tokenizer(options, parts["train"].texts, parts["train"].seconds)
     facts = {name: _write_part(folder / name, part, tokenizer, options) for name, part in parts.items()}
     held_out = options.eval_data is not None
     return tokenizer, {
@@ -110,7 +110,7 @@ def _build(folder: Path, options: TextOptions, seed: int) -> tuple[Any, dict[str
 
 
 def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions) -> dict[str, object]:
-    """Tokenize and write one dataset; return the facts that the report states about it."""
+    """Tokenize and write one dataset. Return its facts for the report."""
     encoded = encode_all(tokenizer, part.texts, part.seconds, options)
     lengths, cut = write_tokens(folder, encoded, part.labels, part.numbers, part.ids)
     return {
@@ -123,7 +123,7 @@ def _write_part(folder: Path, part: _Part, tokenizer: Any, options: TextOptions)
 
 
 def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[int | str, ...]:
-    """Return the labels by ``class_names`` if there are any; raises ConfigError if these do not fit."""
+    """Return ``class_names``, or ``labels`` without them. Raises ConfigError for names that do not fit."""
     names = options.class_names
     if names is None:
         return labels
@@ -139,14 +139,14 @@ def _class_labels(labels: tuple[int | str, ...], options: TextOptions) -> tuple[
 
 
 def _open(entry: Entry, options: TextOptions) -> TextDatasets:
-    """Open a cache entry that ``_build`` has filled."""
-    labels, facts = _class_labels(tuple(entry.said["labels"]), options), entry.facts
+    """Open a cache entry that ``_build`` filled."""
+    labels, facts = _class_labels(tuple(entry.record["labels"]), options), entry.facts
     sources = {"evaluation": options.eval_data or options.data, "test": str(options.test_data), "train": options.data}
-    padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.said["type_pad"]}
-    said = {name: source_said(sources[name], EMBEDDED) for name in facts}
+    padding = {"pad": int(entry.tokens["pad"]), "pad_left": pads_left(options), "type_pad": entry.record["type_pad"]}
+    said = {name: source_label(sources[name], EMBEDDED) for name in facts}
     classes = tuple(str(label) for label in labels)
-    # The entry names the option and not the file: the next run's file may be another one, of the same content.
-    warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.said["warnings"]]
+    # The entry stores the option instead of the file, because the next run may have another file of the same content.
+    warnings = [f"{rows_name(getattr(options, source), EMBEDDED)}: {line}" for source, line in entry.record["warnings"]]
     return with_rows(
         TextDatasets,
         {name: open_tokens(entry.folder / name, source=source, **padding) for name, source in said.items()},

@@ -1,6 +1,6 @@
 """Text classification with a transformers model: a class, several classes or a number per text or pair of texts.
 
-What a method needs is imported in it: the flags of ``distcore train`` are those of this class, and help must be fast.
+Methods import what they need, because ``distcore train --help`` imports this class for its flags and must be fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distcore_tasks.text_classification.prepare import TextDatasets
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""What of a batch the model reads, where it is there."""
+"""Model inputs in a batch; some may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class TextClassification(TextOptions):
     embedded: ClassVar = ("stdlib-docs", "stdlib-pairs")
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if it has them.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -39,7 +39,7 @@ class TextClassification(TextOptions):
         return prepare_text(self, config.seed)
 
     def build_model(self, config: RunConfig, data: Datasets) -> nn.Module:
-        """Return a classifier with one output per class of ``data``; of a regression there is one."""
+        """Return a classifier with one output per class of ``data``, or one output for a regression."""
         from distcore_tasks.text_classification.models import build_classifier
 
         data = _text(data)
@@ -48,29 +48,29 @@ class TextClassification(TextOptions):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss summed over the rows of ``batch``: fp32, without dimensions.
 
-        That is the cross entropy; of several classes the binary one, a row's mean over classes; of numbers the squared
-        error.
+        The loss is the cross entropy. For several classes per row it is the binary cross entropy, a mean over classes;
+        for numbers it is the squared error.
         """
         return self.problem.loss(_logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``prediction`` of each row, of classes ``scored`` and ``scores``; with labels ``loss``, ``label``."""
+        """Return ``prediction``, ``scored`` and ``scores`` (of classes), and ``loss`` and ``label`` (with labels)."""
         return self.problem.outputs(_logits(model, batch), batch.get("labels"))
 
     def report(self, outputs: dict[str, Tensor], data: Datasets) -> dict[str, object]:
-        """Return the metrics and what they are to be compared with, of classes the ``classification_report``.
+        """Return metrics, baselines and, for classes, the ``classification_report``.
 
-        The baselines are ``majority_accuracy`` and ``baseline_loss``. All are ``None`` without rows.
+        The baselines are ``majority_accuracy`` and ``baseline_loss``. All values are ``None`` without rows.
         """
         trained = data.facts.get("train")
         return self.problem.report(outputs, _text(data).classes, trained if isinstance(trained, dict) else {})
 
     def predictions(self, outputs: dict[str, Tensor], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield for each row, in order, where it came from, its label if it has one, prediction and scores.
+        """Yield origin, label (if any), prediction and scores of each row, in order.
 
-        Where: ``index`` in the dataset, ``file`` and ``row`` and, with a column for it, ``id``. Labels are as the data
-        file writes them, or ``class_names``; ``scores`` have the probability of each class, at most ``SCORED``, the
-        most probable first.
+        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. Labels are those of
+        the data file, or ``class_names``. ``scores`` has the probabilities of at most ``SCORED`` classes, the most
+        probable first.
         """
         from distcore_tasks.text_classification.dataset import TokenDataset
 
@@ -79,19 +79,19 @@ class TextClassification(TextOptions):
         return self.problem.lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:
-        """Return the columns of rows without labels: the text and, of pairs, the second."""
+        """Return the columns of rows without labels: the texts."""
         return self.used_columns.settings(labeled=False)
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return texts that are tokenized when they are predicted; raises DataError for one that cannot be used."""
+        """Return texts, which are tokenized batch by batch. Raises DataError for an invalid one."""
         from distcore_tasks.text_classification.unlabeled import unlabeled_texts
 
         return unlabeled_texts(rows, self, _text(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
+        """Write tokenizer files and ``labels.json`` to ``folder``, which predictions need besides weights.
 
-        The tokenizer there cuts, where it is told to cut, where training did.
+        The tokenizer truncates as in training.
         """
         from distcore_tasks.shared.classification.predictions import write_labels
         from distcore_tasks.shared.pretrained import set_length
@@ -102,20 +102,20 @@ class TextClassification(TextOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the classes and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the classes and tokenizer of ``save``; ``None`` if there are none."""
         from distcore_tasks.shared.classification.predictions import read_labels
-        from distcore_tasks.shared.tokenized import without_rows
+        from distcore_tasks.shared.tokenized import empty_datasets
         from distcore_tasks.text_classification.dataset import empty_dataset
         from distcore_tasks.text_classification.prepare import TextDatasets
 
         labels = read_labels(folder)
         if labels is None:
             return None
-        return without_rows(TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels)
+        return empty_datasets(TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, outputs)``: under autocast the model gives half precision."""
+    """Return the logits in fp32, shape ``(n, outputs)``; autocast makes the model return half precision."""
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     logits: Tensor = model(**inputs).logits.float()
     return logits

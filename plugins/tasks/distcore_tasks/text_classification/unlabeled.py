@@ -1,4 +1,4 @@
-"""Texts without labels, a window of a file at a time; a rank tokenizes those that it predicts, when it does."""
+"""Texts without labels, in chunks of a file. Each rank tokenizes the rows of its batches only."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class UnlabeledTexts:
     """Implements ``Dataset`` of ``distcore.plugin.task.task``."""
 
     rows: FileRows
-    """The text of each row and, of pairs, the second."""
+    """The text or texts of each row."""
     options: TextOptions
-    """What the model was trained with."""
+    """Options of the training run."""
     data: TextDatasets
-    """The tokenizer, and the token to pad with."""
+    """The tokenizer and its padding token."""
     lengths: np.ndarray
-    """Characters of each row: enough to put rows of like length together, and known without tokenizing."""
+    """Characters of each row. They serve to batch rows of like length, without tokenizing."""
     items: ConstantColumn
     """Ones."""
 
@@ -49,7 +49,7 @@ class UnlabeledTexts:
 
 
 def unlabeled_texts(rows: FileRows, options: TextOptions, data: TextDatasets) -> UnlabeledTexts:
-    """Return the texts of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
+    """Return the texts of ``rows``. Raises DataError with file and row for an invalid one."""
     names = columns_of(options.used_columns, labeled=False)
     for number, record in enumerate(rows.records, rows.start):
         if problem := record_problem(dict(zip(names, record, strict=True))):

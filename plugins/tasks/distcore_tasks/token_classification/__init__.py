@@ -1,1 +1,1 @@
-"""Token classification: a label for each word of a sentence, such as its part of speech or the name it belongs to."""
+"""Token classification: a tag for each word, such as its part of speech or its named entity."""

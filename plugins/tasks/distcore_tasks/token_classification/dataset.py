@@ -1,4 +1,4 @@
-"""Tagged words as flat arrays on disk, memory-mapped: all ranks of a machine share one copy."""
+"""Tagged words in memory-mapped files, which all ranks of a machine share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLATS = ("tokens", "begins", "labels")
-"""What is kept of each row: its tokens, where words begin, and their classes."""
+"""Arrays of each row: tokens, starts of words, and classes."""
 ROWS = "rows.json"
-"""File with the number of each row in the file that it came from, from 1, and its id, if rows have one."""
+"""File with the number of each row in its source file, from 1, and its id, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -38,21 +38,21 @@ class TaggedDataset:
     """Tagged words; implements ``distcore.Dataset``."""
 
     words: Words
-    """Tokens and where words begin."""
+    """Tokens and starts of words."""
     labels: Flat
-    """For each token the class of the word that begins with it; ``IGNORED`` for the others."""
+    """For the first token of each word its class; ``IGNORED`` for other tokens."""
     lengths: np.ndarray
     """Tokens of each row, int64, shape ``(rows,)``."""
     items: np.ndarray
-    """Words of each row that have a token, int64, shape ``(rows,)``: what a row counts in the mean loss."""
+    """Words of each row with a token, int64, shape ``(rows,)``: the weight of the row in the mean loss."""
     pad: int
-    """Token that fills up the shorter rows of a batch."""
+    """Padding token."""
     content: str
     """SHA-256 over tokens and classes, in hexadecimal."""
     source: str = ""
-    """The file that the rows came from, as the user named it, or the name of an embedded dataset."""
+    """The source file, as the user named it, or the name of an embedded dataset."""
     origin: Path | None = None
-    """``ROWS`` of these."""
+    """The file ``ROWS`` of these rows."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -68,14 +68,14 @@ class TaggedDataset:
         return self.words.batch(indices, self.pad) | {"labels": torch.from_numpy(labels.astype(np.int64))}
 
     def origins(self) -> Iterator[dict[str, object]]:
-        """Yield for each row where it came from: ``file``, ``row`` (counted from 1) and, if it has one, ``id``."""
+        """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""
         rows, ids = json.loads(self.origin.read_text(encoding="utf-8")) if self.origin else ([], None)
         for row, name in zip(rows, ids or repeat(None), strict=False):
             yield {"file": self.source, "row": row} | ({"id": name} if ids else {})
 
 
 class TaggedFiles:
-    """The files of one dataset, in the new folder ``folder``; a context manager, which closes what it writes to."""
+    """The files of one dataset, in the new folder ``folder``; a context manager that closes them."""
 
     def __init__(self, folder: Path) -> None:
         """Create the files."""
@@ -95,11 +95,11 @@ class TaggedFiles:
 
     @property
     def rows(self) -> int:
-        """How many rows were added."""
+        """Number of rows so far."""
         return self._count.count
 
     def add(self, words: Words, tags: Sequence[list[int]]) -> None:
-        """Append some rows, of which ``tags`` are the classes of all words."""
+        """Append rows. ``tags``: the classes of all their words."""
         every, starts = (
             np.concatenate([np.asarray(row, np.int32) for row in tags]),
             np.cumsum(words.count) - words.count,
@@ -113,24 +113,24 @@ class TaggedFiles:
 
 
 def finish_tagged(folder: Path, numbers: np.ndarray, ids: Sequence[int | str] | None) -> None:
-    """Write the digest of a dataset's rows beside them, and where they came from: their numbers, from 1, and ids."""
+    """Write the digest of a dataset's rows, and their origins: numbers, from 1, and ids."""
     write_content(folder, flat_digest(*(open_flat(folder, name) for name in FLATS)))
     (folder / ROWS).write_text(json.dumps((numbers.tolist(), ids), ensure_ascii=False), encoding="utf-8")
 
 
 def open_tagged(folder: Path, pad: int, source: str) -> TaggedDataset:
-    """Map what ``write_tagged`` wrote into memory; ``source`` is what predictions call the file of the rows."""
+    """Map the files of ``TaggedFiles`` and ``finish_tagged`` into memory. ``source``: the source file's name."""
     tokens, begins, labels = (open_flat(folder, name) for name in FLATS)
     words = Words(tokens=tokens, begins=begins, count=np.load(folder / "count.npy", allow_pickle=False))
     return _dataset(words, labels, pad, read_content(folder), source=source, origin=folder / ROWS)
 
 
-def no_tagged(pad: int) -> TaggedDataset:
+def empty_dataset(pad: int) -> TaggedDataset:
     """Return a dataset without rows."""
     none = flat_rows([])
     return _dataset(Words(tokens=none, begins=none, count=np.empty(0, np.int64)), none, pad, "")
 
 
 def _dataset(words: Words, labels: Flat, pad: int, content: str, **origin: Any) -> TaggedDataset:
-    lengths, items = words.tokens.lengths, words.judged()
+    lengths, items = words.tokens.lengths, words.count_judged()
     return TaggedDataset(words=words, labels=labels, lengths=lengths, items=items, pad=pad, content=content, **origin)

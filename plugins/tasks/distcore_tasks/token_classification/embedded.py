@@ -1,19 +1,19 @@
-"""An embedded dataset, which needs no file: ``stdlib-code``, statements of Python's own source with what is named.
+"""The embedded dataset ``stdlib-code``: statements of Python's own source, with tagged names.
 
-A row is a statement, or the first line of a compound one, as Python's tokenizer cuts it into words; strings are empty.
-Its tags are in IOB form, as the parser tells them:
+A row is a statement, or the first line of a compound one, split into words by Python's tokenizer; strings are empty.
+Tags are in IOB form, from Python's parser:
 
 =============  ================================================================
-``MODULE``     what is imported, or imported from: ``os . path``
-``CLASS``      the name of a class that is defined
-``FUNCTION``   the name of a function that is defined
-``ARGUMENT``   a parameter of a function, or an argument that a call names
-``CALL``       what is called, with the objects it is reached by: ``self . write``
-``EXCEPTION``  what is raised or caught
+``MODULE``     an imported module: ``os . path``
+``CLASS``      the name of a class in its definition
+``FUNCTION``   the name of a function in its definition
+``ARGUMENT``   a parameter of a function, or a keyword argument of a call
+``CALL``       a called name, with its qualifiers: ``self . write``
+``EXCEPTION``  a raised or caught exception
 =============  ================================================================
 
-Which of them a word is, its neighbors tell: ``copy`` may be each of the first five, or none. No row occurs twice. The
-same Python gives the same rows in the same order; they are read under its license.
+Only its context determines the tag of a word: ``copy`` may have each of the first five, or none. No row occurs twice.
+The same Python gives the same rows in the same order. They are read under its license.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from distcore_tasks.shared import stdlib
 from distcore_tasks.token_classification.rows import Tagged, check_tagged
 
 FORMAT = 1
-"""Version of the rows, part of the cache key: raise it when this module gives other rows."""
+"""Version of the rows, part of the cache key. Raise it when this module gives other rows."""
 _WORDS = range(4, 33)
-"""Words of a row that is kept."""
+"""Lengths, in words, of the rows that are kept."""
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Line, from 1, and column, from 0."""
 
 
 def stdlib_code() -> Tagged:
-    """Return the rows, from the cache if they are there; collecting them takes some seconds."""
+    """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
     folder = cached_folder("embedded", f"stdlib-code-{stdlib.fingerprint('stdlib-code', *MADE_FROM)[:32]}", _write)
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     return check_tagged("dataset stdlib-code", map(tuple, rows))
 
 
 MADE_FROM = (FORMAT, stdlib.DOCUMENTS)
-"""What the rows depend on, apart from the Python that reads them; part of the cache key."""
+"""Everything that the rows depend on, except for the Python version; part of the cache key."""
 EMBEDDED: dict[str, Callable[[], Tagged]] = {"stdlib-code": stdlib_code}
-"""Name, as in ``--data NAME``, to the function that returns its rows."""
+"""Map each dataset name, as in ``--data NAME``, to the function that returns its rows."""
 
 
 def _write(folder: Path) -> None:
     rows: dict[tuple[str, ...], list[str]] = {}
-    for source in filter(str.isascii, stdlib.documents()):  # so that a column is as many characters as bytes
+    for source in filter(str.isascii, stdlib.documents()):  # in ASCII, columns in bytes are columns in characters
         for words, tags in tagged_statements(source):
             if len(words) in _WORDS and any(tag != "O" for tag in tags):
                 rows.setdefault(tuple(words), tags)
@@ -62,14 +62,14 @@ def _write(folder: Path) -> None:
 
 
 def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield words and tags of each statement of an ASCII source; those with f-strings are left out."""
+    """Yield words and tags of each statement without f-strings of an ASCII source."""
     tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in _LAYOUT]
     words = ["''" if token.type == tokenize.STRING else token.string for token in tokens]
     starts, tags = [token.start for token in tokens], ["O"] * len(tokens)
     tree = ast.parse(source)
     for node in _nodes(tree):
         for kind, first, last in _mentions(node, starts, words):
-            if tags[first] == "O":  # what is raised is an exception, though it is called, too
+            if tags[first] == "O":  # EXCEPTION wins over CALL in ``raise Error()``
                 tags[first:last] = [f"B-{kind}", *[f"I-{kind}"] * (last - first - 1)]
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.ExceptHandler) and not _has_fstring(node):
@@ -78,7 +78,7 @@ def tagged_statements(source: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the node and all in it but f-strings, whose places differ between versions of Python."""
+    """Yield the node and its descendants, without f-strings, whose positions differ between versions of Python."""
     if not isinstance(node, ast.JoinedStr):
         yield node
         for child in ast.iter_child_nodes(node):
@@ -86,28 +86,28 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _has_fstring(node: ast.stmt | ast.ExceptHandler) -> bool:
-    """Whether there is an f-string in the node, statements inside it aside."""
+    """Return True if the node contains an f-string outside inner statements."""
     children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt | ast.ExceptHandler))
     return any(isinstance(part, ast.JoinedStr) for child in children for part in ast.walk(child))
 
 
-def _reach(node: ast.stmt | ast.ExceptHandler, starts: list[Place], words: list[str]) -> tuple[int, int]:
-    """Return the first word of a statement, and the one behind its last; of a compound one, behind its first line."""
+def _reach(node: ast.stmt | ast.ExceptHandler, starts: list[Position], words: list[str]) -> tuple[int, int]:
+    """Return the range of words of a statement, or of the first line of a compound one."""
     first, body = bisect_left(starts, (node.lineno, node.col_offset)), getattr(node, "body", None)
     if not body:
         return first, bisect_left(starts, _end(node))
     inner = [body[0], *getattr(body[0], "decorator_list", [])]
     last = bisect_left(starts, min((part.lineno, part.col_offset) for part in inner))
-    while words[last - 1] == "@":  # of the decorator
+    while words[last - 1] == "@":  # the decorator's sign
         last -= 1
     return first, last
 
 
-def _mentions(node: ast.AST, starts: list[Place], words: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield what a node names: the kind, the first word of the name and the one behind its last."""
+def _mentions(node: ast.AST, starts: list[Position], words: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the names in a node: the tag of each, and its range of words."""
 
     def span(named: ast.expr) -> tuple[int, int]:
-        """Return where a dotted name stands; of ``a().b`` it is ``b`` alone."""
+        """Return the range of words of a dotted name; for ``a().b`` only that of ``b``."""
         last = bisect_left(starts, _end(named))
         return (bisect_left(starts, _start(named)), last) if _is_dotted(named) else (last - 1, last)
 
@@ -141,11 +141,11 @@ def _is_dotted(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_dotted(node.value))
 
 
-def _start(node: ast.expr | ast.stmt) -> Place:
+def _start(node: ast.expr | ast.stmt) -> Position:
     return node.lineno, node.col_offset
 
 
-def _end(node: ast.expr | ast.stmt | ast.ExceptHandler) -> Place:
+def _end(node: ast.expr | ast.stmt | ast.ExceptHandler) -> Position:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return node.end_lineno, node.end_col_offset

@@ -1,4 +1,4 @@
-"""Rows of words as tokens, and which tokens words begin with."""
+"""Tokenize rows of words, and record the first token of each word."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Words:
     tokens: Flat
     """Tokens of each row."""
     begins: Flat
-    """For each token the word, counted from 0, that begins with it; ``IGNORED`` for the others."""
+    """For the first token of each word the word's number, from 0; ``IGNORED`` for other tokens."""
     count: np.ndarray
-    """Words of each row, those without a token too, int64, shape ``(rows,)``."""
+    """Words of each row, including those without a token, int64, shape ``(rows,)``."""
 
-    def judged(self) -> np.ndarray:
-        """Return how many words of each row have a token, int64, shape ``(rows,)``."""
+    def count_judged(self) -> np.ndarray:
+        """Return the number of words of each row that have a token, int64, shape ``(rows,)``."""
         total = np.concatenate([[0], np.cumsum(self.begins.values >= 0, dtype=np.int64)])
         counts: np.ndarray = np.diff(total[self.begins.offsets])
         return counts
@@ -45,15 +45,15 @@ class Words:
         return {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
 
 
-def words_tokenizer(name: str, folder: Path) -> Any:
-    """Load a tokenizer that tells where words begin; raises ModelError, one line, for one that does not."""
+def load_words_tokenizer(name: str, folder: Path) -> Any:
+    """Load a tokenizer that marks the starts of words. Raises ModelError, one line, for one that cannot."""
     tokenizer = load_tokenizer(name, folder)
     if not tokenizer.is_fast:
         raise ModelError(f"model {name}: token classification needs a fast tokenizer, which knows where words begin")
     splitter = tokenizer.backend_tokenizer.pre_tokenizer
-    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:  # as of GPT-2: "a" and " a" are unlike tokens
+    if isinstance(splitter, ByteLevel) and not splitter.add_prefix_space:  # as in GPT-2: "a" is not the token " a"
         tokenizer = load_tokenizer(name, folder, add_prefix_space=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # not every class has done it
+        tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # some classes ignore the argument
     return tokenizer
 
 
@@ -66,7 +66,7 @@ def tokenize_words(tokenizer: Any, rows: Sequence[list[str]], max_length: int) -
 
 
 def _begins(words: list[int | None]) -> np.ndarray:
-    """Return for each token the word that begins with it: the one that it belongs to, if the token before does not."""
+    """Return the number of the word at the first token of each word, and ``IGNORED`` at other tokens."""
     numbers = np.asarray([IGNORED if word is None else word for word in words], np.int32)
     numbers[1:][numbers[1:] == numbers[:-1]] = IGNORED
     return numbers

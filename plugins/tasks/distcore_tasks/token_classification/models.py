@@ -1,4 +1,4 @@
-"""Models that tag tokens: built-in BERTs with random weights, local folders, models of the hub."""
+"""Token classifiers: built-in BERTs with random weights, local folders and hub models."""
 
 from __future__ import annotations
 

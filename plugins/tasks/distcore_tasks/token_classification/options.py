@@ -1,4 +1,4 @@
-"""The options of token classification: its model, its data files and its tokens."""
+"""Options of token classification: model, data files and tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Columns:
     """Names of the columns in files with named columns."""
 
     tokens: str = "tokens"
-    """Column that holds the words of a row, a list of strings."""
+    """Column of words, a list of strings for each row."""
     tags: str = "tags"
-    """Column that holds their tags, a list of as many strings or integers."""
+    """Column of tags, a list of strings or integers, one per word."""
     id: str | None = None
-    """Column that names the row in predictions; default: file and row number do."""
+    """Column of ids, which identify rows in predictions; default: file and row number do."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer that a built-in model, which has no vocabulary, trains on the training rows."""
+    """The tokenizer of a built-in model, which is trained on the training rows."""
 
     vocab_size: Annotated[int, Field(ge=64)] = 4000
     """Tokens in the vocabulary."""
@@ -35,7 +35,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class TagOptions(PaddingFreeOptions, head="token classifier"):
-    """The options of token classification."""
+    """Options of token classification."""
 
     flags: ClassVar = {
         "tokens-column": "columns.tokens",
@@ -60,6 +60,6 @@ class TagOptions(PaddingFreeOptions, head="token classifier"):
     columns: Columns = Columns()
     """Names of the columns in data files."""
     tokenizer: Tokenizer = Tokenizer()
-    """The vocabulary that a built-in model trains."""
+    """The vocabulary of a built-in model."""
     max_seq_len: Annotated[int, Field(ge=4)] = 128
-    """Tokens of a row, the special ones included; words behind them are cut off."""
+    """Length of a row in tokens, special tokens included; later words are cut."""

@@ -1,4 +1,4 @@
-"""From options to tokenized datasets: read, check, split and tokenize rows, and cache the result by content."""
+"""Read, check, split and tokenize rows; cache the result by content."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from distcore_tasks.shared.bert import check_encoder
 from distcore_tasks.shared.cache import CachedDatasets, total
-from distcore_tasks.shared.lazy_rows import Reread
+from distcore_tasks.shared.lazy_rows import LazyValues
 from distcore_tasks.shared.pretrained import check_vocabulary
-from distcore_tasks.shared.sources import read_source, source_said, unused_splits
-from distcore_tasks.shared.splits import Part, parts_of
+from distcore_tasks.shared.sources import read_source, source_label, unused_splits
+from distcore_tasks.shared.splits import Part, read_parts
 from distcore_tasks.shared.tokenize_rows import chunks
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 from distcore_tasks.token_classification.dataset import TaggedFiles, finish_tagged, open_tagged
 from distcore_tasks.token_classification.embedded import EMBEDDED, MADE_FROM
-from distcore_tasks.token_classification.encode import Words, tokenize_words, words_tokenizer
+from distcore_tasks.token_classification.encode import Words, load_words_tokenizer, tokenize_words
 from distcore_tasks.token_classification.metrics import Lookup, is_iob
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.rows import Tag, Tagged, distinct_tags, encode_tags, read_tagged
@@ -30,29 +30,29 @@ CACHED = CachedDatasets(kind="tagged", version=1, embedded=EMBEDDED, made_from=M
 
 @dataclass(frozen=True, kw_only=True)
 class TagDatasets(TokenizedDatasets):
-    """Tagged words, and the tokenizer that made the tokens."""
+    """Tagged words with their tokenizer."""
 
     classes: tuple[str, ...]
     """Names of the tags in the order of class numbers."""
     labels: tuple[Tag, ...]
-    """The tags as the data file writes them: integers or strings."""
+    """The tags in the data file: integers or strings."""
 
 
 def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
-    """Return the tokenized datasets of a run; prepared once, then taken from the cache.
+    """Return the tokenized datasets of a run, from the cache if it has them.
 
-    The key of a cache entry is a digest of the files' content. Raises DataError, ModelError or ConfigError.
+    The cache key is a digest of the files' content. Raises DataError, ModelError or ConfigError.
     """
     check_encoder(options, options.max_seq_len, "TOKEN_CLASSIFICATION", "does not tag tokens")
     settings = [asdict(options.columns), options.max_seq_len]
     size = options.tokenizer.vocab_size
     entry = CACHED.entry(options, seed, settings, size, lambda folder: _build(folder, options, seed))
-    labels, facts, pad = tuple(entry.said["labels"]), entry.facts, int(entry.tokens["pad"])
+    labels, facts, pad = tuple(entry.record["labels"]), entry.facts, int(entry.tokens["pad"])
     classes = tuple(map(str, labels))
     sources = {"train": options.data, "evaluation": options.eval_data or options.data, "test": str(options.test_data)}
     return with_rows(
         TagDatasets,
-        {name: open_tagged(entry.folder / name, pad, source_said(sources[name], EMBEDDED)) for name in facts},
+        {name: open_tagged(entry.folder / name, pad, source_label(sources[name], EMBEDDED)) for name in facts},
         entry.tokenizer,
         facts={"data": options.data, "tags": list(classes), "iob": is_iob(classes), **facts},
         warnings=(*unused_splits(options), *_warnings(facts, options)),
@@ -63,12 +63,12 @@ def prepare_tagged(options: TagOptions, seed: int) -> TagDatasets:
 
 
 def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str, Any]]:
-    """Fill a new cache entry: one folder per dataset; return the tokenizer, the tags and the facts of each."""
-    parts = parts_of(options, lambda source: _rows(source, options), seed)
+    """Fill a new cache entry, one folder per dataset. Return the tokenizer, and a record of tags and facts."""
+    parts = read_parts(options, lambda source: _rows(source, options), seed)
     train = parts["train"]
     labels = distinct_tags(train.rows)
     classes = [str(label) for label in labels]
-    tokenizer = _tokenizer(options, train)  # a vocabulary must not see the evaluation rows
+    tokenizer = _make_tokenizer(options, train)  # a vocabulary must not see the evaluation rows
     lookup = Lookup(train.values())
     facts = {}
     for name, part in parts.items():
@@ -81,12 +81,12 @@ def _build(folder: Path, options: TagOptions, seed: int) -> tuple[Any, dict[str,
 def _write_part(
     folder: Path, part: Part[Tagged], classes: list[str], tokenizer: Any, options: TagOptions
 ) -> dict[str, object]:
-    """Tokenize and write one dataset, some rows at a time; return the facts that the report states about it."""
+    """Tokenize and write one dataset, in chunks of rows. Return its facts for the report."""
     totals = Counter(rows=0, tokens=0, words=0, words_cut=0)
     with TaggedFiles(folder) as files:
         for some in chunks(encode_tags(part, classes)):
             words = tokenize_words(tokenizer, [row for row, _ in some], options.max_seq_len)
-            judged = _judged(words, part, totals["rows"], options)
+            judged = _check_judged(words, part, totals["rows"], options)
             files.add(words, [tags for _, tags in some])
             totals.update(rows=len(some), tokens=len(words.tokens.values), words=int(words.count.sum()))
             totals["words_cut"] += int((words.count - judged).sum())
@@ -95,12 +95,12 @@ def _write_part(
     return dict(totals)
 
 
-def _judged(words: Words, part: Part[Tagged], start: int, options: TagOptions) -> np.ndarray:
-    """Return how many words of each row have a token, int64 ``(rows,)``; the first row is number ``start`` of ``part``.
+def _check_judged(words: Words, part: Part[Tagged], start: int, options: TagOptions) -> np.ndarray:
+    """Return the number of words of each row with a token, int64 ``(rows,)``. ``start``: number of the first row.
 
-    Raises DataError for a row without any, and ModelError for a token that the model does not have.
+    Raises DataError for a row without any, and ModelError for a token outside the model's vocabulary.
     """
-    judged = words.judged()
+    judged = words.count_judged()
     if len(empty := np.flatnonzero(judged == 0)):
         problem = f"no word of it is left: raise --max-seq-len ({options.max_seq_len}), or remove the row"
         raise part.problem(start + int(empty[0]), problem)
@@ -113,13 +113,13 @@ def _rows(source: str, options: TagOptions) -> Tagged:
     return read_source(source, EMBEDDED, lambda path: read_tagged(path, options.columns))
 
 
-def _tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
+def _make_tokenizer(options: TagOptions, train: Part[Tagged]) -> Any:
     if not options.from_scratch:
-        return words_tokenizer(options.model, options.model_folder())
+        return load_words_tokenizer(options.model, options.model_folder())
     from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
 
     rows = train.values()
-    texts = Reread(lambda: (" ".join(words) for words, _ in rows), len(rows))
+    texts = LazyValues(lambda: (" ".join(words) for words, _ in rows), len(rows))
     return as_transformers(train_wordpiece(texts, options.tokenizer.vocab_size))
 
 

@@ -1,4 +1,4 @@
-"""Rows of words with a tag each, checked one by one."""
+"""Read and check rows of tagged words."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from distcore import DataError, nearest
 from distcore.data import Record, Source, data_format, describe_value, read_records, row_error, source_name
 from distcore_tasks.shared.classification.labels import id_problem, label_problem
-from distcore_tasks.shared.lazy_rows import Reread, Values, kept
+from distcore_tasks.shared.lazy_rows import LazyValues, Values, read_values
 from distcore_tasks.shared.sources import text_problem
 from distcore_tasks.shared.splits import Part
 from distcore_tasks.token_classification.options import Columns
 
 Tag = int | str
-"""As a data file writes it."""
+"""A tag in a data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Tagged:
     """Words and their tags, in file order; implements ``distcore_tasks.shared.splits.Rows``."""
 
     name: str
-    """What error messages call these rows, such as ``data file sentences.jsonl``."""
+    """Name of these rows in error messages, such as ``data file sentences.jsonl``."""
     values: Values[tuple[list[str], list[Tag]]]
-    """Words of each row, at least one and none of them blank, and as many tags: integers from 0, or all strings."""
+    """Words of each row, at least one, none of them blank, and their tags: all integers from 0, or all strings."""
     ids: list[int | str] | None = None
-    """One per row: what the user calls it. ``None`` where no column says it."""
+    """The user's id of each row; ``None`` without a column of ids."""
 
     def tags(self) -> Iterator[Tag]:
         """Yield the tag of each word."""
@@ -36,7 +36,7 @@ class Tagged:
 
 
 def read_tagged(source: Source, columns: Columns) -> Tagged:
-    """Read a data file or split; raises DataError: where, the row (counted from 1), what was found and what to do."""
+    """Read a data file or split. Raises DataError with the row, counted from 1, its problem and the remedy."""
     if data_format(source) == ".csv":
         raise DataError(
             f"{source_name(source)}: CSV has no lists, which words and tags are; use .json, .jsonl or .parquet"
@@ -44,35 +44,35 @@ def read_tagged(source: Source, columns: Columns) -> Tagged:
     asked = {"columns.tokens": columns.tokens, "columns.tags": columns.tags}
     asked |= {"columns.id": columns.id} if columns.id else {}
     name = source_name(source)
-    return _tagged(name, kept(source, lambda: _checked(name, read_records(source, asked))))
+    return _tagged(name, read_values(source, lambda: _checked(name, read_records(source, asked))))
 
 
 def check_tagged(name: str, records: Iterable[tuple[object, ...]]) -> Tagged:
-    """Check (words, tags) or (words, tags, id) records; ``name`` opens every message. Raises DataError."""
+    """Return checked records, (words, tags) or (words, tags, id). Raises DataError; messages start with ``name``."""
     return _tagged(name, list(_checked(name, records)))
 
 
 def _checked(name: str, records: Iterable[tuple[object, ...]]) -> Iterator[Record]:
-    """Yield the records, which have been looked at."""
+    """Yield the records after a check."""
     first: Tag | None = None
     for number, record in enumerate(records, 1):
         words, tags, *named = record
         if problem := words_problem(words) or _tags_problem(words, tags, first) or id_problem(named):
             raise row_error(name, number, problem)
-        first = tags[0] if first is None else first  # type: ignore[index]  # a list, as was seen
+        first = tags[0] if first is None else first  # type: ignore[index]  # a list, as checked above
         yield record
 
 
 def _tagged(name: str, records: Values[Any]) -> Tagged:
-    """Return checked records as rows; only ids are kept in memory."""
+    """Return checked records as rows. Keeps only ids in memory."""
     if not len(records):
         raise DataError(f"{name}: holds no rows")
     ids = [named for _, _, *rest in records for named in rest]
-    return Tagged(name, Reread(lambda: ((words, tags) for words, tags, *_ in records), len(records)), ids or None)
+    return Tagged(name, LazyValues(lambda: ((words, tags) for words, tags, *_ in records), len(records)), ids or None)
 
 
 def words_problem(words: object) -> str | None:
-    """Return what is wrong with the words of a row; ``None`` if nothing is."""
+    """Return the problem of a row's words; ``None`` if they have none."""
     if not isinstance(words, list):
         return f"tokens is {describe_value(words)}, expected a list of strings, one per word"
     if not words:
@@ -92,7 +92,7 @@ def _tags_problem(words: Any, tags: object, first: Tag | None) -> str | None:
 
 
 def distinct_tags(rows: Tagged) -> list[Tag]:
-    """Return the distinct tags, sorted: class ``i`` is the ``i``-th of them.
+    """Return the sorted distinct tags. Their indices are the class numbers.
 
     Raises DataError if there are fewer than two.
     """
@@ -103,7 +103,7 @@ def distinct_tags(rows: Tagged) -> list[Tag]:
 
 
 def encode_tags(part: Part[Tagged], classes: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the words of each row and their class numbers; raises DataError for a tag that is not a class."""
+    """Yield the words of each row with their class numbers. Raises DataError for a tag that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
     for place, (words, tags) in enumerate(part.values()):
         for word, tag in zip(words, tags, strict=True):

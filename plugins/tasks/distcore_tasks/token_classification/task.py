@@ -12,10 +12,10 @@ from distcore import Dataset, Datasets, FileRows
 from distcore_tasks.shared.classification.predictions import read_labels, write_labels
 from distcore_tasks.shared.jagged import IGNORED
 from distcore_tasks.shared.pretrained import set_length
-from distcore_tasks.shared.tokenized import without_rows
-from distcore_tasks.token_classification.dataset import TaggedDataset, no_tagged
+from distcore_tasks.shared.tokenized import empty_datasets
+from distcore_tasks.token_classification.dataset import TaggedDataset, empty_dataset
 from distcore_tasks.token_classification.embedded import EMBEDDED
-from distcore_tasks.token_classification.encode import words_tokenizer
+from distcore_tasks.token_classification.encode import load_words_tokenizer
 from distcore_tasks.token_classification.metrics import tag_metrics
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 class TokenClassification(TagOptions):
     """One tag per word; implements ``distcore.plugin.task.task.Task``.
 
-    An item of the mean loss is a word, which is judged by its first token.
+    Each word is one item of the mean loss, predicted at its first token.
     """
 
     embedded: ClassVar = tuple(EMBEDDED)
 
     def prepare(self, config: RunConfig) -> Datasets:
-        """Return the tokenized datasets, from the cache if they were prepared before.
+        """Return the tokenized datasets, from the cache if it has them.
 
         Raises DataError, ModelError or ConfigError.
         """
@@ -58,10 +58,10 @@ class TokenClassification(TagOptions):
         return cross_entropy(_logits(model, batch)[wanted], batch["labels"][wanted], reduction="sum")
 
     def outputs(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor | Ragged]:
-        """Return for each row the words that have a token, ``word``, and their ``prediction``; both int64.
+        """Return ``word``, the words with a token in each row, and their ``prediction``; both int64.
 
-        ``words`` is how many words the row has, int64 ``(n,)``. With labels there are ``label``, of the same words, and
-        ``loss``, summed over them, fp32 ``(n,)``.
+        ``words`` is the number of words of the row, int64 ``(n,)``. With labels there are also ``label`` of the same
+        words, and ``loss``, the sum over these words, fp32 ``(n,)``.
         """
         from torch.nn.functional import cross_entropy
 
@@ -83,8 +83,8 @@ class TokenClassification(TagOptions):
     def report(self, outputs: dict[str, Any], data: Datasets) -> dict[str, object]:
         """Return ``loss``, the mean over words, ``accuracy``, ``precision``, ``recall``, ``f1`` and a report as text.
 
-        Beside them ``words_cut`` counts the words that were not judged, because a row was cut before them. All but that
-        are ``None`` without rows.
+        ``words_cut`` counts the words without a prediction, because their row was cut. All values but that are ``None``
+        without rows.
         """
         classes = _tagged(data).classes
         tags, predicted = (_names(outputs[name], classes) if outputs else [] for name in ("label", "prediction"))
@@ -94,10 +94,10 @@ class TokenClassification(TagOptions):
         return {"loss": loss, **tag_metrics(tags, predicted, classes), "words_cut": cut}
 
     def predictions(self, outputs: dict[str, Any], data: Datasets) -> Iterator[dict[str, object]]:
-        """Yield for each row, in order, where it came from, its tags if it has them, ``prediction`` and tags.
+        """Yield origin, ``label`` (if any) and ``prediction`` of each row, in order.
 
-        Where: ``index`` in the dataset, ``file`` and ``row`` and, with a column for it, ``id``. Both are lists with
-        one entry per word, as the data file writes tags, ``None`` for a word that was cut off.
+        The origin is ``index`` in the dataset, ``file``, ``row`` and, with a column of ids, ``id``. ``label`` and
+        ``prediction`` are lists with the tag of each word, as in the data file; ``None`` for a word that was cut.
         """
         data, test = _tagged(data), data.test
         origins = test.origins() if isinstance(test, TaggedDataset) else repeat({})
@@ -110,18 +110,18 @@ class TokenClassification(TagOptions):
             yield line
 
     def row_columns(self) -> dict[str, str]:
-        """Return the column of rows without tags: the words."""
+        """Return the only column of rows without tags, the words."""
         return {"columns.tokens": self.columns.tokens}
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return words that are tokenized when they are predicted; raises DataError for a row that cannot be used."""
+        """Return words, which are tokenized batch by batch. Raises DataError for an invalid row."""
         data = _tagged(data)
         return untagged_words(rows, data.loaded_tokenizer, self.max_seq_len, data.pad)
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write to ``folder`` what predictions need in addition to the weights: tokenizer files and ``labels.json``.
+        """Write tokenizer files and ``labels.json`` to ``folder``, which predictions need besides weights.
 
-        The tokenizer there cuts, where it is told to cut, where training did.
+        The tokenizer truncates as in training.
         """
         data = _tagged(data)
         data.save_tokenizer(folder)
@@ -129,16 +129,16 @@ class TokenClassification(TagOptions):
         write_labels(folder, data.labels)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if it did not."""
+        """Return datasets without rows, with the tags and tokenizer that ``save`` wrote; ``None`` if there are none."""
         labels = read_labels(folder)
         if labels is None:
             return None
         classes = tuple(map(str, labels))
-        return without_rows(TagDatasets, folder, no_tagged, words_tokenizer, classes=classes, labels=labels)
+        return empty_datasets(TagDatasets, folder, empty_dataset, load_words_tokenizer, classes=classes, labels=labels)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits in fp32, shape ``(n, longest, tags)``: under autocast the model gives half precision."""
+    """Return the logits in fp32, shape ``(n, longest, tags)``; autocast makes the model return half precision."""
     logits: Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return logits.float()
 
@@ -148,7 +148,7 @@ def _names(tags: Ragged, classes: tuple[str, ...]) -> list[list[str]]:
 
 
 def _by_word(words: int, places: Tensor, tags: Tensor, labels: tuple[Tag, ...]) -> list[Tag | None]:
-    """Return a tag for each of so many words: that of ``tags`` for the words ``places``, ``None`` for the others."""
+    """Return the tag of each of ``words`` words: ``tags`` for the words at ``places``, ``None`` for others."""
     by_word: list[Tag | None] = [None] * words
     for place, tag in zip(places.tolist(), tags.tolist(), strict=True):
         by_word[place] = labels[tag]

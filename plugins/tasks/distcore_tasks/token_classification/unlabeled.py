@@ -1,4 +1,4 @@
-"""Words without tags, a window of a file at a time; a rank tokenizes those that it predicts, when it does."""
+"""Words without tags, in chunks of a file. Each rank tokenizes the rows of its batches only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class UntaggedWords:
     rows: FileRows
     """Words of each row."""
     tokenizer: Any
-    """Of the model."""
+    """The model's tokenizer."""
     max_seq_len: int
-    """Tokens of a row."""
+    """Maximum number of tokens of a row."""
     pad: int
-    """Token that fills up the shorter rows of a batch."""
+    """Padding token."""
     lengths: np.ndarray
-    """Words of each row: enough to put rows of like length together, and known without tokenizing."""
+    """Words of each row. They serve to batch rows of like length, without tokenizing."""
     items: ConstantColumn
     """Ones."""
 
@@ -44,7 +44,7 @@ class UntaggedWords:
 
 
 def untagged_words(rows: FileRows, tokenizer: Any, max_seq_len: int, pad: int) -> UntaggedWords:
-    """Return the words of ``rows``; raises DataError, which names file and row, for one that cannot be used."""
+    """Return the words of ``rows``. Raises DataError with file and row for an invalid one."""
     for number, (words,) in enumerate(rows.records, rows.start):
         if problem := words_problem(words):
             raise row_error(f"data file {rows.file}", number, problem)

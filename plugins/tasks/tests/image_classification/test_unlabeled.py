@@ -16,11 +16,11 @@ from image_cases import encoded, pixels
 
 from distcore.errors import DataError
 from distcore.plugin.task.task import FileRows
-from distcore_tasks.image_classification.prepare import without_rows
+from distcore_tasks.image_classification.prepare import empty_datasets
 from distcore_tasks.image_classification.preprocessing import Preprocessing
 from distcore_tasks.image_classification.task import ImageClassification
 
-TASK, DATA = ImageClassification(), without_rows(("blue", "red"), Preprocessing(size=12))
+TASK, DATA = ImageClassification(), empty_datasets(("blue", "red"), Preprocessing(size=12))
 IMAGES = [pixels(row) for row in range(5)]
 
 

@@ -17,7 +17,7 @@ from distcore.errors import ModelError
 from distcore_tasks.shared.bert import SHAPES
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-from distcore_tasks.token_classification.encode import words_tokenizer
+from distcore_tasks.token_classification.encode import load_words_tokenizer
 from distcore_tasks.token_classification.models import build_model
 from distcore_tasks.token_classification.options import TagOptions
 from distcore_tasks.token_classification.task import TokenClassification
@@ -95,7 +95,7 @@ def test_a_row_has_one_loss_alone_and_padded_and_it_is_that_of_transformers(kind
 
 def test_a_word_is_the_same_at_the_start_of_a_row_and_inside_it(tmp_path: Path) -> None:
     model = saved("roberta", tmp_path)
-    tokenizer = words_tokenizer(model, Path(model))
+    tokenizer = load_words_tokenizer(model, Path(model))
     tokens = tokenizer(["Ada", "Ada"], is_split_into_words=True)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(tokens) == ["ĠAda", "ĠAda"]
     tokenizer.save_pretrained(tmp_path / "saved")

@@ -69,7 +69,7 @@ def test_a_word_without_a_token_keeps_the_others_in_their_places() -> None:
     words = tokenize_words(tokenizer, [["one", "two", "three", "three"]], 64)
     begins = words.begins.values[words.begins.values >= 0]
     assert begins.tolist() == [0, 2, 3]
-    assert (words.count.tolist(), words.judged().tolist()) == ([4], [3])
+    assert (words.count.tolist(), words.count_judged().tolist()) == ([4], [3])
 
 
 def test_rows_are_tokenized_some_at_a_time_and_none_is_lost_between(

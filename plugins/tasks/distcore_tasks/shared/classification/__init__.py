@@ -1,1 +1,1 @@
-"""Rows with a class each: labels, their checks, predictions and their table of scores."""
+"""Classification of rows: labels and their checks, predictions, and the table of scores."""

@@ -1,4 +1,4 @@
-"""Warnings about labeled rows that can be trained on, but perhaps not as they were meant."""
+"""Warnings about labels that are valid, but may be mistakes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from distcore_tasks.shared.classification.labels import Labeled, each_label
 
 ENOUGH = 3
-"""Rows of a class below which a line names it."""
+"""Number of rows below which a class gets a warning."""
 NAMED = 5
-"""Most classes that a line names."""
+"""Maximum number of classes that a warning lists."""
 
 
 def check_classes(
     rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is odd: the option that names the source, and a line on its rows, which says where as errors do.
+    """Yield warnings, each with the option of the source.
 
-    ``rows``: those of the option ``data``, before the split. ``evaluation``: the class number of each label of the
-    evaluation rows. ``held_out``: whether these have a source of their own.
+    ``rows``: those of the option ``data``, before the split. ``evaluation``: class numbers of all labels of the
+    evaluation rows. ``held_out``: True if the evaluation rows have their own source.
     """
     counts = Counter(str(label) for _, label in each_label(rows))
     yield from (("data", line) for line in (*_odd_labels(rows, counts), *_rare_classes(rows, counts)))
@@ -30,19 +30,19 @@ def check_classes(
     if held_out:
         source, remedy = "eval_data", "add rows of them"
     else:
-        evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}  # else named above
+        evaluated = {name: count for name, count in evaluated.items() if counts[name] >= ENOUGH}  # else warned above
         source, remedy = "data", "raise --eval-fraction, or give --eval-data a file"
     if few := {name: str(count) for name, count in evaluated.items() if count < ENOUGH}:
         yield source, f"classes with fewer than {ENOUGH} evaluation rows, too few to judge by: {_listed(few)}; {remedy}"
 
 
 def is_integer(label: object) -> bool:
-    """Whether a label is written as an integer that has no other form: ``7``, but not ``07``."""
+    """Return True for a label that is an integer in its normal form: ``7``, but not ``07``."""
     return re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", str(label)) is not None
 
 
 def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
-    """Yield the words among numbers that no other row has: in a CSV file they turn all labels into strings."""
+    """Yield a warning about unique words among numbers, which turn all labels of a CSV file into strings."""
     words = [label for label in counts if not is_integer(label)]
     if words and len(words) < len(counts) and all(counts[word] == 1 for word in words):
         place = rows.places([next(row for row, label in each_label(rows) if label == words[0])])
@@ -52,7 +52,7 @@ def _odd_labels(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
 
 
 def _rare_classes(rows: Labeled, counts: Counter[str]) -> Iterator[str]:
-    """Yield the classes that have too few rows, with these rows."""
+    """Yield a warning about classes with too few rows, and their rows."""
     rare: dict[str, list[int]] = {label: [] for label, count in counts.items() if count < ENOUGH}
     for row, label in each_label(rows) if rare else ():
         if str(label) in rare:

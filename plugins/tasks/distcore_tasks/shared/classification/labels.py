@@ -1,4 +1,4 @@
-"""Labeled rows: their classes, and the datasets that they are split into. For texts, images and others."""
+"""Labeled rows of any kind: their classes, and the split into datasets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from distcore_tasks.shared.splits import split_rows
 
 
 class Labeled(Protocol):
-    """Rows of one source, each with a label or, where several classes may apply, with a list of labels."""
+    """Rows of one source, each with a label or, for several classes per row, a list of labels."""
 
     @property
     def name(self) -> str:
-        """What error messages call these rows, such as ``data file reviews.csv``."""
+        """Name of these rows in error messages, such as ``data file reviews.csv``."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class Labeled(Protocol):
         ...
 
     def places(self, rows: Sequence[int]) -> str:
-        """Return how messages say where these rows are, which count from 0: ``row 3``, ``rows 3 and 7``."""
+        """Return the places of rows, counted from 0, for messages: ``row 3``, ``rows 3 and 7``."""
         ...
 
 
@@ -39,7 +39,7 @@ R = TypeVar("R", bound=Labeled)
 
 
 def row_places(rows: Sequence[int]) -> str:
-    """Return what ``Labeled.places`` does for the rows of a file, which messages count from 1."""
+    """Implement ``Labeled.places`` for the rows of a file, which messages count from 1."""
     return f"row{'s' * (len(rows) > 1)} {' and '.join(str(row + 1) for row in rows)}"
 
 
@@ -49,8 +49,8 @@ def row_problem(rows: Labeled, row: int, problem: str) -> DataError:
 
 
 def label_problem(label: object, first: object, where: str = "row 1 has") -> str | None:
-    """Return what is wrong with a label, ``first`` being the one that ``where`` speaks of; ``None`` if nothing is."""
-    if type(label) is not int and not isinstance(label, str):  # not isinstance of int: a boolean is one too
+    """Return the problem of a label; ``None`` if it has none. ``first``: an earlier label. ``where``: its place."""
+    if type(label) is not int and not isinstance(label, str):  # not isinstance, because a bool is an int
         return f"label is {describe_value(label)}, expected an integer or a string"
     if isinstance(label, int) and label < 0:
         return f"label {label} is out of range: integer labels count from 0"
@@ -63,13 +63,13 @@ def label_problem(label: object, first: object, where: str = "row 1 has") -> str
 
 
 def id_problem(named: Sequence[object]) -> str | None:
-    """Return what is wrong with the id of a row, in a list of its own or missing; ``None`` if nothing is."""
+    """Return the problem of a row's id; ``None`` if it has none. ``named``: a list of the id, or empty without one."""
     wrong = [value for value in named if isinstance(value, bool) or not isinstance(value, int | str)]
     return f"id is {describe_value(wrong[0])}, expected an integer or a string" if wrong else None
 
 
 def each_label(rows: Labeled) -> Iterator[tuple[int, int | str]]:
-    """Yield the number of a row, counted from 0, with each label that it has."""
+    """Yield each label with the number of its row, counted from 0."""
     for row, labels in enumerate(rows.labels):
         if isinstance(labels, list):
             yield from ((row, label) for label in labels)
@@ -78,7 +78,7 @@ def each_label(rows: Labeled) -> Iterator[tuple[int, int | str]]:
 
 
 def distinct_labels(rows: Labeled) -> list[int] | list[str]:
-    """Return the distinct labels, sorted: class ``i`` is the ``i``-th of them.
+    """Return the sorted distinct labels. Their indices are the class numbers.
 
     Raises DataError if there are fewer than two.
     """
@@ -91,7 +91,7 @@ def distinct_labels(rows: Labeled) -> list[int] | list[str]:
 
 
 def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield what ``each_label`` does, with class numbers; raises DataError for a label that is not a class."""
+    """Yield row and class number of each label. Raises DataError for a label that is not a class."""
     numbers = {name: number for number, name in enumerate(classes)}
     for row, label in each_label(rows):
         if str(label) not in numbers:
@@ -102,18 +102,18 @@ def class_numbers(rows: Labeled, classes: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def encode_labels(rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-    """Return the class number of each row, int64 ``(rows,)``; raises DataError for a label that is not a class."""
+    """Return the class number of each row, int64 ``(rows,)``. Raises DataError for a label that is not a class."""
     return np.fromiter((number for _, number in class_numbers(rows, classes)), np.int64, len(rows))
 
 
 def split_parts(
     rows: R, encode: Callable[[R], np.ndarray], options: TaskOptions, seed: int, read: Callable[[str], R]
 ) -> Iterator[tuple[str, R, np.ndarray, np.ndarray]]:
-    """Yield for each dataset its name, the source of its rows, which of them it has, and their encoded labels.
+    """Yield for each dataset its name, its source, its row numbers in the source, and its encoded labels.
 
-    ``rows`` are those of the training source, and ``read`` opens another one. ``encode`` returns the labels of all rows
-    of a source as an array; where these are class numbers, int64 ``(rows,)``, each class stays in training. Without
-    ``test_data`` there is no ``test``: the evaluation rows serve as test. Raises DataError.
+    ``rows`` are those of the training source; ``read`` opens another source. ``encode`` returns the labels of a source
+    as an array. If they are class numbers, int64 ``(rows,)``, training keeps a row of each class. Without ``test_data``
+    there is no ``test``, and the evaluation rows serve as test rows. Raises DataError.
     """
     labels = encode(rows)
     if options.eval_data is None:
@@ -129,5 +129,5 @@ def split_parts(
 
 
 def _strata(labels: np.ndarray) -> np.ndarray:
-    """Return class numbers as they are; of other labels each row may be in evaluation, as long as one is left."""
+    """Return class numbers unchanged, and zeros for other labels, which makes one class of all rows."""
     return labels if labels.dtype == np.int64 and labels.ndim == 1 else np.zeros(len(labels), np.int64)

@@ -1,4 +1,4 @@
-"""Metrics and predictions of tasks that sort rows into classes, and the labels that are kept with a model."""
+"""Metrics and predictions of classification tasks, and the file of labels in a model folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METRICS: dict[str, Direction] = {"loss": "min", "accuracy": "max", "macro_f1": "max"}
-"""The metrics of tasks with one class per row, with what is better."""
+"""Metrics of tasks with one class per row, with the better direction."""
 LABELS = "labels.json"
-"""File with the labels in the order of class numbers, as the data file writes them."""
+"""File with the labels of the data file, in the order of class numbers."""
 SCORED = 20
-"""Most classes of a row whose scores are kept, so that an evaluation of very many classes fits into memory."""
+"""Maximum number of scores of a row, so that an evaluation with very many classes fits into memory."""
 
 
 def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
     """Return ``prediction`` (int64) of each row, shape ``(n,)``, and its most probable classes.
 
-    These are ``scored``, class numbers (int64) in ascending order, and ``scores``, their probabilities (fp32), both
-    ``(n, k)``. With labels there are ``loss`` (fp32) and ``label`` (int64), too, shape ``(n,)``. ``logits``: fp32
-    ``(n, classes)``. ``label``: int64 ``(n,)``.
+    ``scored`` are the class numbers (int64), ascending, and ``scores`` their probabilities (fp32), both ``(n, k)``.
+    With labels there are also ``loss`` (fp32) and ``label`` (int64), shape ``(n,)``. ``logits``: fp32 ``(n, classes)``.
+    ``label``: int64 ``(n,)``.
     """
     from torch.nn.functional import cross_entropy
 
@@ -38,7 +38,7 @@ def class_outputs(logits: Tensor, label: Tensor | None) -> dict[str, Tensor]:
 
 def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
     """Return ``scored`` and ``scores`` of each row, as ``class_outputs`` says; both arguments are ``(n, classes)``."""
-    # Not by score: classes that are almost alike would change places with the rows that share a forward pass.
+    # Not sorted by score, because the order of near-equal classes would vary with the rest of the batch.
     scored = logits.topk(min(SCORED, logits.shape[-1])).indices.sort(dim=-1).values
     return {"scored": scored, "scores": probabilities.gather(-1, scored)}
 
@@ -46,10 +46,10 @@ def best_scored(logits: Tensor, probabilities: Tensor) -> dict[str, Tensor]:
 def class_lines(
     outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Iterable[Mapping[str, object]]
 ) -> Iterator[dict[str, object]]:
-    """Yield for each row, in order: its index, where it came from, its label if it has one, prediction and scores.
+    """Yield index, origin, label (if any), prediction and scores of each row, in order.
 
-    ``labels`` are those of the classes, as predictions name them, ``origins`` one per row. ``scores`` have the
-    probability of each class, at most ``SCORED``, the most probable first.
+    ``labels`` name the classes in predictions, and ``origins`` has one entry per row. ``scores`` has the probabilities
+    of at most ``SCORED`` classes, the most probable first.
     """
 
     def answer(index: int) -> dict[str, object]:
@@ -65,7 +65,7 @@ def answer_lines(
     origins: Iterable[Mapping[str, object]],
     answer: Callable[[int], dict[str, object]],
 ) -> Iterator[dict[str, object]]:
-    """Yield for each row, in order: its index, where it came from, and what ``answer`` returns for the index."""
+    """Yield index, origin and the result of ``answer`` for each row, in order."""
     rows = len(outputs["prediction"]) if outputs else 0
     for index, origin in zip(range(rows), origins, strict=False):
         yield {"index": index, **origin, **answer(index)}
@@ -81,7 +81,7 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
     """Return ``loss``, ``accuracy``, ``majority_accuracy``, ``macro_f1`` and ``classification_report``.
 
     ``loss`` is the mean over rows. ``majority_accuracy`` is the accuracy of always predicting the most frequent label
-    of these rows. Of two classes there is ``f1``, too, that of the second class. All are ``None`` without rows.
+    of these rows. With two classes there is also ``f1``, that of the second class. All are ``None`` without rows.
     """
     names = ("loss", "accuracy", "majority_accuracy", *(["f1"] if len(classes) == 2 else []), "macro_f1")
     rows = len(outputs.get("label", ()))
@@ -100,12 +100,12 @@ def class_metrics(outputs: Mapping[str, Tensor], classes: Sequence[str]) -> dict
 
 
 def write_labels(folder: Path, labels: Sequence[int | str]) -> None:
-    """Write ``LABELS`` into ``folder``."""
+    """Write ``LABELS`` to ``folder``."""
     text = json.dumps(list(labels), ensure_ascii=False, indent=2)
     (folder / LABELS).write_text(text + "\n", encoding="utf-8")
 
 
 def read_labels(folder: Path) -> tuple[int | str, ...] | None:
-    """Return what ``write_labels`` wrote; ``None`` if it did not."""
+    """Return the labels that ``write_labels`` wrote; ``None`` if there are none."""
     file = folder / LABELS
     return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

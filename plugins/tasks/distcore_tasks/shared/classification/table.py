@@ -1,6 +1,6 @@
-"""Precision, recall and F1 of each class, and their table, for rows of one class each.
+"""Precision, recall and F1 of each class, and their table, for rows with one class each.
 
-The figures and the table are those of scikit-learn, whose import alone takes longer than a run's first steps.
+Figures and table equal those of scikit-learn, whose import takes longer than a run's first steps.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ HEADER = ("precision", "recall", "f1-score", "support")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassScores:
-    """What was right, class by class: each float64 ``(classes,)``, 0 where there is nothing to divide by."""
+    """Scores of each class, float64 ``(classes,)``; 0 if the divisor is 0."""
 
     precision: Tensor
-    """Of the rows that were taken for the class, the share that is of it."""
+    """Share of the rows predicted as the class that belong to it."""
     recall: Tensor
-    """Of the rows of the class, the share that was taken for it."""
+    """Share of the rows of the class that are predicted as it."""
     f1: Tensor
-    """The harmonic mean of the two."""
+    """Harmonic mean of precision and recall."""
     support: Tensor
     """Rows of each class, int64 ``(classes,)``."""
     accuracy: float
-    """Share of rows whose class is right."""
+    """Share of rows with a correct prediction."""
 
     def table(self, classes: Sequence[str]) -> str:
-        """Return a line for each class, then accuracy, the plain mean of classes and the one weighted by rows."""
+        """Return a line for each class, then accuracy, the plain mean over classes, and the mean weighted by rows."""
         rows, averages = int(self.support.sum()), ("accuracy", "macro avg", "weighted avg")
         width = max(map(len, (*classes, *averages)))
         scores = (self.precision, self.recall, self.f1)

@@ -1,4 +1,4 @@
-"""The kinds of labels: one class, several classes, or a number for each text."""
+"""Problem types: one class, several classes, or a number for each text."""
 
 from distcore_tasks.text_classification.problems.contract import Problem
 from distcore_tasks.text_classification.problems.multi_label import MultiLabel
@@ -10,4 +10,4 @@ PROBLEMS: dict[str, Problem] = {
     "multi_label": MultiLabel(),
     "regression": Regression(),
 }
-"""By the name that follows ``task_options.problem_type``."""
+"""The problem types, by their names in ``task_options.problem_type``."""

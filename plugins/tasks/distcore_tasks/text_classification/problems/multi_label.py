@@ -1,4 +1,4 @@
-"""Any number of classes per text, none included: each class is a yes or a no of its own."""
+"""Any number of classes per text, including none: each class is a binary decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MultiLabel:
-    """Implements ``Problem``; encoded labels are 1 where a class applies and else 0, uint8 ``(rows, classes)``."""
+    """Implements ``Problem``; encoded labels are 1 if a class applies and else 0, uint8 ``(rows, classes)``."""
 
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min",
@@ -29,11 +29,11 @@ class MultiLabel:
     }
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """Return them as they are: CSV has no lists, and what separates several labels in a string is not guessed."""
+        """Return the labels unchanged. CSV has no lists, and the separator in a string would be a guess."""
         return labels
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """A label is a list of integers from 0 or of strings, each of them once, all of the type of the first."""
+        """Require lists of distinct integers from 0 or distinct strings, all of the type of the first."""
         first = next((one for some in labels if isinstance(some, list) for one in some), None)
         for some in labels:
             if not isinstance(some, list):
@@ -48,14 +48,14 @@ class MultiLabel:
         return distinct_labels(rows)
 
     def encode(self, rows: Labeled, classes: Sequence[str]) -> np.ndarray:
-        """Return which classes apply to each row, uint8 ``(rows, classes)``."""
+        """Return 1 for each class of each row, uint8 ``(rows, classes)``."""
         table = np.zeros((len(rows), len(classes)), np.uint8)
         for row, number in class_numbers(rows, classes):
             table[row, number] = 1
         return table
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:
-        """Return the share of rows with the most frequent set of labels, and how many labels a row has."""
+        """Return the share of rows with the most frequent set of labels, and the mean number of labels of a row."""
         return {
             "majority_share": round(_largest_share(labels), 4),
             "mean_labels": round(float(labels.sum(axis=1).mean()), 2),
@@ -64,17 +64,17 @@ class MultiLabel:
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
-        """Yield what ``check_classes`` does."""
+        """Yield the warnings of ``check_classes``."""
         return check_classes(rows, np.nonzero(evaluation)[1], classes, held_out)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the binary cross entropy: of a row the mean over its classes, as transformers has it."""
+        """Return the binary cross entropy; each row is a mean over classes, as in transformers."""
         return _row_losses(logits, labels).sum()
 
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return ``prediction``, 1 for each class whose probability is above a half, uint8 ``(n, classes)``.
+        """Return ``prediction``, 1 for each class with a probability above 0.5, uint8 ``(n, classes)``.
 
-        ``scored`` and ``scores`` are as in ``class_outputs``, and ``label`` is like ``prediction``.
+        ``scored`` and ``scores`` are as in ``class_outputs``; ``label`` has the form of ``prediction``.
         """
         import torch
 
@@ -86,7 +86,7 @@ class MultiLabel:
     ) -> dict[str, object]:
         """Return ``loss``, the two F1, ``subset_accuracy``, ``majority_accuracy`` and ``classification_report``.
 
-        ``subset_accuracy`` is the share of rows all of whose classes are right, ``majority_accuracy`` that of always
+        ``subset_accuracy`` is the share of rows with all classes correct. ``majority_accuracy`` is its value for always
         predicting the most frequent set of these rows.
         """
         rows = len(outputs.get("label", ()))
@@ -133,6 +133,6 @@ def _largest_share(labels: np.ndarray) -> float:
 
 
 def _duplicate(labels: list[Any]) -> str | None:
-    """Return the complaint about a label that a row has twice; ``None`` if there is none."""
+    """Return the problem of a row with a repeated label; ``None`` if it has none."""
     twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
     return None if twice is None else f"label {twice!r} stands twice in the list"

@@ -1,4 +1,4 @@
-"""A number per text."""
+"""One number per text."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Regression:
-    """Implements ``Problem``; encoded labels are the numbers, fp32 ``(rows,)``."""
+    """Implements ``Problem``; encoded labels are numbers, fp32 ``(rows,)``."""
 
     metrics: ClassVar[dict[str, Direction]] = {"loss": "min", "pearson": "max", "spearman": "max", "rmse": "min"}
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """CSV has no types: a label that is written as a number becomes one."""
+        """Convert strings to numbers if possible, because CSV has no types."""
         return [_number(label) for label in labels]
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """A label is a finite number."""
+        """Require finite numbers."""
         for label in labels:
             if isinstance(label, bool) or not isinstance(label, int | float):
                 yield f"label is {describe_value(label)}, expected a number"
@@ -40,7 +40,7 @@ class Regression:
                 yield None if abs(label) <= LARGEST else f"label is {label!r}, expected a finite number of fp32"
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
-        """Return none; raises DataError if all rows have the same number."""
+        """Return an empty list. Raises DataError if all rows have the same number."""
         if len(set(rows.labels)) < 2:
             problem = f"all {len(rows)} rows have the label {rows.labels[0]!r}: there is nothing to learn"
             raise DataError(f"{rows.name}: {problem}")
@@ -51,7 +51,7 @@ class Regression:
         return np.asarray(rows.labels, np.float32)
 
     def facts(self, labels: np.ndarray) -> dict[str, object]:
-        """Return mean and standard deviation."""
+        """Return mean and standard deviation of the labels."""
         return {
             "mean_label": float(labels.mean(dtype=np.float64)),
             "std_label": round(float(labels.std(dtype=np.float64)), 4),
@@ -60,7 +60,7 @@ class Regression:
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
-        """Nothing is odd about numbers."""
+        """Yield nothing: numbers have no warnings."""
         yield from ()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Regression:
         return (logits[:, 0] - labels).square().sum()
 
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return ``prediction``, and with labels ``loss`` and ``label``, all fp32 ``(n,)``."""
+        """Return ``prediction``, with labels also ``loss`` and ``label``, all fp32 ``(n,)``."""
         prediction = logits[:, 0]
         outputs = {"prediction": prediction}
         return outputs if labels is None else {"loss": (prediction - labels).square(), "label": labels} | outputs
@@ -78,8 +78,8 @@ class Regression:
     ) -> dict[str, object]:
         """Return ``loss``, the mean squared error, its root ``rmse``, and the correlations of prediction and label.
 
-        These are ``None`` where all labels, or all predictions, are alike. ``baseline_loss`` is the loss of always
-        predicting the mean of the training rows.
+        The correlations are ``None`` if all labels, or all predictions, are equal. ``baseline_loss`` is the loss of
+        always predicting the mean of the training rows.
         """
         if not len(outputs.get("label", ())):
             return dict.fromkeys((*self.metrics, "baseline_loss"))
@@ -96,7 +96,7 @@ class Regression:
     def lines(
         self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
     ) -> Iterator[dict[str, object]]:
-        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits, as many as fp32 has."""
+        """Yield lines whose ``label`` and ``prediction`` are numbers of seven digits, the precision of fp32."""
         names = [name for name in ("label", "prediction") if name in outputs]
         return answer_lines(
             outputs, origins, lambda index: {name: float(f"{outputs[name][index].item():.7g}") for name in names}

@@ -22,11 +22,11 @@ class SingleLabel:
     metrics: ClassVar = METRICS
 
     def from_csv(self, labels: list[Any]) -> list[Any]:
-        """CSV has no types: labels become integers if every one of them is written as an integer."""
+        """Convert labels to integers if all of them are integers, because CSV has no types."""
         return [int(label) for label in labels] if all(map(is_integer, labels)) else labels
 
     def label_problems(self, labels: Sequence[object]) -> Iterator[str | None]:
-        """A label is an integer from 0 or a string, all of them of the type of the first."""
+        """Require integers from 0 or strings, all of the type of the first."""
         return (label_problem(label, labels[0]) for label in labels)
 
     def classes(self, rows: Labeled) -> list[int] | list[str]:
@@ -44,7 +44,7 @@ class SingleLabel:
     def warnings(
         self, rows: Labeled, evaluation: np.ndarray, classes: Sequence[str], held_out: bool
     ) -> Iterator[tuple[str, str]]:
-        """Yield what ``check_classes`` does."""
+        """Yield the warnings of ``check_classes``."""
         return check_classes(rows, evaluation, classes, held_out)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -54,17 +54,17 @@ class SingleLabel:
         return cross_entropy(logits, labels, reduction="sum")
 
     def outputs(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return what ``class_outputs`` does."""
+        """Return the result of ``class_outputs``."""
         return class_outputs(logits, labels)
 
     def report(
         self, outputs: Mapping[str, Tensor], classes: Sequence[str], trained: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Return what ``class_metrics`` does."""
+        """Return the result of ``class_metrics``."""
         return class_metrics(outputs, classes)
 
     def lines(
         self, outputs: Mapping[str, Tensor], labels: Sequence[int | str], origins: Origins
     ) -> Iterator[dict[str, object]]:
-        """Yield what ``class_lines`` does."""
+        """Yield the lines of ``class_lines``."""
         return class_lines(outputs, labels, origins)
