@@ -66,7 +66,7 @@ def at_targets(hidden: Tensor, targets: Tensor) -> Tensor:
 def logits_of_tokens(logits: Tensor, mask: Tensor) -> Tensor:
     """Return the logits of the tokens in ``mask``, ``(n, longest)``, row by row: ``(tokens, outputs)``.
 
-    ``logits`` are ``(n, longest, outputs)`` or, from padding-free layers, ``(1, tokens, outputs)``.
+    ``logits`` are ``(n, longest, outputs)`` or, from layers that return tokens only, ``(1, tokens, outputs)``.
     """
     return logits[mask.bool()] if logits.shape[:2] == mask.shape else logits[0]
 
