@@ -39,7 +39,7 @@ from distcore.plugin.task.task import OnResume
 
 log = logging.getLogger("distcore")
 NO_RULES: Mapping[str, OnResume] = {}
-"""Of a task that says nothing of its options: none of them may change."""
+"""Rules of a task without ``on_resume``: none of its options may change."""
 __all__ = [
     "FORMAT", "MANIFEST", "STATE_KINDS", "Checkpoint", "DamagedError", "Files", "Tensors", "find", "load",
     "load_weights", "read_job_state", "read_tensors", "resume", "retain", "save",
@@ -109,8 +109,8 @@ def resume(
 ) -> tuple[Path, Progress, dict[str, Any]] | None:
     """Resume as ``run.config.resume`` says; return path, progress and state.json, or ``None`` for a new run.
 
-    Every rank calls. First removes what a killed process left unfinished. If a checkpoint turns out to be damaged
-    while it is loaded, ``auto`` falls back to an earlier one; a path does not. For ``data`` and ``on_resume`` see
+    Every rank calls. First removes the unfinished checkpoints of a killed process. If a checkpoint turns out to be
+    damaged during the load, ``auto`` falls back to an earlier one; a path does not. For ``data`` and ``on_resume`` see
     ``load``.
     """
     out, asked = Path(str(run.config.out)), run.config.resume
@@ -147,10 +147,10 @@ def load(
 ) -> tuple[Progress, dict[str, Any]]:
     """Load the checkpoint at ``path`` into the run; return its progress and the contents of state.json.
 
-    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows; it is
-    compared if the checkpoint has one, too. ``on_resume`` is what the task says of its options. Raises CheckpointError
-    on all ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with
-    the difference).
+    Every file is hashed first, each by one rank. ``data`` is the fingerprint of the run's training rows; it is compared
+    if the checkpoint has one, too. ``on_resume`` has the task's rules for its options. Raises CheckpointError on all
+    ranks: for a damaged file (DamagedError, with its name), or if the checkpoint belongs to another job (with the
+    difference).
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     job_state = checkpoint.job_state()
@@ -168,7 +168,7 @@ def load(
 def load_weights(run: Run, hooks: Hooks, path: Path) -> str:
     """Load the weights of the checkpoint at ``path``, or their average, into a run that does not train.
 
-    Returns which of them: ``raw`` or ``ema``. Raises CheckpointError.
+    Returns ``raw`` or ``ema``. Raises CheckpointError.
     """
     checkpoint = on_all_ranks(run, hooks, f"{path}: damaged", partial(_open_verified, path, run.world))
     check_base(run.base, checkpoint.job_state(), path)
@@ -232,4 +232,4 @@ def read_tensors(path: Path, kinds: tuple[str, ...] = STATE_KINDS) -> Tensors:
 
 
 def _nothing() -> None:
-    """Do what the other ranks do while the main one works: nothing."""
+    """Do nothing, on the other ranks, while the main rank works."""

@@ -1,8 +1,7 @@
 """Boxes in a checkpoint: parts of a tensor by offset and size in each dimension, and regular grids of them.
 
 A tensor that is sharded over a mesh of ranks is a grid of boxes. A grid is one entry of the manifest, however many
-ranks wrote it: block size, and for each block in row-major order the rank whose file holds it. See
-docs/checkpoint-format.md.
+ranks wrote it: the block size, and the writing rank of each block in row-major order. See docs/checkpoint-format.md.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Region(NamedTuple):
         return tuple(slice(o - a, o - a + n) for o, a, n in zip(self.offset, origin, self.size, strict=True))
 
     def overlap(self, other: Region) -> Region | None:
-        """What two regions share; ``None`` if that is nothing."""
+        """Return the intersection of two regions; ``None`` if it is empty."""
         offset = tuple(map(max, self.offset, other.offset))
         ends = (min(a + n, b + m) for a, n, b, m in zip(self.offset, self.size, other.offset, other.size, strict=True))
         size = tuple(end - start for end, start in zip(ends, offset, strict=True))
@@ -81,7 +80,7 @@ class GridEntry(_Entry):
     ranks: list[Annotated[int, Field(ge=0, lt=100_000)]]
     """For each block, the rank that wrote its file."""
     numbers: Annotated[list[Annotated[int, Field(ge=0, lt=1_000)]], Field(min_length=1)]
-    """For each block, the number of its file among those of that rank; a single number is that of every block."""
+    """File number of each block among the files of its rank; a single number holds for every block."""
 
 
 def key_of(bare: str, offset: Iterable[int]) -> str:
@@ -132,7 +131,7 @@ def grid_boxes(name: str, grid: GridEntry, shape: Sequence[int], wanted: Region)
 
 
 def grid_files(name: str, grid: GridEntry, shape: Sequence[int]) -> dict[str, int]:
-    """The files that hold a grid, each with the elements that a block of it has at least."""
+    """Return the files of a grid, each with the smallest number of elements of its blocks."""
     part = name.partition("/")[0]
     smallest = math.prod(length % step or step for length, step in zip(shape, grid.block, strict=True))
     numbers = grid.numbers if len(grid.numbers) > 1 else grid.numbers * len(grid.ranks)
@@ -141,7 +140,7 @@ def grid_files(name: str, grid: GridEntry, shape: Sequence[int]) -> dict[str, in
 
 
 def problem_of_grid(grid: GridEntry, shape: Sequence[int]) -> str | None:
-    """What is wrong with a grid of a tensor of ``shape``, if anything is."""
+    """Return the defect of a grid of a tensor of ``shape``; ``None`` if it is correct."""
     if len(grid.block) != len(shape) or not all(grid.block):
         return f"blocks of {grid.block} do not cut a tensor of shape {list(shape)}"
     wanted = math.prod(-(-length // step) for length, step in zip(shape, grid.block, strict=True))
@@ -151,7 +150,7 @@ def problem_of_grid(grid: GridEntry, shape: Sequence[int]) -> str | None:
 
 
 def problem_of_boxes(boxes: Sequence[BoxEntry], shape: Sequence[int]) -> str | None:
-    """What is wrong with boxes that are to make a whole tensor of ``shape``: an overlap, a gap, one that sticks out."""
+    """Return the defect of boxes of a whole tensor of ``shape``: overlap, gap, excess; ``None`` if there is none."""
     for box in boxes:
         if len(box.offset) != len(shape) or len(box.size) != len(shape):
             return f"a box of {len(box.offset)} dimensions in a tensor of {len(shape)}"

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run a command takes: the newest, the best, or that of a step."""
+"""Choose a checkpoint of a run for a command: the newest, the best, or that of a step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Judgement = tuple[int, str, float]
 
 
 def choose(target: Path, step: int | None = None, best: bool = False) -> tuple[Path, str]:
-    """Return a checkpoint and what a user should know of the choice, in words.
+    """Return a checkpoint, and a description of the choice for the user.
 
-    ``target`` is a checkpoint, or a run folder, of which it is the newest whole checkpoint, that of ``step``, or the
-    ``best``. Raises CheckpointError, one line, if it is not there.
+    ``target`` is a checkpoint or a run folder. In a run folder the choice is the newest complete checkpoint, the
+    ``best``, or that of ``step``. Raises CheckpointError, one line, if it is missing.
     """
     path, words = _chosen(target, step, best)
     averaged = weights_of(Checkpoint(path)) == "ema"
@@ -62,7 +62,7 @@ def _best(target: Path, every: list[Path], judged: Judgement | None) -> tuple[Pa
 
 
 def _beside_the_best(path: Path, every: list[Path], judged: Judgement | None) -> str:
-    """Say that ``path`` is the best checkpoint, or which one is; nothing if none is there."""
+    """Return words for whether ``path`` is the best checkpoint, and which one is; empty without a best one."""
     if judged is None or _name(judged[0]) not in {other.name for other in every}:
         return ""
     step, metric, _ = judged

@@ -43,7 +43,7 @@ def staging_of(final: Path) -> Path:
 
 
 def publish_rank_manifest(files: Files, final: Path, rank: int, rank_manifest: RankManifest) -> None:
-    """Tell the main rank what this rank wrote, by a file in the staging folder."""
+    """Publish this rank's manifest to the main rank, as a file in the staging folder."""
     draft, done = _rank_manifest_paths(final, rank)
     files.write(draft, iter([rank_manifest.model_dump_json().encode()]))
     files.rename(draft, done)  # by a rename, so that the main rank never reads half a file
@@ -101,13 +101,13 @@ def clean_up(files: Files, folder: Path) -> None:
 
 
 def discard(files: Files, final: Path) -> None:
-    """Remove the staging folder after a failure, if possible: it may be what fills the disk."""
+    """Remove the staging folder after a failure, if possible, because it may fill the disk."""
     with contextlib.suppress(OSError):
         files.remove(staging_of(final))
 
 
 def _take_rank_manifest(files: Files, final: Path, rank: int) -> RankManifest:
-    """Read what ``rank`` published, and remove the file, which is not part of the checkpoint."""
+    """Read the manifest of ``rank``, and remove its file, which is no part of the checkpoint."""
     _, done = _rank_manifest_paths(final, rank)
     rank_manifest = RankManifest.model_validate_json(read_json(done))
     files.remove(done)

@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """How far the parameters of a checkpoint are from those of a reference."""
+    """The difference between the parameters of a checkpoint and of a reference."""
 
     largest: float
     """Largest absolute difference of two elements."""

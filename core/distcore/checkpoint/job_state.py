@@ -1,7 +1,7 @@
 """The contents of state.json: progress, learning rates, loss scale, and the config of the job.
 
-Random state is not saved, because there is none to save: the order of the rows is a function of seed and epoch, and
-dropout one of seed, step, data shard and micro-batch.
+There is no random state to save: the order of rows is a function of seed and epoch, and dropout is a function of seed,
+step, data shard and micro-batch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ CHANGEABLE = (
     "lr", "optimizer", "schedule", "clip", "precision", "gradient_checkpointing", "lora.alpha", "lora.dropout", "ema",
     "deterministic",
 )  # fmt: skip
-"""Config keys that a resumed run may change with ``--resume-changed``: its result then differs from that of an
-uninterrupted run."""
+"""Config keys that ``--resume-changed`` may change; the result then differs from that of an uninterrupted run."""
 
 
 def fingerprint(dataset: Dataset) -> str:
     """Return a SHA-256, in hexadecimal, that identifies the training rows independently of where their file is.
 
-    It covers length and items of every row and, if the dataset has a digest of its content, that. Reads no row.
-    Columns of very many rows, or that are no arrays, are not read where the digest of the content stands for them.
-    Raises TaskError for columns that are no arrays of a dataset without such a digest.
+    It covers the length and items of every row, and the dataset's digest of its content, if any. Reads no row. With a
+    digest of the content, columns that are long or no arrays are not read. Raises TaskError for columns that are no
+    arrays in a dataset without a digest.
     """
     columns, digest = (dataset.lengths, dataset.items), hashlib.sha256()
     content = content_of(dataset)
@@ -72,7 +71,7 @@ def _blocks(column: Column) -> Iterator[memoryview]:
 
 
 def collect_job_state(run: Run, progress: Progress) -> dict[str, Any]:
-    """Return what goes into state.json, as JSON values."""
+    """Return the contents of state.json, as JSON values."""
     return {
         "progress": asdict(progress),
         "learning_rates": [group["lr"] for group in run.optimizer.param_groups] if run.optimizer else [],
@@ -95,7 +94,7 @@ def saved_config(job_state: dict[str, Any], path: Path) -> RunConfig:
 
 
 def job_values(config: RunConfig, total_steps: object) -> dict[str, Any]:
-    """Return, by key, the values that are compared between an interrupted run and one that resumes it."""
+    """Return the values that a resume compares with the interrupted run, by key."""
     tree = config.model_dump(mode="json")
     options = {f"task_options.{name}": value for name, value in config.task_options.items()}
     values = {key: _lookup(tree, key) for key in (*FIXED, *CHANGEABLE)}
@@ -109,8 +108,8 @@ def check_job(
 ) -> None:
     """Raise CheckpointError if ``run`` differs from the job that wrote the checkpoint, naming the first difference.
 
-    Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the fingerprint of the
-    run's training rows, ``None`` if unknown; ``on_resume`` is what the task says of its options.
+    Differences that the user accepted with ``--resume-changed`` are allowed. ``data`` is the fingerprint of the run's
+    training rows, ``None`` if unknown; ``on_resume`` has the task's rules for its options.
     """
     saved = job_values(saved_config(job_state, path), job_state.get("total_steps"))
     rules = {f"task_options.{name}": rule for name, rule in on_resume.items()}
@@ -146,7 +145,7 @@ def check_job(
 
 
 def _is_base(base: BaseModelRef | None, key: str, value: object) -> bool:
-    """True for an option that names the base's folder, which may have moved: ``check_base`` compares its content."""
+    """Return True for the option with the base's folder. It may have moved: ``check_base`` compares its content."""
     if base is None or base.folder is None or not (key.startswith("task_options.") and isinstance(value, str)):
         return False
     return Path(value).expanduser().resolve() == base.folder.resolve()
@@ -195,7 +194,7 @@ def check_progress(run: Run, progress: Progress, path: Path) -> None:
 def restore(run: Run, job_state: dict[str, Any], progress: Progress, path: Path) -> None:
     """Restore learning rates, schedule and loss scale; raises CheckpointError if state.json is damaged.
 
-    The run may have other parameter groups than the one that saved, because another strategy makes its own.
+    The parameter groups may differ from the saved ones, because each strategy makes its own.
     """
     with _report_malformed(path):
         rates = [float(rate) for rate in job_state["learning_rates"]]

@@ -104,7 +104,7 @@ class TensorEntry(_Entry):
 
 
 class RankManifest(_Entry):
-    """What one rank wrote; its tensors may have gaps, which the pieces of other ranks fill."""
+    """The files and tensors of one rank. Pieces of other ranks fill the gaps of its tensors."""
 
     files: dict[FileName, FileEntry]
     """By name."""
@@ -169,8 +169,7 @@ class Manifest(RankManifest):
 
 
 def merge_tensors(shares: Iterable[RankManifest]) -> dict[str, TensorEntry]:
-    """Merge the tensors that ranks wrote, in the order of names; a piece or box that several ranks wrote is
-    taken once.
+    """Merge the tensors of all ranks, in the order of names; keep one of several copies of a piece or box.
 
     Raises CheckpointError if ranks disagree on the dtype or shape of a tensor.
     """
@@ -202,7 +201,7 @@ def _whole(first: TensorEntry, pieces: dict[tuple[int, int], PieceEntry], boxes:
 
 
 def text_of(share: RankManifest) -> bytes:
-    """Return the manifest of what all ranks wrote, as JSON: one line per file and per tensor."""
+    """Return the merged manifest as JSON: one line per file and per tensor."""
     tree = share.model_dump(mode="json", exclude_none=True)
     parts = [f' "format": {FORMAT}']
     for key, entries in tree.items():
@@ -240,7 +239,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def checksum_line(text: bytes) -> bytes:
-    """Return what ``sha256sum manifest.json`` prints for a manifest ``text``."""
+    """Return the output of ``sha256sum manifest.json`` for a manifest ``text``."""
     return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
 
 

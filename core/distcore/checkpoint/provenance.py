@@ -1,4 +1,4 @@
-"""What is known of a trained model: task, data, training and the versions behind it, for cards and trackers."""
+"""The provenance of a trained model, for cards and trackers: task, data, training and versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distcore.config import RunConfig
 from distcore.plugin.report import Report
 
 PACKAGES = ("distcore-core", "torch", "transformers", "tokenizers")
-"""Packages whose versions a result depends on, where they are installed, beside those behind strategy and task."""
+"""Packages whose versions are recorded if they are installed, in addition to those of strategy and task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Provenance:
     steps: int
     """Optimizer steps."""
     data: str
-    """What the task was told to train on."""
+    """Source of the training data, from the task's options."""
     rows: str
     """How many rows that were, in words."""
     data_sha256: str
@@ -47,7 +47,7 @@ class Provenance:
     precision: str
     """Of the forward pass."""
     environment: str
-    """The versions of what trained it, in words."""
+    """Versions of the packages that trained the model, as text."""
 
     def facts(self) -> dict[str, str]:
         """Return all of it as texts by name."""
@@ -55,7 +55,7 @@ class Provenance:
 
 
 def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Path) -> Provenance:
-    """Return what is known of a checkpoint with this state and this config; ``run`` is the folder of its run.
+    """Return the provenance of a checkpoint with this state and this config; ``run`` is the folder of its run.
 
     ``model`` is the name of the model's class.
     """
@@ -80,9 +80,9 @@ def provenance(model: str, job_state: dict[str, Any], config: RunConfig, run: Pa
 def environment(strategy: str, task: str) -> dict[str, str]:
     """Return the versions that a result depends on, by package.
 
-    Those are Python, the core, the task's distribution, and the strategy's with what it needs.
+    They are Python, the core, the task's distribution, and the strategy's distribution with its requirements.
 
-    What runs from its sources, without metadata, is left out.
+    Packages without metadata, which run from their sources, are left out.
     """
     versions = {"python": platform.python_version()}
     for package in dict.fromkeys((*PACKAGES, *_behind(strategy), *_distributions("tasks", task))):
@@ -92,7 +92,7 @@ def environment(strategy: str, task: str) -> dict[str, str]:
 
 
 def _behind(strategy: str) -> Iterator[str]:
-    """Yield the distributions that provide a strategy, each with those that it requires."""
+    """Yield the distributions of a strategy, each followed by its requirements."""
     for entry in registry.offers("strategies").get(strategy, ()):
         if entry.dist is not None and entry.dist.name not in PACKAGES:
             yield entry.dist.name
@@ -101,7 +101,7 @@ def _behind(strategy: str) -> Iterator[str]:
 
 
 def _distributions(group: str, name: str) -> Iterator[str]:
-    """Yield the distributions that offer a plugin; none for one that is a file."""
+    """Yield the distributions of a plugin; none for a plugin from a file."""
     for entry in registry.offers(group).get(name, ()):
         if entry.dist is not None:
             yield entry.dist.name

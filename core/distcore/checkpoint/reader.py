@@ -35,14 +35,14 @@ class Checkpoint:
         return iter(self.manifest.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor, a copy on the CPU; raises CheckpointError if there is none of that name."""
+        """Return a copy of the whole tensor on the CPU; raises CheckpointError for an unknown name."""
         entry = self.entry(name)
         if entry.boxes is not None or entry.grid is not None:
             return self._assemble(name, entry, entry.region)
         return self.piece(name, 0, entry.count).reshape(entry.shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor, from the manifest; raises CheckpointError if there is none."""
+        """Return the shape of the whole tensor, from the manifest; raises CheckpointError for an unknown name."""
         return tuple(self.entry(name).shape)
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
@@ -81,7 +81,7 @@ class Checkpoint:
         return rows[wanted.slices((offset[0], *(0,) * (len(offset) - 1)))].clone()
 
     def entry(self, name: str) -> TensorEntry:
-        """Return dtype, shape and pieces of a tensor; raises CheckpointError if there is none of that name."""
+        """Return dtype, shape and pieces of a tensor; raises CheckpointError for an unknown name."""
         if name not in self.manifest.tensors:
             raise CheckpointError(f"{self.path}: holds no tensor {name!r}; it was saved from another model")
         return self.manifest.tensors[name]
@@ -107,7 +107,7 @@ class Checkpoint:
         self._verify_headers(sorted(self.manifest.files)[rank::size])
 
     def _verify_headers(self, names: Sequence[str]) -> None:
-        """Compare what the headers of these safetensors files say with the manifest; reads no tensor."""
+        """Compare the headers of these safetensors files with the manifest, without reading tensors."""
         wanted: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in names if name != STATE}
         for name, entry in self.manifest.tensors.items():
             parts = [(piece.file, piece.key, piece.count) for piece in entry.pieces]

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and how the others are removed."""
+"""Retention: choose the checkpoints to keep, and remove the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def complete_checkpoints(folder: Path) -> Iterator[Path]:
 
 
 def problem_of(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, as far as its manifest and file sizes show it; else ``None``."""
+    """Return a checkpoint's defect, by manifest and file sizes alone; ``None`` if they are correct."""
     try:
         read_manifest(path)
     except CheckpointError as error:
@@ -39,7 +39,7 @@ def problem_of(path: Path) -> str | None:
 
 
 def remove_newer(folder: Path, continued: Path, files: Files) -> None:
-    """Remove the checkpoints that are newer than ``continued``, from which the run resumes and will write them anew."""
+    """Remove the checkpoints newer than ``continued``: the run resumes there, and will write them again."""
     if continued.resolve().parent == folder.resolve():
         every = checkpoints_in(folder)
         for path in every[: next(index for index, path in enumerate(every) if path.name == continued.name)]:

@@ -1,4 +1,4 @@
-"""Saving checkpoints during training: in the foreground, or in a background thread while training goes on."""
+"""Save checkpoints during training: in the foreground, or in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distcore.plugin.strategy.contract import Progress, Run
 from distcore.plugin.strategy.hooks import Hooks
 
 POLL = 0.02
-"""Seconds between two checks of what other ranks have written."""
+"""Seconds between two checks for the files of other ranks."""
 
 
 class Saver:
@@ -41,7 +41,7 @@ class Saver:
         """Commit a checkpoint; with ``checkpoints.asynchronous`` return as soon as the state is copied to memory.
 
         ``best`` describes the best evaluation so far, with its ``step``. Raises CheckpointError if this save fails, or
-        the one that was still in progress.
+        an earlier asynchronous one.
         """
         self.wait()
         run, hooks, facts = self._run, self._hooks, {"best": best, "data": self._data}
@@ -67,7 +67,7 @@ class Saver:
     def _start_background_save(self, progress: Progress, facts: dict[str, Any]) -> Future[Path]:
         """Copy the state to memory, and start a thread that writes it.
 
-        The thread makes no collectives, which could mix with those of training: ranks communicate by files.
+        The thread runs no collectives, because they could mix with those of training: ranks communicate by files.
         """
         run, hooks, final = self._run, self._hooks, self._folder / f"step-{progress.step:08d}"
         blocks = copy_to_cpu(blocks_to_write(state_to_save(run, hooks), run.world.rank, run.world.size))

@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint: its own pieces, and its share of the tensors that all ranks hold."""
+"""One rank's part of a checkpoint: its own pieces, and its share of the replicated tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distcore.plugin.strategy.hooks import Hooks
 from distcore.plugin.strategy.state import Box, Piece, State
 
 STATE_KINDS = ("model", "optimizer", "ema")
-"""What the name of every tensor starts with, before the first ``/``."""
+"""Prefixes of tensor names, before the first ``/``."""
 FILE_BYTES = 2**30
 """Largest tensor data of one file, in bytes."""
 
@@ -51,7 +51,7 @@ class Block:
 
 
 def state_to_save(run: Run, hooks: Hooks) -> State:
-    """Return what this rank holds of the state; every rank calls, because buffers are rank 0's everywhere first."""
+    """Return this rank's part of the state. Every rank calls, because all ranks take over rank 0's buffers first."""
     share_buffers(run, hooks)
     return hooks.save_checkpoint(run) | (run.ema or {})
 
@@ -59,7 +59,7 @@ def state_to_save(run: Run, hooks: Hooks) -> State:
 def write_rank_files(
     files: Files, folder: Path, blocks: Sequence[Block], rank: int, limit: int = FILE_BYTES
 ) -> RankManifest:
-    """Write this rank's blocks into ``folder``, at most ``limit`` bytes of data per file; return what was written."""
+    """Write this rank's blocks into ``folder``, at most ``limit`` bytes of data per file; return its manifest."""
     written: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for kind in STATE_KINDS:

@@ -8,11 +8,11 @@ from typing import Any
 RENAMED = {"packing": "padding_free"}
 """The key of today by that of before, both at the top of a config."""
 PRESETS: dict[str, dict[str, Any]] = {"fast": {"loader": {"length_grouping": "auto"}, "precision": "auto"}}
-"""Values by the name of ``--preset``; what the user sets goes before them."""
+"""Values by the name of ``--preset``; the user's own settings override them."""
 EXECUTION = frozenset({
     "strategy", "strategy_options", "nproc", "micro_batch_size", "micro_batch_tokens", "padding_free",
 })  # fmt: skip
-"""Keys that say on what, in which pieces and in which form steps are computed: none changes their mathematics."""
+"""Keys of execution: devices, micro-batches and row form. They do not change the mathematics of a step."""
 FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (
     (frozenset({"strategy"}), {"strategy_options": {}}),
     (frozenset({"epochs"}), {"max_steps": None}),
@@ -20,7 +20,7 @@ FOLLOWING: Sequence[tuple[frozenset[str], Mapping[str, Any]]] = (
     (frozenset({"strategy", "nproc"}), {"micro_batch_size": "auto", "loader.forward_tokens": "auto"}),
     (frozenset({"micro_batch_size"}), {"micro_batch_tokens": None}),
 )
-"""Keys, and what of a written config no longer holds if one of them changes, by dotted key."""
+"""Keys, each with the values of a written config that it invalidates if it changes, by dotted key."""
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reset_by(changed: Iterable[str]) -> dict[str, Any]:
-    """Return what a written config must not keep where the keys ``changed`` have other values; by dotted key."""
+    """Return the values of a written config that the ``changed`` keys invalidate, by dotted key."""
     names, reset = set(changed), dict[str, Any]()
     for keys, values in FOLLOWING:
         reset |= values if keys & names else {}
@@ -38,12 +38,12 @@ def reset_by(changed: Iterable[str]) -> dict[str, Any]:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was ``given`` for a config, and under it the values of its preset, if it names one."""
+    """Return ``given``, completed by the values of its preset, if it names one."""
     return _under(given, PRESETS.get(str(given.get("preset")), {}))
 
 
 def _under(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` with what it leaves open filled in."""
+    """Return ``given``, completed by ``values``."""
     merged = dict(given)
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(merged.get(key, {}), dict):

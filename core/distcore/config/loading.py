@@ -17,8 +17,7 @@ from distcore.config.values import DEEPEST
 from distcore.errors import ConfigError
 
 NOT_THE_JOB = {"out", "resume", "resume_changed", "max_restarts"}
-"""Keys that say where a run lives, not what it is: left out of a run folder's config.yaml, so that the file
-trains the same job again without colliding with the folder that it came from."""
+"""Keys of the run folder, left out of its config.yaml. The file can then train the same job again, in a new folder."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,7 +27,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Read an opening bracket; raises RecursionError for one that is too deep."""
+        """Read an opening bracket; raises RecursionError if brackets are nested too deeply."""
         if self.flow_level > DEEPEST:
             raise RecursionError(f"more than {DEEPEST} brackets inside each other")
         super().fetch_flow_collection_start(token)
@@ -36,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRequest:
-    """What a command was told of the job."""
+    """The job of a command: a config file, and overrides."""
 
     config: str | None
     """Path of a config file, or none."""
@@ -71,7 +70,7 @@ def canonical(dotted: str) -> str:
 
 
 def dump_config(config: RunConfig, *, defaults: bool = True) -> str:
-    """Return the config as YAML that ``distcore train`` reads back; without ``defaults`` what differs from these."""
+    """Return the config as YAML for ``distcore train``; without ``defaults`` only the values that differ from them."""
     # A preset would come back as values where those of the config are left out as the usual ones.
     without = NOT_THE_JOB if defaults else NOT_THE_JOB | {"preset"}
     tree = config.model_dump(mode="json", exclude=without, exclude_defaults=not defaults)

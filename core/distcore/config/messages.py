@@ -1,4 +1,4 @@
-"""What is wrong with values that pydantic refuses, in one line."""
+"""Explain pydantic's validation errors in one line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BRANCH_BEGINS = ("literal[", "dict[", "constrained-")
 
 
 def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
-    """Return where the first wrong value stands, key by key, the value itself and the rules that it breaks.
+    """Return the path of the first wrong value, key by key, the value, and the rules that it breaks.
 
-    Of a value that may be one of several types it breaks the rule of each: they are joined by "or".
+    A value of a union type breaks one rule per type: they are joined by "or".
     """
     problems = error.errors()
     path = _keys(problems[0]["loc"])
@@ -28,10 +28,10 @@ def first_problem(error: ValidationError) -> tuple[list[str], object, str]:
 def explain(
     model: type[BaseModel], error: ValidationError, given: object, source: str, changes: Collection[str]
 ) -> str:
-    """Return one line for the first thing that is wrong with the keys of ``model``, and how many more there are.
+    """Return one line for the first wrong key of ``model``, with the number of others.
 
-    ``given`` is what was validated. ``source`` says where the keys are from; those among ``changes`` are from
-    the command line.
+    ``given`` is the validated tree. ``source`` names the origin of its keys; keys in ``changes`` are from the command
+    line.
     """
     problems = error.errors()
     path, value, rules = first_problem(error)
@@ -50,7 +50,7 @@ def explain(
 
 
 def _short_keys(model: type[BaseModel], given: object) -> Collection[str]:
-    """Return the options of its task, which may stand at the top of a config; none for another tree."""
+    """Return the task's options, which are allowed at the top of a config; none for another tree."""
     if OPTIONS not in model.model_fields or not isinstance(given, Mapping):
         return ()
     return option_names(str(given.get("task", "auto"))) or ()
@@ -63,7 +63,7 @@ def _keys(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _deeper(model: type[BaseModel], key: str) -> str:
-    """A hint where a tree inside the config has this key."""
+    """Return a hint if a subtree of the config has this key."""
     paths = [f"{tree}.{key}" for tree in model.model_fields if key in _keys_at(model, [tree])]
     return f" (did you mean {paths[0]!r}?)" if paths else ""
 

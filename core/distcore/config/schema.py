@@ -78,7 +78,7 @@ class Group(_Tree):
 class Optimizer(_Tree):
     """The optimizer; biases and normalization weights get no weight decay.
 
-    Its options stand beside these keys, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
+    Its options are further keys of this tree, such as `betas` and `eps` of adamw: [options](options.md#optimizers).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -98,7 +98,7 @@ class Optimizer(_Tree):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the named optimizer that are set: all of them once the config is resolved."""
+        """The options of the named optimizer; all of them once the config is resolved."""
         decay = {} if self.weight_decay == "auto" else {"weight_decay": self.weight_decay}
         return decay | (self.model_extra or {})
 
@@ -127,7 +127,7 @@ class Clip(_Tree):
 
 
 class LoRA(_Tree):
-    """Small trained matrices beside frozen layers (peft); see docs/lora.md."""
+    """Small trained matrices next to frozen layers (peft); see docs/lora.md."""
 
     rank: int | None = Field(None, ge=1, description="rows of each pair of matrices; null: the whole model is trained")
     alpha: Annotated[float, Field(gt=0)] | Auto = Field(
@@ -170,7 +170,7 @@ class Loader(_Tree):
 
 
 class Checkpoints(_Tree):
-    """Which checkpoints a run writes, beside the one at its end."""
+    """The checkpoints that a run writes, in addition to the one at its end."""
 
     best: str | None = Field(
         "auto", description="metric of the task whose best evaluation is kept too; auto: loss, or its first; null: off"
@@ -180,13 +180,13 @@ class Checkpoints(_Tree):
 
 
 EXTENSIONS_ON: dict[str, Any] = {"progress": True, "metrics": True, "watchdog": True}
-"""What a run has without being asked; naming another extension does not switch these off."""
+"""Extensions that are on by default. Naming another extension does not switch them off."""
 
 
 class RunConfig(_Tree):
     """Everything that defines a run. Every field is a flag or reachable by ``--set a.b=c``.
 
-    Frozen. A key that there is not, or a value that cannot be, raises ConfigError, one line with the dotted key.
+    Frozen. An unknown key or an invalid value raises ConfigError, one line with the dotted key.
     """
 
     preset: Literal["fast"] | None = Field(None, description="values to start from, under all others")

@@ -1,4 +1,4 @@
-"""Short keys: a key at the top of a config that is none of its own is an option of its task."""
+"""Short keys: an unknown key at the top of a config is an option of its task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def option_names(task: str) -> Collection[str] | None:
 
 
 def full_key(dotted: str, keys: Collection[str], options: Collection[str] | None = None) -> str:
-    """Return the full key that ``dotted`` is short for: ``columns.text`` gives ``task_options.columns.text``.
+    """Expand a short key: ``columns.text`` gives ``task_options.columns.text``.
 
     ``keys`` are those at the top of a config. ``options`` are those of the task; ``None``: any name may be one.
     """
@@ -44,8 +44,8 @@ def with_task_options(
 ) -> dict[str, Any]:
     """Return ``tree`` with the options of its task, or of ``task``, moved from the top into ``task_options``.
 
-    ``keys`` are those that a config has at the top. What is neither stays where it is. Raises ConfigError, which names
-    ``source``, if a key stands in both places.
+    ``keys`` are the top-level keys of a config. Unknown keys stay in place. Raises ConfigError, which names ``source``,
+    if an option is given in both places.
     """
     others = [key for key in tree if key not in keys and isinstance(key, str)]
     options = tree.get(OPTIONS) or {}

@@ -10,7 +10,7 @@ import yaml
 from distcore.errors import ConfigError
 
 DEEPEST, LARGEST = 50, 100_000
-"""Levels and values that a config may have; what is written with references to itself can have very many."""
+"""Limits on levels and values of a config. A YAML file with references to itself can exceed any size."""
 
 
 def parse_settings(given: Iterable[str]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_values(text: str) -> list[Any]:
-    """Read values separated by commas, each as ``parse_value`` does; a comma in brackets separates none."""
+    """Read comma-separated values, each as ``parse_value`` does; commas in brackets do not separate."""
     try:
         values = yaml.safe_load(f"[{text}]")
     except yaml.YAMLError:

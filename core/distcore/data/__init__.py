@@ -1,6 +1,6 @@
-"""What every task needs of data: records of files, splits, a cache on disk, arrays, random numbers by epoch and row.
+"""Data for every task: records of files, splits, a cache on disk, random numbers by epoch and row.
 
-A public room: what stands in ``__all__`` may be imported by any task. Begin with ``files``. Names are imported when
+A public room: any task may import the names in ``__all__``. Begin with ``files``. Names are imported when
 they are first used, so that a task's class can be imported without pyarrow and filelock.
 """
 

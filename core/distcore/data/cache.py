@@ -31,9 +31,8 @@ def cache_root() -> Path:
 def cached_folder(kind: str, key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder ``kind/key`` of the cache, filled by ``build(folder)`` if it is missing or damaged.
 
-    ``key`` must identify the content, for example by a hash of all that the content depends on: an intact
-    folder is returned as it is. What ``build`` raises passes through, and no folder is left behind. Raises DataError if
-    the cache cannot be written.
+    ``key`` must identify the content, for example by a hash of all its inputs: an intact folder is returned as it is.
+    An exception of ``build`` passes through and leaves no folder. Raises DataError if the cache cannot be written.
     """
     folder = cache_root() / kind / key
     if _is_intact(folder):

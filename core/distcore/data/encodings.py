@@ -1,4 +1,4 @@
-"""What a file that is no UTF-8 text looks like, and the command that converts it."""
+"""Guess the encoding of a file that is not UTF-8, and name the command that converts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 2**20
 
 
 def not_utf8(path: Path) -> DataError:
-    """Return the error for a file that is no UTF-8 text, which is read again up to the first byte that is none."""
+    """Return the error for a file that is not UTF-8; read it again up to the first wrong byte."""
     decoder, position, plain, block = codecs.getincrementaldecoder("utf-8")(), 0, True, b"?"
     with path.open("rb") as file:
         while block:
@@ -30,7 +30,7 @@ def not_utf8(path: Path) -> DataError:
 
 
 def _conversion(path: Path, content: bytes, plain: bool) -> str:
-    """Say which encoding ``content`` looks like, and what to do; ``plain``: up to the wrong byte all was ASCII."""
+    """Return a guess of the encoding of ``content``, and a remedy; ``plain``: all before the wrong byte is ASCII."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif not plain:
@@ -43,7 +43,7 @@ def _conversion(path: Path, content: bytes, plain: bool) -> str:
 
 
 def _is_western(content: bytes) -> bool:
-    """Whether these are mostly ASCII, the rest cp1252: the letters of other scripts are all outside of ASCII."""
+    """Return True for mostly ASCII with cp1252 in between. Other scripts have no letters in ASCII."""
     try:
         text = content.decode("cp1252")
     except UnicodeDecodeError:

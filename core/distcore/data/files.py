@@ -2,8 +2,7 @@
 
 Each problem with a source is a one-line error.
 
-A record is the tuple of the values that a row has in the columns asked for. What the values mean is the task's
-business.
+A record is the tuple of the values that a row has in the columns asked for. The task interprets the values.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ Source = Path | Split
 def read_records(source: Source, columns: Columns) -> Iterator[Record]:
     """Yield the values of ``columns`` in each row of the source, in order; several files one after the other.
 
-    A row of a JSON file is an object with these columns, or a list with one value per column; the name of a column
-    inside another has a dot: ``translation.en``. CSV has no types, so its values are all strings; they are separated by
-    a comma, semicolon or tab, whichever finds the columns in the header. A row of a ``.txt`` file is a line, its one
-    column ``text``. A class of a split is the class name if the dataset has one.
-    Raises DataError for an unusable source, some of it only while the records are read; the message names the source
-    and, where there is one, the row, counted from 1 without a header. A ``.json`` file with one list is held in memory
-    as a whole, of a Parquet file a row group, of other files a line, of a split some rows.
+    A row of a JSON file is an object with these columns, or a list with one value per column. A dot names a nested
+    column: ``translation.en``. CSV values are strings; the delimiter is a comma, semicolon or tab, whichever finds the
+    columns in the header. A row of a ``.txt`` file is a line; its only column is ``text``. A class of a split is its
+    name if the dataset has names. Raises DataError for an unusable source, at the latest when the record is read. The
+    message names the source and, if known, the row, counted from 1 without a header. Memory holds a whole ``.json``
+    list, one row group of a Parquet file, one line of other files, or some rows of a split.
     """
     check_source(source)
     if isinstance(source, Split):
@@ -41,7 +39,7 @@ def read_records(source: Source, columns: Columns) -> Iterator[Record]:
 
 
 def files_of(source: Path) -> list[Path]:
-    """Return the files that a path stands for: the data files of a folder, those of a pattern or a list with commas."""
+    """Return the files of a path: the data files of a folder, or the files of a pattern or comma-separated list."""
     text = str(source)
     if source.is_dir():
         return sorted(path for path in source.iterdir() if path.is_file() and format_of(path) in READERS)
@@ -57,7 +55,7 @@ def data_format(source: Source) -> str:
 
 
 def source_name(source: Source) -> str:
-    """Return what messages call the source: ``data file reviews.csv``, ``dataset reviews@train``."""
+    """Return the name of the source in messages: ``data file reviews.csv``, ``dataset reviews@train``."""
     return f"{'dataset' if isinstance(source, Split) else 'data file'} {source}"
 
 

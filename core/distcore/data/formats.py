@@ -18,13 +18,13 @@ from distcore.errors import DataError, nearest
 COMPRESSED = (".gz", ".zst")
 """Second extensions of compressed files."""
 DELIMITERS = ",;\t"
-"""What may stand between the values of a CSV file; the first goes before the others where several fit."""
+"""Delimiters of a CSV file; the first that fits is taken."""
 DECODED_ROWS = 1024
 """Rows of a Parquet or an Arrow file that are decoded at a time."""
 UNREADABLE = (OSError, KeyError, ValueError, OverflowError)
-"""What pyarrow raises beside its own errors: for two columns of one name, bytes that are no text, impossible dates."""
+"""Other exceptions of pyarrow: for two columns of one name, invalid UTF-8, impossible dates."""
 NOTHING = object()
-"""Stands for a column that a row does not have, which null does not."""
+"""A missing column of a row, as opposed to null."""
 Record = tuple[object, ...]
 Columns = Mapping[str, str]
 """The config key that names a column (``columns.text``) to the column's name, in the order of a record's values."""
@@ -37,7 +37,7 @@ def format_of(path: Path) -> str:
 
 
 def row_error(name: str, number: int, problem: str) -> DataError:
-    """Return the error for row ``number``, counted from 1; ``name`` says what the rows belong to."""
+    """Return the error for row ``number``, counted from 1, of the source ``name``."""
     return DataError(f"{name}, row {number}: {problem}")
 
 
@@ -181,7 +181,7 @@ def _csv(path: Path, columns: Columns) -> Iterator[Record]:
 
 
 def _delimiter(path: Path, columns: Columns) -> str:
-    """Return the delimiter with which the header has all columns or, if there is none, the most columns of any name."""
+    """Return the delimiter with which the header has all columns, else the one with the most columns of any name."""
 
     def fit(delimiter: str) -> tuple[bool, int]:
         lines = csv.reader(_lines(path, ""), delimiter=delimiter)
@@ -200,9 +200,9 @@ def _csv_lines(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def _position(name: str, names: list[str], setting: str, columns: Columns) -> int:
-    """Return the index of the column that ``setting`` names, or of the column that has it inside.
+    """Return the index of the column of ``setting``, or of the column that contains it.
 
-    ``names`` are the columns of what is called ``name``.
+    ``names`` are the columns of the source ``name``.
     """
     column = columns[setting]
     for known in (column, column.split(".")[0]):
@@ -242,7 +242,7 @@ def _values(name: str, column: Any, top: str, setting: str, columns: Columns) ->
 
 
 def read_arrow(name: str, files: Iterable[Path], columns: Columns) -> Iterator[Record]:
-    """Yield records of memory-mapped files: what is not asked for is not read from the disk."""
+    """Yield records of memory-mapped files; other columns are not read from disk."""
     import pyarrow as pa
 
     start = 1
@@ -279,7 +279,7 @@ def arrow_class_names(schema: Any, column: str) -> list[str]:
 
 
 def _with_class_names(name: str, start: int, values: list[Any], names: list[str]) -> list[object]:
-    """Return the values with the names of classes for their numbers; -1, which datasets has for no label, is None."""
+    """Replace class numbers by names; -1, the number of no label in datasets, becomes None."""
     if not names:
         return values
     for row, value in enumerate(values, start):

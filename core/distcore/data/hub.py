@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, by ``datasets``, which is imported only to fetch one that is not in the cache."""
+"""Datasets of the Hugging Face hub. The library ``datasets`` is imported only to fetch one that is not cached."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ FORMAT = 1
 SPLITS = "splits.json"
 """File of a cache entry: the Arrow files of each split, which lie in the cache of datasets."""
 SECONDS = 10
-"""Longest wait for an answer of the hub; without one, what the cache of datasets has is taken."""
+"""Longest wait for the hub; without an answer, the cache of ``datasets`` is used."""
 REASON = 300
-"""Most characters of what datasets says of a dataset that cannot be had."""
+"""Largest number of characters of an error message of ``datasets``."""
 
 
 def hub_files(name: str, config: str | None) -> dict[str, tuple[Path, ...]]:
     """Return the Arrow files of each split, by its name; raises DataError, one line.
 
-    A dataset that was found once is not looked up again, so that all ranks and later runs read the same rows and need
-    no network.
+    A dataset is looked up once. All ranks and later runs then read the same rows, without a network.
     """
     key = hashlib.sha256(json.dumps([FORMAT, name, config]).encode()).hexdigest()[:40]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Data that differ from epoch to epoch, and the random numbers that make them."""
+"""Data that differ from epoch to epoch, and their random numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def row_random(seed: int, epoch: int, row: int) -> np.random.Generator:
 
 
 def in_epoch(dataset: Dataset, epoch: int) -> Dataset:
-    """Return the rows as they are in this epoch; ``dataset`` itself unless it varies.
+    """Return the dataset of this epoch; ``dataset`` itself unless it varies.
 
-    Raises TaskError if they are not as many as before, or not as long: the order of the rows stands on that.
+    Raises TaskError if the number of rows or their lengths change: the order of rows depends on both.
     """
     from distcore.plugin.task.datasets import at_epoch, varies  # with torch, which the random numbers do not need
 

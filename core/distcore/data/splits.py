@@ -1,6 +1,6 @@
-"""Datasets of the library ``datasets``: what ``save_to_disk`` wrote into a folder, and names of the hub.
+"""Datasets of the library ``datasets``: folders of ``save_to_disk``, and names of the hub.
 
-Both are Arrow files, which are mapped into memory and never read as a whole. A folder needs no library but pyarrow.
+Both are Arrow files, which are memory-mapped and never read as a whole. A folder needs only pyarrow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILES = (".json", ".jsonl", ".csv", ".parquet", ".npz")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The rows of one split; as a string it is what the user called it."""
+    """The rows of one split; its string is the user's name of it."""
 
     dataset: str
     """The folder or the name of the hub."""
@@ -35,15 +35,15 @@ class Split:
     suffix: ClassVar[str] = ".arrow"
 
     def __str__(self) -> str:
-        """Return ``chats@train``, or ``chats`` where there is one dataset."""
+        """Return ``chats@train``, or ``chats`` for a folder with a single dataset."""
         return self.dataset if self.name is None else f"{self.dataset}@{self.name}"
 
 
 def find_split(source: str) -> Split | None:
-    """Return the split that ``source`` names; ``None`` for what is neither such a folder nor a name of the hub.
+    """Return the split of ``source``; ``None`` unless it is a folder of ``datasets`` or a name of the hub.
 
-    ``FOLDER`` or ``FOLDER@SPLIT``; ``OWNER/NAME``, ``OWNER/NAME:CONFIG``, either with ``@SPLIT``. Without a split it is
-    ``train``, or the only one. A name of the hub is downloaded if it is not in the cache. Raises DataError, one line.
+    ``FOLDER`` or ``FOLDER@SPLIT``; ``OWNER/NAME``, ``OWNER/NAME:CONFIG``, either with ``@SPLIT``. The default split is
+    ``train``, or the only one. A dataset of the hub is downloaded if it is not cached. Raises DataError, one line.
     """
     for text, split in ((source, None), _parted(source)):
         folder = Path(text).expanduser()

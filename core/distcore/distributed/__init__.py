@@ -1,4 +1,4 @@
-"""What strategies build on: process group, flat buffers, devices, and checks that ranks agree.
+"""Building blocks of strategies: process group, flat buffers, devices, and agreement checks between ranks.
 
 Begin with `process_group`.
 """

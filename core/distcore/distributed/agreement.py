@@ -1,4 +1,4 @@
-"""Checks that ranks agree (law 8) and that each row is trained on once, and actions that fail on all ranks or none.
+"""Check that ranks agree (law 8) and train on each row once; run actions that fail on all ranks or none.
 
 Ranks communicate by the strategy's own ``gather_outputs``, because a strategy need not use torch.distributed.
 """
@@ -83,8 +83,8 @@ def check_rows(run: Run, hooks: Hooks, batches: list[tuple[MicroBatch, Batch]], 
 def check_weights(run: Run, hooks: Hooks, step: int) -> None:
     """Raise AgreementError if replicated weights differ between ranks after optimizer step ``step``.
 
-    They do where the loss does not go through ``model(...)``: the backend never sees the backward pass. Weights that
-    are sharded, or that ranks may step apart (law 2 exempt), are not compared.
+    They differ if the loss bypasses ``model(...)``, because the backend then never sees the backward pass. Sharded
+    weights are not compared, nor are those of a strategy that is exempt from law 2.
     """
     if run.world.size == 1 or run.capabilities.shards_parameters or "gradient" in run.capabilities.exempt:
         return
@@ -102,8 +102,8 @@ def check_weights(run: Run, hooks: Hooks, step: int) -> None:
 def share_buffers(run: Run, hooks: Hooks) -> None:
     """Give every rank the main rank's persistent buffers, such as running statistics, in a run that trains.
 
-    Each rank updates its own while it trains, and uses none of them there. So evaluations and checkpoints have one
-    meaning under every strategy: the running statistics of rank 0.
+    During training each rank updates its own buffers and does not use them. Sharing gives evaluations and checkpoints
+    one meaning under every strategy: the running statistics of rank 0.
     """
     if run.optimizer is None or run.world.size == 1:
         return
@@ -140,8 +140,9 @@ def broadcast_from_main(run: Run, hooks: Hooks, text: str) -> str:
 def on_all_ranks(run: Run, hooks: Hooks, what: str, action: Callable[[], T]) -> T:
     """Run ``action`` on every rank and return its result; if it fails on one rank, raise on all.
 
-    A failure is an OSError, a CheckpointError or a TaskError. Raises a TaskError or DamagedError as such, all else as
-    CheckpointError, with the message of the first rank that failed; ``what`` stands before that of an OSError.
+    A failure is an OSError, a CheckpointError or a TaskError. Raises TaskError or DamagedError as they are, and
+    CheckpointError for the others, with the message of the first failed rank. ``what`` precedes the message of an
+    OSError.
     """
     result, failure = None, None
     try:
@@ -174,7 +175,7 @@ def _digest(fact: object) -> int:
 
 
 _KINDS: tuple[type[DistcoreError], ...] = (CheckpointError, DamagedError, TaskError)
-"""What ``on_all_ranks`` raises; ranks tell each other its place in here."""
+"""Exceptions of ``on_all_ranks``; ranks send each other the index in this tuple."""
 
 
 def _kind_of(failure: Exception | None) -> type[DistcoreError]:

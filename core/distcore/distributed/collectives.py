@@ -1,4 +1,4 @@
-"""What the ranks of torch's default process group send each other at log time and in an evaluation: sums, and rows."""
+"""Collectives over torch's default process group for logs and evaluations: sums, and gathered rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which device a rank uses, and what depends on its kind; what the machine offers. No other module names a kind.
+"""The device of a rank, its type-specific properties, and the machine's devices. No other module names a device type.
 
-``torch.accelerator`` says which accelerator torch sees. What it lacks (seeds, bf16, figures of memory) is in the module
-that torch has for each kind, ``torch.get_device_module``. A kind that neither names here has torch's common behavior.
+``torch.accelerator`` gives the accelerator's type. Seeds, bf16 and memory statistics come from torch's module for the
+type, ``torch.get_device_module``. Other device types have torch's common behavior.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNPINNED = frozenset({"auto", "cpu", "mps"})
 COLLECTIVES = ("gloo:", "nccl:", "ncclKernel", "ncclDevKernel", "xccl:", "hccl:")
 """How the names of communication events begin in torch's traces, by backend."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Environment variables by which backends are told their network interface."""
+"""Environment variables for the network interface of a backend."""
 MIXED = re.compile(
     r"on the same device|either on cpu or on the same device|Input type \(torch\.|"
     r"Expected a '\w+' device type for generator|No backend type associated with device|Tensors must be CUDA|"
@@ -73,9 +73,9 @@ def _accelerator_type() -> str | None:
 
 
 def count_devices(kind: str) -> int:
-    """Return how many devices of an accelerator's kind torch sees.
+    """Return the number of devices of an accelerator type.
 
-    Creates no context on any of them where that can be helped: ranks may be forked from this process.
+    Avoids a context on the devices if possible, because ranks may be forked from this process.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     module: Any = getattr(torch, kind, None)
@@ -85,7 +85,7 @@ def count_devices(kind: str) -> int:
 
 
 def count_accelerators() -> int:
-    """Return how many devices there are of the accelerator that torch sees here; 0: there is none."""
+    """Return the number of devices of this machine's accelerator; 0 without an accelerator."""
     kind = _accelerator_type()
     return count_devices(kind) if kind else 0
 
@@ -140,7 +140,7 @@ def has_fast_bf16() -> bool:
 
 
 def has_jagged_attention(device: torch.device) -> bool:
-    """Return whether torch has kernels for the device that attend in rows of unlike length in one call."""
+    """Return True if torch has attention kernels for rows of different lengths on this device."""
     return device.type in JAGGED
 
 
@@ -229,7 +229,7 @@ def allow_bf16_attention(config: RunConfig) -> Iterator[None]:
 
 
 def check_deterministic(config: RunConfig) -> None:
-    """Raise ConfigError if ``deterministic`` is set beside an environment that excludes it."""
+    """Raise ConfigError if ``deterministic`` conflicts with an environment variable."""
     workspace = os.environ.get(WORKSPACE)
     if config.deterministic and config.device != "cpu" and workspace not in (None, *REPEATABLE):
         raise ConfigError(
@@ -238,10 +238,10 @@ def check_deterministic(config: RunConfig) -> None:
 
 
 def why_not_fork() -> str | None:
-    """Return in a few words why a forked child could not use the accelerator; ``None`` if it could.
+    """Return in a few words why a forked child cannot use the accelerator; ``None`` if it can.
 
-    After a process has used the CUDA driver, its forked children find no GPU; counting GPUs does not use it, by what
-    ``count_devices`` sets. Other kinds of device are not known to survive a fork.
+    Once a process has used the CUDA driver, its forked children find no GPU. ``count_devices`` counts GPUs without the
+    driver. Other accelerators are not known to survive a fork.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
@@ -263,7 +263,7 @@ def _driver_in_use() -> bool:
 
 
 def total_memory(kind: str) -> int:
-    """Return the bytes of memory of the first device of a kind of accelerator; 0 where that is not known."""
+    """Return the memory of the first device of an accelerator type, in bytes; 0 if unknown."""
     try:
         return int(getattr(torch, kind).get_device_properties(0).total_memory)
     except (AttributeError, AssertionError, RuntimeError):
@@ -271,7 +271,7 @@ def total_memory(kind: str) -> int:
 
 
 def memory_overhead(kind: str) -> dict[str, str]:
-    """Return what a device needs beside tensors, by name: what is known of it, and where from."""
+    """Return the known memory overhead of a device, in addition to tensors: name to size and source."""
     if kind != "cuda":
         return {}
     return {

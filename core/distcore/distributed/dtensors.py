@@ -1,7 +1,6 @@
-"""DTensors in checkpoints: of each tensor the elements that this rank holds, as one run of the flattened whole.
+"""DTensors in checkpoints: a rank saves its shard of a tensor as consecutive elements of the flattened whole.
 
-For strategies that shard tensors along their first dimension, so that no row is ever cut. Plain tensors and tensors
-without dimensions are taken whole.
+For strategies that shard along the first dimension, so that rows stay whole. Plain tensors and scalars are saved whole.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Read = Callable[[int, int], Tensor]
 
 
 def save(run: Run) -> State:
-    """Return what this rank holds of the model and of the optimizer's state, by neutral name.
+    """Return this rank's part of model and optimizer state, by neutral name.
 
     A shard is a ``Piece`` in its own dtype, on its own device, marked on all replicas but the first. An empty shard is
-    left out. Raises ValueError for a DTensor that is sharded along another dimension than the first.
+    left out. Raises ValueError for a DTensor with another sharded dimension.
     """
     reshard(run.module)
     tensors = defaults.model_state(run) | defaults.optimizer_state(run)
@@ -50,9 +49,9 @@ def load(run: Run, state: SavedState) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have modules that gather their parameters free what a forward pass without backward has left gathered.
+    """Free the parameters that a forward pass without backward has left gathered.
 
-    The shards stand in the model again then. torch's wrappers offer it as a method of that name.
+    The model then has its shards again. torch's wrappers have a method of that name.
     """
     module: Any
     for module in model.modules():
@@ -89,7 +88,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def replay(model: nn.Module, values: WeightStream) -> None:
-    """Give the parameters of ``model``, all of the whole model's, what this rank holds of their ``values``."""
+    """Fill this rank's part of the parameters of ``model``, a whole model, from the stream ``values``."""
     held = {name: local_part(parameter) for name, parameter in model.named_parameters()}
 
     def wanted(name: str) -> tuple[int, int]:
@@ -109,7 +108,7 @@ def _load(target: Tensor, name: str, state: SavedState) -> None:
 
 
 def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor:
-    """What has the parameter's shape sharded as that is, such as a moment; all else, such as a count, as it is."""
+    """Return a state of the parameter's shape, such as a moment, sharded like it; others, such as a count, whole."""
     if name.endswith("/step") or state.shape(name) != tuple(parameter.shape):
         return state[name]
     moment = torch.zeros_like(parameter, requires_grad=False)
@@ -118,7 +117,7 @@ def _optimizer_tensor(parameter: Tensor, name: str, state: SavedState) -> Tensor
 
 
 def held(tensor: Tensor) -> Tensor | Piece:
-    """Return a plain tensor as it is, of a DTensor what this rank holds of it."""
+    """Return a plain tensor unchanged; for a DTensor, this rank's piece."""
     if not isinstance(tensor, DTensor):
         return tensor
     local, start = local_part(tensor)
@@ -134,7 +133,7 @@ def is_replica(tensor: Tensor) -> bool:
 
 
 def is_empty(tensor: Tensor) -> bool:
-    """Return True for a DTensor of which this rank holds nothing."""
+    """Return True for a DTensor with an empty shard on this rank."""
     return isinstance(tensor, DTensor) and tensor.to_local().numel() == 0
 
 

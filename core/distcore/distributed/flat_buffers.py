@@ -72,10 +72,10 @@ def load(
     saved: SavedState,
     count: Callable[[float], Any] | None = None,
 ) -> None:
-    """Copy the saved weights into the buffers, and the saved state, if there is any, into the optimizer.
+    """Copy saved weights into the buffers, and saved state, if any, into the optimizer.
 
-    ``count`` makes a saved step count what the optimizer keeps as one, such as ``int``; default: a tensor, as torch's
-    optimizers do.
+    ``count`` converts a saved step count to the optimizer's type, such as ``int``; default: a tensor, as in torch's
+    optimizers.
     """
     parts = list(parts)
     for part in parts:
@@ -89,7 +89,7 @@ def load(
 
 @torch.no_grad()
 def copy_weights(parts: Iterable[Part], weights: Mapping[str, Tensor]) -> None:
-    """Copy weights, by parameter name, into the buffers: whole ones, or just those of each part.
+    """Copy weights, by parameter name, into the buffers. A weight is whole, or just its part.
 
     For a backend that fills its fp32 buffers from a 16-bit model and would lose precision.
     """
@@ -108,7 +108,7 @@ def _by_buffer(parts: Iterable[Part]) -> Iterable[list[Part]]:
 
 
 def _is_count(value: object) -> bool:
-    """A number, which a buffer has once: the steps that it took."""
+    """Return True for a number, such as a step count: a buffer has one for all its parts."""
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 

@@ -1,4 +1,4 @@
-"""What ranks hold in memory, as a state to load from: each asks for what it holds itself, all together for a whole."""
+"""Load from the ranks' memory: a rank reads its own parts, and all ranks together gather a whole tensor."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def values_of(held: Part | Sequence[Box]) -> list[Tensor]:
 
 
 class LocalState:
-    """The state that ranks hold; implements ``distcore.SavedState``.
+    """The state in the memory of the ranks; implements ``distcore.SavedState``.
 
-    A rank gets the parts that it holds, and raises StrategyError for others. A whole tensor of which ranks hold pieces
-    is gathered when it is asked for: every rank must ask, in the same order.
+    A rank reads its own parts; others raise StrategyError. Reading a whole tensor gathers its pieces: every rank must
+    read it, in the same order.
     """
 
     def __init__(self, run: Run, hooks: Hooks, state: State) -> None:
-        """``state`` is what this rank holds."""
+        """``state`` is this rank's part."""
         self._run, self._hooks, self._state = run, hooks, state
 
     def __contains__(self, name: object) -> bool:
@@ -76,7 +76,7 @@ class LocalState:
         return parts_of(self._state[name]) if name in self._state else []
 
     def _gather(self, name: str) -> Tensor:
-        """Join the pieces of all ranks, in which copies of others' pieces do not count."""
+        """Join the pieces of all ranks, without replicas."""
         device = self._run.world.device
         pieces = [part for part in self._parts(name) if isinstance(part, Piece) and not part.replica]
         values = [piece.values.to(device, torch.float32) for piece in pieces]

@@ -33,9 +33,9 @@ from distcore.plugin.strategy.contract import LOOPBACK, RankInfo, Run, World
 from distcore.plugin.strategy.state import SavedState, State
 
 OWN = "made by distcore"
-"""What distcore writes on the default process group that it makes, where torch keeps a group's description."""
+"""Description of a default process group that distcore made."""
 LEFT = re.compile(r"closed by peer|reset by peer|Broken pipe", re.IGNORECASE)
-"""In what gloo says where the process at the other end has gone."""
+"""Pattern of gloo's error message for a peer that has exited."""
 
 
 def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: bool = False) -> World:
@@ -44,8 +44,8 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
     With ``main_memory`` ranks on accelerators can also send tensors in main memory, over gloo. Reads MASTER_ADDR and
     MASTER_PORT from the environment; a single process needs neither.
 
-    A group that the program made before is used as it is, and stays after the run. Raises StrategyError if it is of
-    other ranks or cannot send what it must.
+    A group that the program made earlier is used as it is, and kept after the run. Raises StrategyError if it has other
+    ranks, or cannot send the required tensors.
     """
     device = device_of(config, rank_info)
     backend = backend_of(device)
@@ -69,7 +69,7 @@ def join_process_group(config: RunConfig, rank_info: RankInfo, *, main_memory: b
 
 
 def _is_own() -> bool:
-    """Return True if distcore has made the default process group; one that the program made is not destroyed."""
+    """Return True if distcore made the default process group. A group of the program is not destroyed."""
     return dist.group.WORLD is not None and dist.group.WORLD.group_desc == OWN
 
 
@@ -130,12 +130,12 @@ def _store(rank_info: RankInfo) -> Store | None:
 
 
 def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> str:
-    """Return a name that only the ranks of this attempt know, the same on each; every rank calls.
+    """Agree on a name that only the ranks of this attempt know; every rank calls.
 
-    torchelastic's agents keep one store while they start ranks again and again, and tell the ranks nothing that is new
-    each time: the number of restarts is that of a machine, and a change of machines does not count. What ranks of an
-    earlier attempt have left in the store must not be taken for an answer. So rank 0 answers every rank that asks until
-    all have heard it. Raises DistStoreError after ``timeout`` seconds.
+    torchelastic's agents keep one store over all attempts, and no variable identifies the attempt: the number of
+    restarts is counted per machine, without changes of machines. Answers of an earlier attempt may still be in the
+    store. So rank 0 answers each request separately, until all ranks have an answer. Raises DistStoreError after
+    ``timeout`` seconds.
     """
     mine, rank = uuid4().hex, rank_info.rank
     if rank:
@@ -159,11 +159,11 @@ def agree_on_prefix(store: Store, rank_info: RankInfo, timeout: float = 300) -> 
 
 
 _STORES: dict[tuple[str, int], tuple[Store, Iterator[int]]] = {}
-"""By address and port: the store of this process, and the numbers of the groups that meet in it.
+"""This process's store by address and port, with a counter that numbers its groups.
 
-Each group has keys of its own: under torch's names for them, which are always the same, a rank that is ahead would read
-where its peers were in the last group, and wait for them there. Kept in the module, not in a world: a process has one
-address to meet at, and the server there must outlive the worlds that meet in it one after another.
+Each group has a key prefix of its own. torch's keys are the same for every group, so a fast rank would read its peers'
+keys of the previous group and hang. The store is kept in the module, because its server must outlive the worlds that
+use it one after another.
 """
 
 
@@ -177,7 +177,7 @@ def _open(address: str, port: int, rank_info: RankInfo, hosted: bool) -> TCPStor
 def leave_process_group(world: World) -> bool:
     """Leave the default process group once every rank has called; return True. The program's own stays.
 
-    The end of a run does not depend on it: a connection that another rank has closed is none of this rank's errors.
+    A connection that another rank has closed is no error here: the run has already ended.
     """
     # Free wrapped models that only a reference cycle still holds. Destroyed later, such a model would destroy the
     # group while it holds the interpreter's lock, and wait for a thread that needs the lock: a deadlock.

@@ -22,9 +22,9 @@ def has_state_in_buffers(model: nn.Module) -> bool:
 def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
     """Run a dummy backward pass, so that gradient buckets are rebuilt before the first step.
 
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch assigns gradients to buckets anew after the first
-    backward of a process. With more than two ranks the order in which a gradient is summed depends on its place in a
-    bucket: a resumed run would round differently in its first step than a run that was never interrupted.
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper. torch rebuilds its gradient buckets after a process's
+    first backward. With more than two ranks, the order of summation depends on a gradient's place in its bucket. The
+    first step of a resumed run would therefore round differently than in an uninterrupted run.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     own = vars(module).get("forward")  # some wrappers replace the method on the instance
@@ -41,8 +41,8 @@ def rebuild_gradient_buckets(wrapped: nn.Module, module: nn.Module) -> None:
 def check_gradients_averaged(wrapped: Any, module: nn.Module, remedy: str) -> None:
     """Raise StrategyError if the backward pass that ends a step did not average all gradients over the ranks.
 
-    ``wrapped`` is ``module`` in torch's data-parallel wrapper, which by itself complains in the next forward pass, when
-    the ranks have stepped apart. ``remedy``: what the user can do, the end of the message.
+    ``wrapped`` is ``module`` in torch's data-parallel wrapper, whose own error comes only in the next forward pass,
+    after ranks took different steps. ``remedy`` ends the message with advice to the user.
     """
     try:
         wrapped._check_reducer_finalized()

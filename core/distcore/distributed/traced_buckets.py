@@ -1,4 +1,4 @@
-"""What stands for torch's replication of a model where a step is traced: its reducer cannot run without values."""
+"""A stand-in for torch's gradient reducer in a traced step: the reducer cannot run on tensors without values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 
 
 class TracedBuckets:
-    """Holds gradients in buckets that live all the time, into which each new gradient is copied.
+    """Holds gradients in permanent buckets, into which each new gradient is copied.
 
-    What ``traced()`` of a strategy may return under which torch's reducer averages gradients, as views of its buckets.
+    ``traced()`` may return it for a strategy with torch's reducer, which keeps gradients as views of its buckets.
     """
 
     capabilities: ClassVar = Capabilities(spec_version=3)

@@ -97,7 +97,7 @@ def lines_up_to(step: int, file: Path) -> Iterator[str]:
 
 
 def grouped(group: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Return ``values`` with ``group/`` before their names, but those of ``EVERYWHERE`` as they are."""
+    """Prefix the names of ``values`` with ``group/``, except those in ``EVERYWHERE``."""
     return {name if name in EVERYWHERE else f"{group}/{name}": value for name, value in values.items()}
 
 

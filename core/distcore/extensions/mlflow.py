@@ -32,8 +32,8 @@ class MLflow(Tracker):
     """Record a run with MLflow, from the main rank: by default in files in the run folder.
 
     Metrics are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
-    (``test/NAME``), by the optimizer step; parameters are the config; tags are the paths of checkpoints, and what a
-    model card says. A resumed run goes on with the same run of MLflow, and has each step once.
+    (``test/NAME``), by the optimizer step; parameters are the config; tags are the paths of checkpoints and the model
+    card. A resumed run continues the same run of MLflow, and has each step once.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -67,7 +67,7 @@ class MLflow(Tracker):
         return self._id
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log metrics; of a step that was logged before a resume, those that are not there."""
+        """Log metrics; skip those that were logged for the step before a resume."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1e3)

@@ -17,17 +17,17 @@ class NotebookLine:
         self._length = 0
 
     def update(self, text: str) -> None:
-        """Show ``text`` in place of what the line shows."""
+        """Replace the line by ``text``."""
         print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
         self._length = len(text)
 
     def say(self, text: str) -> None:
-        """Show ``text`` for good; what comes next is below it."""
+        """Show ``text`` permanently; the next output is below it."""
         self.update(text)
         self.end()
 
     def end(self) -> None:
-        """Leave what the line shows, if anything."""
+        """Leave the line as it is, and end."""
         if self._length:
             print(file=sys.stderr, flush=True)
         self._length = 0

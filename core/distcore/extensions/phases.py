@@ -17,7 +17,7 @@ Span = tuple[float, float]
 def communication(events: Iterable[Any]) -> dict[str, float] | None:
     """Return the share of each phase, from 0 to 1, in which a collective ran.
 
-    ``events`` are those of a trace. ``None`` if there is no collective among them.
+    ``events`` are the events of a trace. ``None`` without a collective.
     """
     spans: list[Span] = []
     phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}

@@ -66,7 +66,7 @@ class Profile:
     # Wrappers with tryfirst are the outermost: what other plugins do in a hook counts as part of its phase.
     @hookimpl(wrapper=True, tryfirst=True)
     def train_step(self, run: Run) -> Generator[None, Tensor, Tensor]:
-        """Count what a strategy runs by itself as forward; where it does not, the two hooks below tell more."""
+        """Count a strategy's own ``train_step`` as forward; for the default, the two hooks below split the passes."""
         self._enter("forward")
         answer = yield
         self._enter("rest")

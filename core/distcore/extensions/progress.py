@@ -102,7 +102,7 @@ class ProgressLine:
 def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:
     """Return a log record as a line: ``step 120/630  epoch 2.1  loss 0.41  lr 0.0004  213 samples/s  eta 0:01:12``.
 
-    With ``width``, the characters that there are, the line leaves out what does not fit: learning rate, epoch, loss.
+    If the line is longer than ``width`` characters, it leaves out learning rate, then epoch, then loss.
     """
     speed = record["samples_per_second"]
     parts = {
@@ -130,7 +130,7 @@ def time_left(run: Run, step: float, samples_per_second: float) -> str:
 def describe_evaluation(what: str, summary: dict[str, object]) -> str:
     """Return an evaluation as a line: ``evaluation at step 120: loss 0.41, accuracy 0.873, evaluated 320 of 320``.
 
-    ``what`` is how the line begins.
+    The line begins with ``what``.
     """
     metrics = {name: value for name, value in numbers(summary).items() if name not in COUNTS}
     values = "".join(f"{name.replace('_', ' ')} {value:.3g}, " for name, value in metrics.items())

@@ -21,8 +21,8 @@ class TensorBoard(Tracker):
     """Write a run to TensorBoard's event files, from the main rank.
 
     Scalars are every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final test
-    (``test/NAME``), by the optimizer step; texts are the config, the paths of checkpoints, and what a model card says.
-    A resumed run replaces what came after the step that it resumes from.
+    (``test/NAME``), by the optimizer step; texts are the config, the paths of checkpoints and the model card. A resumed
+    run replaces the records after the step of its checkpoint.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -62,7 +62,7 @@ class TensorBoard(Tracker):
             threading.excepthook = self._excepthook
 
     def _keep_quiet(self, failed: threading.ExceptHookArgs) -> None:
-        """Print no traceback of the thread that writes: the next call raises what it raised, which is one line."""
+        """Suppress the writer thread's traceback: the next call raises the same error, in one line."""
         trace = failed.exc_traceback
         while trace is not None and "tensorboard" not in trace.tb_frame.f_globals.get("__name__", ""):
             trace = trace.tb_next

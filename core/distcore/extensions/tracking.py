@@ -1,4 +1,4 @@
-"""What trackers have in common: when they write what, on which rank, and that their failure does not end a run."""
+"""The common base of trackers: the main rank writes at each event, and a failing tracker does not end the run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 log = logging.getLogger("distcore")
 
 FILE = "trackers.json"
-"""In the run folder: the id that each tracker gave this run, so that a resume goes on with it."""
+"""File in the run folder with each tracker's id of this run, for a resume."""
 
 
 class Tracker(ABC):
-    """A tracker of runs, written to by the main rank alone; its options are the fields of the class made from this.
+    """A tracker of runs, which only the main rank writes to; its options are the fields of a subclass.
 
     Every logged value is ``train/NAME``, every metric of an evaluation ``eval/NAME``, and of the final test
-    ``test/NAME``, by the optimizer step; the paths of checkpoints and what a model card says are texts by name. After
-    the first failure the run goes on without the tracker, and one line says so.
+    ``test/NAME``, by the optimizer step; the paths of checkpoints and the model card are texts by name. After the first
+    failure the run continues without the tracker, and logs one line.
     """
 
     name: ClassVar[str]
@@ -48,9 +48,9 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: Run, progress: Progress, known: str | None) -> str | None:
-        """Begin, and record the config; return the id under which a resume goes on, ``None`` if it needs none.
+        """Begin, and record the config; return the id for a resume, ``None`` if a resume needs none.
 
-        ``known`` is what this returned before the run was interrupted.
+        ``known`` is the id from before the interruption.
         """
 
     @abstractmethod
@@ -59,11 +59,11 @@ class Tracker(ABC):
 
     @abstractmethod
     def text(self, name: str, value: str, step: int) -> None:
-        """Record a text by name; ``step`` is that at which it came up."""
+        """Record a text by name, at optimizer step ``step``."""
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write what is left; ``finished`` is False if the run was stopped, and may be resumed."""
+        """Write pending records; ``finished`` is False if the run was stopped, and may be resumed."""
 
     @hookimpl
     def on_run_start(self, run: Run, progress: Progress) -> None:
@@ -89,7 +89,7 @@ class Tracker(ABC):
 
     @hookimpl
     def on_run_end(self, run: Run, report: Report) -> None:
-        """Record the final test and what a model card says, and end."""
+        """Record the final test and the model card, and end."""
         self._try(lambda: self._sum_up(run, report))
         self._end(finished=True)
 
@@ -139,6 +139,6 @@ def _named(group: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _is_installed(library: str) -> bool:
-    """Return True unless the library is missing; a folder of that name, as trackers leave them, is none."""
+    """Return True if the library is installed. A folder of the same name, as trackers create it, does not count."""
     spec = find_spec(library)
     return spec is not None and spec.origin is not None

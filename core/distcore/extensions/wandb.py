@@ -26,8 +26,8 @@ class WeightsAndBiases(Tracker):
     """Record a run with Weights & Biases, from the main rank: by default in files that ``wandb sync`` uploads.
 
     The history has every logged value (``train/NAME``), every metric of an evaluation (``eval/NAME``) and of the final
-    test (``test/NAME``), by the optimizer step; the summary has the paths of checkpoints, and what a model card says. A
-    resumed run has the same id.
+    test (``test/NAME``), by the optimizer step; the summary has the paths of checkpoints and the model card. A resumed
+    run has the same id.
     """
 
     name: ClassVar[str] = "wandb"
@@ -59,7 +59,7 @@ class WeightsAndBiases(Tracker):
         return self._run.id
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Add to the history; a server that had the step before the resume keeps what it has."""
+        """Add to the history; a server keeps its own values of a step from before a resume."""
         if step >= self._run.step:
             self._run.log(dict(values), step=step)
 

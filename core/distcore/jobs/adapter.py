@@ -14,16 +14,16 @@ from distcore.model.transformers_log import silence_transformers
 WEIGHTS = "adapter_model.safetensors"
 """The file of the adapter's weights, as peft calls it."""
 BASE = "base"
-"""Folder, beside the adapter, of a base that is in no other."""
+"""Folder next to the adapter for a base without a folder of its own."""
 PREFIX = "base_model.model."
 """Begins the name of each weight in ``WEIGHTS``."""
 
 
 def write_adapter(to: Path, module: Any, base: str | None) -> None:
-    """Write the adapter in ``module``, and what is trained beside it, to the folder ``to``, which ``peft`` reads.
+    """Write the adapter of ``module`` and its fully trained modules to the folder ``to``, for ``peft``.
 
-    ``base`` is the name or folder of the model beneath it; without one its weights are written, too, into ``BASE``, and
-    the adapter is taken out of ``module``.
+    ``base`` is the name or folder of the base model. Without it the weights of the base are written into ``BASE``, and
+    the adapter is removed from ``module``.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -49,7 +49,7 @@ def write_adapter(to: Path, module: Any, base: str | None) -> None:
 
 
 def take_out(module: Any, merge: bool) -> Any:
-    """Return ``module`` without its adapter, in place: as it was before, or with what was trained in its weights."""
+    """Remove the adapter from ``module``, in place, or merge it into the weights; return the module."""
     from peft.tuners.lora import LoraLayer
 
     for path, copy, original in list(fully_trained_in(module)):

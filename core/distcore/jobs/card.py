@@ -1,4 +1,4 @@
-"""The model card of an exported model: what was trained, on what, how well it does, and how to train it again."""
+"""The model card of an exported model: its task, data, metrics, and how to train it again."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ AUTO_CLASSES = {
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
 }
-"""What peft calls a task, to the class of peft that loads an adapter and its base."""
+"""peft's name of a task, to its class that loads an adapter with its base."""
 
 
 def write_card(to: Path, module: nn.Module, config: RunConfig, job_state: dict[str, Any], run: Path) -> None:
-    """Write ``FILE`` into the model folder ``to``, which may be that of an adapter.
+    """Write ``FILE`` into the folder ``to`` of a model or an adapter.
 
-    ``module`` is the model, whole or the base; ``config`` and ``job_state``, with ``weights`` beside, are those of the
-    checkpoint, and ``run`` is the run folder that it lies in, whose metrics and report are used if they are there.
+    ``module`` is the whole model, or the base of an adapter. ``config`` and ``job_state``, with an entry ``weights``,
+    are those of the checkpoint. ``run`` is its run folder; the card uses its metrics and report, if they exist.
     """
     model = type(module).__name__
     kind = next((kind for end, kind in KINDS.items() if model.endswith(end)), None)
@@ -85,7 +85,7 @@ def _body(
 
 
 def _how_to_use(to: Path, module: Any, config: RunConfig) -> Iterator[str]:
-    """Yield what loads an adapter; a classifier's base may have a head for other classes."""
+    """Yield code that loads an adapter. The base of a classifier may have a head for other classes."""
     settings = json.loads((to / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     auto = AUTO_CLASSES.get(settings["task_type"], "AutoPeftModel")
     base = settings["base_model_name_or_path"]
@@ -112,7 +112,7 @@ def _evaluation(run: Path, step: int) -> dict[str, float]:
 
 
 def _shareable(config: RunConfig) -> str:
-    """Return what differs from the defaults as YAML, every absolute path in it without its folder."""
+    """Return the values that differ from the defaults as YAML, with absolute paths cut to their last part."""
     shared = json.loads(json.dumps(config.model_dump(mode="json")), object_hook=_without_folders)
     return dump_config(RunConfig.model_validate(shared), defaults=False)
 

@@ -1,4 +1,4 @@
-"""``distcore train --dry-run``: the resolved config, and what each rank would do."""
+"""``distcore train --dry-run``: the resolved config, and the work of each rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _lines(completed: Resolved, data: Datasets) -> Iterator[str]:
 
 
 def _memory(completed: Resolved, data: Datasets) -> Iterator[str]:
-    """Yield what each rank holds of the states, where the strategy says it of a model without weights."""
+    """Yield the memory of each rank's states, if the strategy can plan it from a meta model."""
     config, strategy = completed.config, completed.strategy
     if not isinstance(strategy, PlansMemory):
         return

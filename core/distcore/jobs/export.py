@@ -31,9 +31,9 @@ SHARD = "5GB"
 def export(path: Path, to: Path, task_name: str | None = None, merged: bool = False) -> None:
     """Write model, config, card and the task's files, such as a tokenizer, to the new folder ``to``.
 
-    Tied weights stay tied. The training data is not needed: the run folder holds what the task has saved about it.
-    ``task_name`` replaces the task that the checkpoint names. Of a run with LoRA the folder is one of peft, or, if
-    ``merged``, one of the whole model. Raises DistcoreError.
+    Tied weights stay tied. The training data is not needed: the task has saved its facts in the run folder.
+    ``task_name`` replaces the task of the checkpoint. A run with LoRA exports a folder for peft, or, if ``merged``, the
+    whole model. Raises DistcoreError.
     """
     if to.exists() and not to.is_dir():
         raise CheckpointError(f"--to {to}: is a file, expected a folder to make")
@@ -72,7 +72,7 @@ def export(path: Path, to: Path, task_name: str | None = None, merged: bool = Fa
 
 
 def _base(config: RunConfig, task: BoundTask) -> str | None:
-    """Return what peft is to load as the base: a name of the hub, or a folder; ``None`` if there is neither."""
+    """Return the base for peft: a name of the hub, or a folder; ``None`` if it has neither."""
     folder = task.weights_folder(config)
     if folder is None:
         return None
@@ -83,7 +83,7 @@ def _base(config: RunConfig, task: BoundTask) -> str | None:
 def fill(module: nn.Module, checkpoint: Checkpoint) -> None:
     """Copy the checkpoint's weights, or their average, and buffers into ``module``.
 
-    Raises CheckpointError for one that does not fit.
+    Raises CheckpointError if they do not fit.
     """
     tensors, evaluated = dict(module.named_parameters()) | dict(module.named_buffers()), Evaluated(checkpoint)
     with torch.no_grad():

@@ -46,7 +46,7 @@ LOG_SECONDS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What is predicted, with which weights, and where the lines go."""
+    """The rows to predict, the checkpoint, and the output file."""
 
     config: RunConfig
     """That of the checkpoint, for these ranks."""
@@ -62,7 +62,7 @@ class Prediction:
     """The lines."""
 
     def windows(self, task: BoundTask, skip: int = 0) -> Iterator[FileRows]:
-        """Yield the rows behind the first ``skip`` of them, as many at a time as are in memory."""
+        """Yield the rows after the first ``skip``, as many at a time as fit into memory."""
         size = WINDOW * self.config.global_batch_size
         return prediction_rows.windows(task, self.file, self.id_column, size, skip)
 
@@ -100,7 +100,7 @@ def run(
 def check(
     config: RunConfig, path: Path, file: Path, out: Path, task: Task | None = None, id_column: str | None = None
 ) -> Prediction:
-    """Read all rows once and check them, and what is there of ``out``; writes nothing, raises DistcoreError."""
+    """Read and check all rows once, and an unfinished ``out``; writes nothing, raises DistcoreError."""
     resolved = resolve_here(config, training=False, task=task)
     predicting = _check_task(resolved)
     facts: dict[str, object] = {
@@ -173,4 +173,4 @@ def _check_task(resolved: Resolved) -> BoundTask:
 
 
 def _nothing() -> None:
-    """Do what the other ranks do while the main one writes: nothing."""
+    """Do nothing, on the other ranks, while the main rank writes."""

@@ -16,13 +16,13 @@ BLOCK = 2**20
 
 
 class PredictionFile:
-    """The lines of ``out``, which stand in ``out.part`` until they are all there.
+    """The lines of ``out``. They are collected in ``out.part`` until the last one is written.
 
-    Beside them ``out.part.json`` says what they are predictions of, and only those are continued.
+    ``out.part.json`` has the facts behind the lines. Only a file with the same facts is continued.
     """
 
     def __init__(self, out: Path, facts: dict[str, object]) -> None:
-        """``facts``, JSON values by name, are what every line depends on."""
+        """``facts`` are the inputs of every line, JSON values by name."""
         self.out, self.facts = out, facts
         self.part = out.with_name(f"{out.name}.part")
         self._about = out.with_name(f"{out.name}.part.json")
@@ -42,9 +42,9 @@ class PredictionFile:
             raise ConfigError(f"--out {self.out}: {begun}; remove that file, or name another --out")
 
     def begin(self) -> int:
-        """Create the part or cut off what follows its last whole line; return its number of lines.
+        """Create the part, or truncate it after its last whole line; return its number of lines.
 
-        Raises OSError, also if another process, such as a rank that outlived a crash, is writing it.
+        Raises OSError, also if another process is writing it, such as a rank that survived a crash.
         """
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.part.touch()
@@ -85,7 +85,7 @@ class PredictionFile:
 
 
 def _whole_lines(file: Path) -> tuple[int, int]:
-    """Return how many whole lines the file has, and where the last of them ends, in bytes."""
+    """Return the number of whole lines in the file, and the end of the last one, in bytes."""
     lines = end = position = 0
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):

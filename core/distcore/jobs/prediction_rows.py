@@ -1,4 +1,4 @@
-"""The rows that are predicted, from a file or what else a task can open, some at a time."""
+"""The rows to predict, some at a time, from a file or another source that the task can open."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from distcore.plugin.task.task import FileRows
 
 
 def windows(task: BoundTask, source: Path, id_column: str | None, size: int, skip: int = 0) -> Iterator[FileRows]:
-    """Yield the rows of ``source`` behind the first ``skip`` of them, in order, at most ``size`` at a time.
+    """Yield the rows of ``source`` after the first ``skip``, in order, at most ``size`` at a time.
 
-    ``id_column`` names the rows, if it is given. Raises DataError.
+    ``id_column`` has the ids of the rows, if it is given. Raises DataError.
     """
     others = {"columns.id": id_column} if id_column else {}
     records, start = islice(_records(task, source, others), skip, None), skip + 1
@@ -31,9 +31,9 @@ def windows(task: BoundTask, source: Path, id_column: str | None, size: int, ski
 
 
 def content(source: Path) -> str:
-    """Return a digest of what is in a file or, of a folder, of the names, sizes and times of change of its files.
+    """Return a digest of a file's content, or of names, sizes and times of change of a folder's files.
 
-    Of a split of a dataset it is that of its rows. Raises DataError if there is nothing.
+    For a split of a dataset it is the digest of its rows. Raises DataError for a missing source.
     """
     if split := find_split(str(source)):
         return source_digest(split)
@@ -57,7 +57,7 @@ def _records(task: BoundTask, source: Path, others: Mapping[str, str]) -> Iterat
 
 
 def _ids(source: Path, start: int, values: list[object]) -> list[int | str]:
-    """Return the ids of rows, the first of which is number ``start``; raises DataError for what names no row."""
+    """Return the ids of rows that begin with number ``start``; raises DataError for an unusable id."""
     ids: list[int | str] = []
     for number, value in enumerate(values, start):
         if isinstance(value, bool) or not isinstance(value, int | str):

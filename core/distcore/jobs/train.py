@@ -1,4 +1,4 @@
-"""From a config to ranks that train and to their report, which the command line prints."""
+"""From a config to ranks that train, and to their report."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run(
 ) -> None:
     """Train as one of the ranks that a launcher started, or start the ranks; raises DistcoreError.
 
-    ``read_config`` is called in here, where only one of several ranks prints an error in the config. ``dry_run``: print
-    the resolved config and what each rank would do, and start nothing. What ``explain`` returns ends the error line of
-    a rank that a launcher started.
+    ``read_config`` is called in here, so that only one of several ranks prints an error in the config. ``dry_run``
+    prints the resolved config and the work of each rank, and starts nothing. ``explain`` returns the end of the error
+    line of a rank that a launcher started.
     """
     rank_info = join(os.environ)
     if rank_info is None:
@@ -63,11 +63,11 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     """Train, evaluate and test; return the report, which is also written to report.json.
 
     In ranks that a launcher started (torchrun, ``srun``, ``distcore.launch``) every rank calls, and gets the same
-    report. Elsewhere this process trains if ``config.nproc`` comes to one rank; else it starts the ranks on this
-    machine, and ends with them. ``task`` replaces the task that the config names.
+    report. Otherwise this process trains if ``config.nproc`` resolves to one rank. For several ranks it starts them on
+    this machine, and ends with them. ``task`` replaces the task of the config.
 
-    Ranks are forked, so that ``task`` may be of a class that a notebook defines. They are spawned on macOS and where
-    this process has used a GPU: then ``task`` must be picklable, and a script needs a ``__main__`` guard.
+    Ranks are forked, so a notebook may define the class of ``task``. On macOS, and after this process has used a GPU,
+    they are spawned: ``task`` must then be picklable, and a script needs a ``__main__`` guard.
 
     Raises DistcoreError, one line, for every error that the user can correct.
     """
@@ -110,7 +110,7 @@ def show(report: Report) -> None:
 
 
 def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
-    """Print the metrics of an evaluation on one line that begins with ``what``, then its classification report."""
+    """Print an evaluation's metrics on one line after ``what``, then its classification report."""
     from distcore.extensions.progress import describe_evaluation
 
     print(describe_evaluation(what, evaluation))
@@ -119,7 +119,7 @@ def show_evaluation(what: str, evaluation: dict[str, Any]) -> None:
 
 
 def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankInfo) -> None:
-    """Train as the rank that a launcher started, or print on rank 0 what it would do."""
+    """Train as a rank of a launcher, or, for a dry run, print the plan on rank 0."""
     config = read_config()
     if config.max_restarts:
         starter = rank_info.launcher
@@ -134,7 +134,7 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 
 
 def _start(config: RunConfig, dry_run: bool) -> None:
-    """Check everything that can be checked before ranks start; then start them, or print what they would do."""
+    """Check as much as possible before ranks start; then start them, or print the plan of a dry run."""
     from distcore.engine import trainer
     from distcore.launchers.processes.cores import keep_to_cores
 

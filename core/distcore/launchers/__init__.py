@@ -46,19 +46,19 @@ def launch(
     timeout: float | None = None,
     grace_period: float = 0,
 ) -> list[T]:
-    """Run ``fn(*args)`` in ``nproc`` new processes on this machine; return what each returned, in rank order.
+    """Run ``fn(*args)`` in ``nproc`` new processes on this machine; return the results in rank order.
 
     Every rank is a new process, even if there is only one, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT in its environment. The calling process hosts the ranks' store at that address, on
     loopback. Where ranks are forked, a script needs no ``__main__`` guard and ``fn`` may be defined in a notebook.
 
-    If a rank fails, the others are ended. A DistcoreError of a rank, which is an error that the user can correct, is
-    raised here as it was raised there; anything else is a RankError that names the rank, the cause, and the file with
-    the traceback in the folder ``errors`` (default: a temporary one).
+    If a rank fails, the others are ended. A DistcoreError of a rank, an error that the user can correct, is raised here
+    again. Any other exception becomes a RankError. It names the rank, the cause, and the file with the traceback in the
+    folder ``errors`` (default: a temporary one).
 
     ``timeout`` limits the whole job, in seconds. Ctrl-C ends all ranks and raises KeyboardInterrupt; SIGTERM ends them
     and raises SystemExit(143). With a ``grace_period`` SIGTERM and the first Ctrl-C are passed on to the ranks, as
-    SIGTERM, and they get this many seconds to end by themselves.
+    SIGTERM. The ranks have this many seconds to end by themselves.
     """
     from distcore.launchers.processes.local import run_ranks  # here, because it imports torch
 

@@ -1,9 +1,9 @@
-"""torchelastic's agent with torchrun's flags, set up so that it works: ``python -m distcore.launchers.agent FLAGS …``.
+"""torchelastic's agent with torchrun's flags, ready to use: ``python -m distcore.launchers.agent FLAGS …``.
 
-What torchrun leaves to the user: a store of its own for every attempt, the address by which this machine reaches the
-others, and who hosts the meeting point. It ends with the exit status of the rank that failed first, without
-tracebacks of its own. With ``--lifeline`` the end of its stdin counts as SIGTERM: so agents end with the ssh that
-started them. Ranks die with their agent, even if that is killed, and an agent ends once it cannot reach the others.
+It does the chores that torchrun leaves to the user: a new store for every attempt, an address of this machine for the
+others, and a host for the rendezvous. It ends with the exit status of the first failed rank, without tracebacks of its
+own. With ``--lifeline`` the end of its stdin counts as SIGTERM, so agents end with the ssh that started them. Ranks die
+with their agent, even a killed one, and an agent ends once it cannot reach the others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(words: list[str]) -> Namespace:
-    """Return torchrun's arguments, with what this machine knows filled in."""
+    """Return torchrun's arguments, completed with the values of this machine."""
     parser = get_args_parser()
     parser.allow_abbrev = False  # what follows the module has flags of its own
     known = parser._option_string_actions
@@ -84,7 +84,7 @@ def _parse(words: list[str]) -> Namespace:
 
 
 def _watch(arguments: Namespace) -> None:
-    """Have this process end when it loses the meeting point, if that is on another machine.
+    """End this process when it loses the rendezvous, if that is on another machine.
 
     torch would wait for an answer over a dead link until the system gives the connection up, a quarter of an hour.
     """

@@ -1,4 +1,4 @@
-"""What passes between ``distcore train`` and a launcher: what was asked for, and what it would start."""
+"""The values between ``distcore train`` and a launcher: the user's request, and the plan of commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The machine and the process that start a run; a plan depends on nothing else that is not in ``Spec``."""
+    """The machine and the process that start a run. A plan depends only on this and on ``Spec``."""
 
     folder: str = "."
     """The current folder, absolute; ranks start in the same one."""
@@ -35,17 +35,17 @@ class Here:
     inside: str | None = None
     """The allocation that this process runs in, such as a SLURM job id; ``None``: none."""
     out_exists: bool = False
-    """Whether the run folder holds a run."""
+    """True if the run folder holds a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """What the user asked for, checked as far as that does not depend on the launcher."""
+    """The user's request, after the checks that do not depend on the launcher."""
 
     train: tuple[str, ...] = ()
     """The arguments of ``distcore train`` for every rank: without the flags of starting."""
     value: str = ""
-    """What follows the colon in ``--launcher NAME:VALUE``."""
+    """VALUE of ``--launcher NAME:VALUE``."""
     nodes: tuple[int, int] | None = None
     """Least and largest number of machines, 1 or more; ``None``: not given."""
     nproc: int | None = None
@@ -61,7 +61,7 @@ class Spec:
     log_dir: str | None = None
     """Absolute folder for the ranks' log files."""
     bind_cores: bool = False
-    """Whether each rank gets cores of its own."""
+    """True if each rank is bound to cores of its own."""
     device: str = "auto"
     """``device`` of the config."""
     global_batch_size: int = 1
@@ -85,7 +85,7 @@ class Command:
     words: tuple[str, ...]
     """The program and its arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that it gets beside those of the caller."""
+    """Variables in addition to the caller's."""
     host: str | None = None
     """The machine that it is for, for messages; ``None``: this one."""
 
@@ -97,7 +97,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a launcher would start; ``--dry-run`` prints it."""
+    """The commands and files of a launch; ``--dry-run`` prints them."""
 
     commands: tuple[Command, ...] = ()
     """Programs that run at the same time."""
@@ -116,7 +116,7 @@ class Launcher(Protocol):
     """How ranks come to life. An entry point of the group ``distcore.launchers`` is a class that takes no arguments."""
 
     def plan(self, spec: Spec) -> Plan:
-        """Return what would be started for ``spec``, and touch nothing. Raises ConfigError, one line."""
+        """Return the plan for ``spec`` without changing anything. Raises ConfigError, one line."""
         ...
 
     def run(self, plan: Plan) -> int:

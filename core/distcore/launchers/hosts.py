@@ -12,9 +12,9 @@ from distcore.launchers.contract import Host
 
 
 def read_hostfile(file: str, nproc: int | None) -> tuple[Host, ...]:
-    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is what a line without slots has.
+    """Return the machines of a hostfile, lines of ``NAME slots=N``; ``nproc`` is the default of slots.
 
-    Empty lines and what follows a ``#`` do not count. Raises ConfigError, one line, that names file and line.
+    Empty lines and comments after ``#`` are skipped. Raises ConfigError, one line, with file and line number.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
@@ -47,10 +47,10 @@ def _host_of(words: list[str], where: str, nproc: int | None) -> Host:
 
 
 def choose(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
-    """Return the machines that are left, each with the slots that are left, in the order of ``include``.
+    """Return the chosen machines and slots, in the order of ``include``.
 
-    Both are such as ``host0:0,2@host1``: slots 0 and 2 of one machine, all of another. Raises ConfigError for a machine
-    or a slot that is not there, and where nothing is left.
+    ``host0:0,2@host1`` means slots 0 and 2 of one machine, and all slots of another. Raises ConfigError for an unknown
+    machine or slot, and if nothing is left.
     """
     if include and exclude:
         raise ConfigError("--include and --exclude: give one of them")
@@ -81,7 +81,7 @@ def limited(hosts: tuple[Host, ...], nproc: int | None, nodes: tuple[int, int] |
 
 
 def _parse(text: str, known: dict[str, Host], flag: str) -> dict[str, tuple[int, ...] | None]:
-    """Return by machine the slots that ``text`` names, ``None`` for all of them."""
+    """Return the slots in ``text`` by machine; ``None`` for all slots."""
     named: dict[str, tuple[int, ...] | None] = {}
     for part in text.split("@") if text else ():
         name, colon, listed = part.strip().partition(":")

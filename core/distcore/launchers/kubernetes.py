@@ -1,7 +1,7 @@
 """``--launcher kubernetes:KIND,image=IMAGE``: prints YAML for ``kubectl apply -f -``, and starts nothing.
 
-The command in every container is torchrun. Pods share one volume, for data and run folder, and have names by a headless
-service; before a pod is killed it has the time that ranks have for a checkpoint.
+The command in every container is torchrun. Pods share one volume, for data and run folder, and get names from a
+headless service. The termination grace period of a pod is the ranks' time for a checkpoint.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _pod(spec: Spec, nodes: int, nproc: int, options: dict[str, str], master: st
 
 
 def _arguments(spec: Spec) -> list[str]:
-    """Return the arguments of ``distcore``; a pod that was started again goes on."""
+    """Return the arguments of ``distcore``; they make a restarted pod resume."""
     return [*train_arguments(spec), *(() if spec.resume else ("--resume", "auto"))]
 
 

@@ -12,7 +12,7 @@ class LocalLauncher:
     """Starts ranks on this machine."""
 
     def plan(self, spec: Spec) -> Plan:
-        """Return the command without the flags of starting, and the variables that stand for them."""
+        """Return the command without the launcher's flags, and the variables that replace them."""
         refuse("local", {"value": spec.value}, "leave out what follows the colon")
         refuse("local", {"--nodes": spec.nodes}, "it starts ranks here; --launcher ssh starts them on other machines")
         host = only_host("local", spec)

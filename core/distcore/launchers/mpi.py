@@ -22,7 +22,7 @@ from distcore.plugin.strategy.contract import LOOPBACK
 
 KINDS = ("openmpi", "mpich")
 OPEN_MPI, HYDRA = "mpirun", "mpiexec.hydra"
-"""Programs. MPICH and Intel MPI have theirs under this name, too, and no other MPI can stand behind it."""
+"""Programs of Open MPI, and of MPICH and Intel MPI. No other MPI has a program of the second name."""
 
 
 class MpiLauncher:

@@ -1,4 +1,4 @@
-"""What the plans of several launchers have in common: the command of a rank, its variables, ports, and refusals."""
+"""Common parts of launchers' plans: the command of a rank, its variables, ports, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train_command(spec: Spec) -> tuple[str, ...]:
 
 
 def variables(spec: Spec) -> dict[str, str]:
-    """Return the variables that every rank gets, besides those of the caller."""
+    """Return the variables of every rank, in addition to the caller's."""
     logs = {LOG_DIR_VARIABLE: spec.log_dir} if spec.log_dir else {}
     cores = {BIND_VARIABLE: "1"} if spec.bind_cores else {}
     return {**spec.environment, **logs, **cores}
@@ -51,7 +51,7 @@ def quiet_agent(spec: Spec) -> dict[str, str]:
 
 
 def gpus_of(host: Host | None) -> dict[str, str]:
-    """Return the variable that leaves the ranks of ``host`` their chosen GPUs, in that order."""
+    """Return the variable for the chosen GPUs of ``host``, in their order."""
     if host is None or host.chosen is None:
         return {}
     return {GPUS_VARIABLE: ",".join(map(str, host.chosen))}
@@ -63,14 +63,14 @@ def port_of(spec: Spec) -> int:
 
 
 def refuse(name: str, given: Mapping[str, object], instead: str) -> None:
-    """Raise ConfigError for the first flag in ``given`` that has a value; ``instead`` says what to do."""
+    """Raise ConfigError for the first flag in ``given`` with a value; ``instead`` is the remedy."""
     for flag, value in given.items():
         if value:
             raise ConfigError(f"--launcher {name} takes no {flag}: {instead}")
 
 
 def refuse_slots(name: str, spec: Spec) -> None:
-    """Raise ConfigError where GPUs were chosen, for an engine that cannot be told so."""
+    """Raise ConfigError if GPUs were chosen, for an engine that cannot choose GPUs."""
     if any(host.chosen is not None for host in spec.hosts or ()) or ":" in f"{spec.include}{spec.exclude}":
         raise ConfigError(f"--launcher {name} cannot choose GPUs: name whole machines in --include and --exclude")
 

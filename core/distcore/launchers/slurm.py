@@ -34,7 +34,7 @@ PREEMPTED = (
 
 
 class SlurmLauncher:
-    """Submits a job that goes on where it was stopped, or starts a step in the allocation that is already there."""
+    """Submits a job that resumes after a stop, or starts a step in the current allocation."""
 
     def plan(self, spec: Spec) -> Plan:
         """Return the script and its sbatch, or an srun; raises ConfigError without ``--out`` and ``--nproc``."""

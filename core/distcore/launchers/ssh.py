@@ -86,7 +86,7 @@ def _command(spec: Spec, hosts: tuple[Host, ...], node: int) -> Command:
 
 
 def _wait(plan: Plan, agents: list[subprocess.Popen[bytes]], stop: threading.Event) -> int:
-    """Return 0 once all agents have ended well, else the status of the first one that did not."""
+    """Return 0 once all agents have succeeded, else the status of the first failed one."""
     first: tuple[str, int] | None = None
     deadline = float("inf")
     while [agent for agent in agents if agent.poll() is None] and time.monotonic() < deadline:
@@ -119,7 +119,7 @@ def _let_go(agents: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _end(agents: list[subprocess.Popen[bytes]]) -> None:
-    """End what is left of ssh, at once."""
+    """Kill the remaining ssh processes."""
     _let_go(agents)
     for agent in agents:
         if agent.poll() is None:

@@ -19,14 +19,14 @@ from distcore.launchers.planning import (
 from distcore.launchers.running import run_command
 
 LAST_CALL = 10
-"""Seconds that nodes wait for more of them once the least number is there."""
+"""Seconds that nodes wait for further nodes once the minimum is there."""
 
 
 class TorchrunLauncher:
-    """Starts torchelastic's agent; agents on several machines meet at HOST:PORT, which one of them hosts."""
+    """Starts torchelastic's agent. Agents on several machines meet at HOST:PORT, on one of them."""
 
     def plan(self, spec: Spec) -> Plan:
-        """Return the agent's command; raises ConfigError for what cannot restart or cannot meet."""
+        """Return the agent's command; raises ConfigError for flags without which agents cannot restart or meet."""
         host = only_host("torchrun", spec)
         least, most = spec.nodes or (1, 1)
         nproc = host.slots if host and host.chosen is not None else need_nproc("torchrun", spec)

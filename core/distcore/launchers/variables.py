@@ -22,9 +22,9 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings(given: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
-    """Return the variables of the first ``.distcore.env`` in ``folders``, and over them those of ``--env``.
+    """Return the variables of the first ``.distcore.env`` in ``folders``, overridden by those of ``--env``.
 
-    Raises ConfigError for what is not NAME=VALUE.
+    Raises ConfigError for a line other than NAME=VALUE.
     """
     variables: dict[str, str] = {}
     if file := next((path for folder in folders if (path := folder / ENV_FILE).is_file()), None):

@@ -1,6 +1,6 @@
-"""The repeated blocks of a model, such as the layers of a transformer: the one definition for all who ask.
+"""The repeated blocks of a model, such as the layers of a transformer: the only definition in this project.
 
-They are what is sharded or compiled as one, what a pipeline is cut between, and what layer decay counts.
+Sharding and compilation treat a block as one unit, pipelines are cut between blocks, and layer decay counts blocks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def repeated_classes(model: nn.Module) -> frozenset[str]:
-    """Return the class names of a model's blocks, and of what else it says must not be split, such as its embeddings.
+    """Return the class names of a model's blocks, and of other unsplittable modules, such as embeddings.
 
-    They are those that its ``_no_split_modules`` name. Failing that, the classes of numbered children; failing that,
-    the largest class that occurs more than once, such as the layers of a plain ``nn.Sequential``.
+    They are the names in ``_no_split_modules``. Without this attribute they are the classes of numbered children, or
+    else the largest class that occurs more than once, such as the layers of a plain ``nn.Sequential``.
     """
     stated = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if present := frozenset(stated & {type(module).__name__ for module in model.modules()}):
@@ -34,9 +34,10 @@ def repeated_classes(model: nn.Module) -> frozenset[str]:
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the model's blocks by path, in its order: the modules of ``repeated_classes`` that stand in lists.
+    """Return the model's blocks by path, in its order: the modules of ``repeated_classes`` that are in lists.
 
-    So embeddings, which some models name beside their blocks, are none; and one block alone in a list is one.
+    Embeddings, which some models also list in ``_no_split_modules``, are therefore excluded. A single block in a list
+    counts.
     """
     classes = repeated_classes(model)
     return {
@@ -49,11 +50,11 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def stacks_of(model: nn.Module) -> list[list[str]]:
-    """Return the paths of the model's stacked blocks, one list for each stack, from the first block on.
+    """Return the paths of the model's stacked blocks: one list per stack, in order.
 
-    A stack has numbered children, as those of ``nn.ModuleList`` are, of which at least two are of one class that has
-    modules inside. They are ``repeated_blocks``, or stages that hold some. What is numbered inside a block (experts) is
-    no stack of its own.
+    A stack has numbered children, like ``nn.ModuleList``, and at least two of one class with submodules. The children
+    are ``repeated_blocks``, or stages that contain them. Numbered modules inside a block, such as experts, are no
+    stack.
     """
     blocks = repeated_blocks(model)
     return [stack for stack in _numbered(model) if any(inside(block, path) for path in stack for block in blocks)]
@@ -82,10 +83,10 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 
 
 def depths_from_top(model: nn.Module) -> dict[str, int]:
-    """Return, by parameter name, how many blocks stand between a parameter and the model's end, itself included.
+    """Return the depth of each parameter, by name: the number of blocks from its own to the model's end.
 
-    It is 1 in the last block of a stack and n in the first of n. Embeddings, and what else stands before the first
-    block, are below the longest stack: n + 1. All else, such as a head, is 0. Empty if nothing is repeated.
+    It is 1 in the last block of a stack and n in the first of n. Parameters before the first block, such as embeddings,
+    have n + 1 of the longest stack. Others, such as a head, have 0. Empty without repeated blocks.
     """
     stacks = stacks_of(model)
     if not stacks:
@@ -103,7 +104,7 @@ def depths_from_top(model: nn.Module) -> dict[str, int]:
 
 
 def _numbered(model: nn.Module) -> list[list[str]]:
-    """Return the paths of numbered children, in lists of which at least two are of one class with modules inside."""
+    """Return the paths of numbered children, one list per parent, if at least two are of one class with submodules."""
     stacks: list[list[str]] = []
     for path, container in model.named_modules():
         if any(inside(path, block) for stack in stacks for block in stack):

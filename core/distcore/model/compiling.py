@@ -1,7 +1,7 @@
 """``torch.compile`` for a run's model: the whole of it, or each of its repeated blocks.
 
-It is the ``forward`` of a module that is compiled, not the module that is wrapped. So parameters keep their names, and
-what a backend hooks onto a module, to gather its weights say, stays outside of the compiled code.
+The ``forward`` of a module is compiled, and the module is not wrapped. Parameters keep their names, and a backend's
+module hooks, for example to gather weights, stay outside of the compiled code.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from distcore.plugin.strategy.capabilities import Capabilities
 from distcore.plugin.strategy.contract import Compilations
 
 ON_CPU, ON_ACCELERATOR = ("CXX", "g++", "a C++"), ("CC", "gcc", "a C")
-"""What compiles the code that torch.compile writes: the variable that names it, its usual name, its kind."""
+"""The compiler for the code of torch.compile: environment variable, usual name, and kind."""
 
 
 def compile_mode(config: RunConfig, declared: Capabilities) -> str:
-    """Return what the strategy compiles of what ``config.compile`` asks for.
+    """Return the mode of compilation: ``config.compile``, as far as the strategy supports it.
 
-    That is each block, where the whole model is asked for and the strategy works between the blocks. Raises
-    ConfigError if the strategy can compile nothing, or if the compiler is missing.
+    A strategy that works between the blocks compiles each block instead of the whole model. Raises ConfigError if the
+    strategy cannot compile, or if the compiler is missing.
     """
     if config.compile == "off":
         return config.compile
@@ -45,7 +45,7 @@ def compile_mode(config: RunConfig, declared: Capabilities) -> str:
 
 
 def missing_compiler(device: str) -> str:
-    """Return what is missing to compile for a type of device, and what to do about it; empty if nothing is."""
+    """Return the missing compiler for a type of device, with a remedy; empty if it is installed."""
     variable, usual, kind = ON_CPU if device == "cpu" else ON_ACCELERATOR
     name = os.environ.get(variable) or usual
     if shutil.which(name.split()[0]) is None:
@@ -58,11 +58,10 @@ def missing_compiler(device: str) -> str:
 
 
 def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
-    """Compile what ``config.compile`` says of ``module``, when it is first called; return what will count that.
+    """Set ``module``, or its blocks, to compile on the first call, as ``config.compile`` asks; return the counts.
 
-    Lengths may change from batch to batch without another compilation: all sizes of inputs are variables, but for 0
-    and 1. Random numbers, as those of dropout, are the same as without compilation. Raises ConfigError if there are no
-    repeated blocks.
+    Lengths may change from batch to batch without recompilation: all input sizes are dynamic, except 0 and 1. Random
+    numbers, such as dropout, are the same as without compilation. Raises ConfigError if there are no repeated blocks.
     """
     counts = Compilations()
     if config.compile == "off":
@@ -77,7 +76,7 @@ def compile_model(config: RunConfig, module: nn.Module) -> Compilations:
 
 
 def _count(counts: Compilations) -> None:
-    """Count in ``counts``, as long as it is there, what torch compiles in this process."""
+    """Count torch's compilations in this process in ``counts``, as long as that object lives."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler  # slow to import
 
     alive, started = weakref.ref(counts), [0.0]

@@ -1,4 +1,4 @@
-"""LoRA: small trained matrices beside the frozen linear layers of a transformers model, by the library peft.
+"""LoRA: small trained matrices next to the frozen linear layers of a transformers model, by the library peft.
 
 The matrices are injected into the model itself, so that its class, methods and blocks stay as task and strategies know
 them. Modules without pretrained weights, such as a new classifier head, are fully trained.
@@ -40,7 +40,7 @@ TASK_TYPES = {
 
 
 def resolve_alpha(config: RunConfig) -> float | str:
-    """Return ``lora.alpha``, without 'auto' where there is an adapter.
+    """Return ``lora.alpha``, with 'auto' resolved if the run trains an adapter.
 
     Raises ConfigError if LoRA cannot be used as the config has it, or peft is missing.
     """
@@ -80,7 +80,7 @@ def adapt(config: RunConfig, module: nn.Module, folder: Path | None) -> dict[str
 
 
 def peft_config(config: RunConfig, module: nn.Module, folder: Path | None) -> LoraConfig:
-    """Return peft's settings for a model that has no adapter yet; raises ConfigError for one that can have none."""
+    """Return peft's settings for a model without an adapter; raises ConfigError if it cannot have one."""
     from transformers import PreTrainedModel
 
     lora = config.lora
@@ -116,7 +116,7 @@ def fully_trained_in(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Mod
 
 
 def _check_targets(lora: LoRA, module: nn.Module) -> None:
-    """Raise ConfigError for a pattern that matches no layer of the model, or the end of a name that no layer has."""
+    """Raise ConfigError for a pattern or a suffix of a name that matches no layer of the model."""
     names = [name for name, _ in module.named_modules()]
     if isinstance(lora.targets, str):
         if lora.targets != ALL_LINEAR and not any(re.fullmatch(lora.targets, name) for name in names):

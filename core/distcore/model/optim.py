@@ -44,9 +44,9 @@ def check_optimizer(config: RunConfig, meta_model: nn.Module) -> None:
 
 
 def load_optimizer(config: RunConfig) -> BuildsOptimizer:
-    """Build what makes the optimizer that the config names, from its options; raises DistcoreError, one line.
+    """Build the plugin of the configured optimizer from its options; raises DistcoreError, one line.
 
-    One of the strategy's own, which is no entry point, has the options of adamw.
+    A strategy's own optimizer, which has no entry point, has the options of adamw.
     """
     name, given = config.optimizer.name, config.optimizer.options
     cls = optimizer_class(name) if is_installed(name) else AdamW
@@ -83,9 +83,9 @@ def check_freeze(config: RunConfig) -> None:
 
 
 def freeze(config: RunConfig, module: nn.Module) -> None:
-    """Exclude the parameters from training in whose names ``freeze`` is found; raises ConfigError for none, or all.
+    """Freeze the parameters with ``freeze`` in their names; raises ConfigError if it matches none, or all.
 
-    With LoRA they are those of the adapter: all others are frozen already.
+    With LoRA only the adapter's parameters count: the others are frozen already.
     """
     if config.freeze is None:
         return
@@ -117,7 +117,7 @@ def scheduler_for(config: RunConfig, optimizer: torch.optim.Optimizer, total_ste
 
 
 def check_schedule(config: RunConfig) -> None:
-    """Raise ConfigError unless there is a schedule of this name that takes what is set beside it."""
+    """Raise ConfigError for an unknown schedule, or options that it does not accept."""
     name, warmup, known = config.schedule.name, config.schedule.warmup_steps, sorted(SCHEDULES)
     if name not in known:
         hint, names = nearest(name, known), ", ".join(known)

@@ -1,4 +1,4 @@
-"""Which parameters are stepped alike: without weight decay, by the config's patterns, by their depth in the model."""
+"""Groups of parameters with equal settings: without weight decay, by the config's patterns, by depth in the model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from distcore.plugin.optimizer import ParameterGroup
 
 
 def parameter_groups(config: RunConfig, module: nn.Module, weight_decay: float | None) -> list[ParameterGroup]:
-    """Return the trainable parameters in groups of one learning rate and weight decay; those of the peak rate first.
+    """Return the trainable parameters in groups of equal learning rate and weight decay; the peak rate comes first.
 
-    Biases and normalization weights have no weight decay: it goes by names and module classes, not by shapes, which a
-    sharding strategy may have changed. ``weight_decay=None``: the optimizer has none. Raises ConfigError for a pattern
-    that is found in no trained parameter's name, or ``layer_decay`` without repeated blocks.
+    Biases and normalization weights have no weight decay. Names and module classes identify them, because a sharding
+    strategy may have changed shapes. ``weight_decay=None``: the optimizer has none. Raises ConfigError for a pattern
+    that matches no trained parameter, or ``layer_decay`` without repeated blocks.
     """
     assert not isinstance(config.lr, str)  # 'auto' was resolved before any rank started
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -59,7 +59,7 @@ def _cosine(step: int, warmup: int, total: int) -> float:
 
 
 def _cosine_with_restarts(step: int, warmup: int, total: int) -> float:
-    """Follow one cosine: that of ``transformers`` without arguments, which ends at 0 instead of restarting."""
+    """Follow a single cosine, as in ``transformers`` without arguments: it ends at 0 and does not restart."""
     progress = _progress(step, warmup, total)
     return 0.0 if progress >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * (progress % 1.0))))
 

@@ -1,4 +1,4 @@
-"""What a plugin sees, cut into the side of a strategy, the side of a task, and batching.
+"""The core's interface for plugins: for strategies, for tasks, and batching.
 
 Begin with `strategy.hookspecs`.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer of the group ``distcore.optimizers`` is: options, and how it is built from parameter groups."""
+"""The interface of an optimizer of the group ``distcore.optimizers``: options, and a method that builds it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class BuildsOptimizer(Protocol):
     """A frozen dataclass whose fields are the optimizer's options: ``optimizer.NAME`` in a config."""
 
     elementwise: ClassVar[bool]
-    """Whether the step of an element depends on nothing but this element, its gradients and the number of steps.
+    """True if the step of an element depends only on the element, its gradients and the number of steps.
 
-    Then it is the same for a slice of a parameter, and strategies that spread parameters over ranks take it.
+    A slice of a parameter then takes the same step, and strategies that shard parameters accept the optimizer.
     """
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> Optimizer:
-        """Return the optimizer of ``groups``, which hold the trained parameters of ``module``.
+        """Return the optimizer for ``groups``, the trained parameters of ``module``.
 
-        What it keeps of a parameter, in ``Optimizer.state``, must be tensors, so that checkpoints have it.
+        Its state per parameter, in ``Optimizer.state``, must be tensors, so that checkpoints save it.
         """
         ...

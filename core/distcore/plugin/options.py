@@ -22,20 +22,20 @@ class Option:
     """One option, as text for the user."""
 
     name: str
-    """Name of the field; what follows ``strategy_options.``."""
+    """Name of the field, as after ``strategy_options.``."""
     type: str
     """The annotation, as written in the source."""
     default: str
     """``repr`` of the default; empty if the option is required."""
     doc: str
-    """The docstring below the field, on one line; empty if there is none."""
+    """The docstring below the field, on one line; empty without one."""
 
 
 def options_of(cls: type[object], above: str = "") -> list[Option]:
-    """Return the options of a plugin's class, in the order of its fields; none if it is no dataclass.
+    """Return the options of a plugin's class, in the order of its fields; empty unless it is a dataclass.
 
-    A field whose type is a dataclass gives one option per field of that: ``columns.text``. ``above`` is what stands
-    before each name.
+    A field of a dataclass type gives one option per inner field: ``columns.text``. ``above`` is the prefix of each
+    name.
     """
     docs, options = field_docs(cls), []
     for field in _fields(cls):
@@ -71,9 +71,9 @@ def build(kind: str, name: str, cls: type[T], options: Mapping[str, Any]) -> T:
 
 
 def values_of(plugin: object) -> dict[str, Any]:
-    """Return the options that ``plugin`` has, by name, as JSON values; none if it is no dataclass.
+    """Return the option values of ``plugin``, by name, as JSON values; empty unless it is a dataclass.
 
-    Raises TypeError if one of them has no JSON form.
+    Raises TypeError for a value without a JSON form.
     """
     if not dataclasses.is_dataclass(plugin):
         return {}
@@ -93,7 +93,7 @@ def _fields(cls: type[object]) -> list[dataclasses.Field[Any]]:
 
 
 def _unknown(cls: type[object], options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield each option that is no field, with the options that exist beside it."""
+    """Yield each unknown option, with the known options at its level."""
     known = [field.name for field in _fields(cls)]
     for name, value in options.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""The report of a run: what ``train`` returns, and the content of report.json."""
+"""The report of a run, returned by ``train`` and written to report.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BestEvaluation(TypedDict):
 
 
 class Report(TypedDict):
-    """What a run has done; a dict of JSON values: ``report["evaluation"]["loss"]``."""
+    """The report of a run, a dict of JSON values: ``report["evaluation"]["loss"]``."""
 
     strategy: str
     """Name of the strategy."""
@@ -28,11 +28,11 @@ class Report(TypedDict):
     precision: str
     """Of the forward pass: ``fp32``, ``bf16`` or ``fp16``."""
     weights: str
-    """Which weights were evaluated: ``raw``, or ``ema``, the moving average of them."""
+    """The evaluated weights: ``raw``, or ``ema``, their moving average."""
     compile: dict[str, Any]
     """``mode`` of ``--compile``, ``compilations``, those that were ``recompilations``, and ``seconds``; of rank 0."""
     padding_free: dict[str, Any]
-    """``on``: whether rows had no padding; ``difference`` of some rows' losses from padded ones, if compared."""
+    """``on``: true without padding; ``difference`` of some rows' losses from padded ones, if compared."""
     steps: int
     """Optimizer steps from the start of the training, those before a resume included."""
     samples: int
@@ -42,14 +42,14 @@ class Report(TypedDict):
     samples_per_second: float
     """Rows per second of these steps, over all ranks."""
     peak_memory_bytes: int
-    """The largest of all ranks: what tensors took on a GPU, on a CPU the resident set of the process."""
+    """Peak of all ranks: memory of tensors on a GPU, or the resident set of the process on a CPU."""
     best: BestEvaluation | None
     """The best evaluation; ``None`` without one, or with ``checkpoints.best: null``."""
     data: dict[str, Any]
-    """What the task says of its data: ``Datasets.facts``."""
+    """Facts of the task about its data: ``Datasets.facts``."""
     evaluation: dict[str, Any]
     """Of the test rows: each metric of the task by name, and ``evaluated``, ``unique`` and ``dataset_size`` in rows."""
     metrics: dict[str, str]
-    """The metrics that the task declares, each with ``min`` or ``max``: what is better."""
+    """The task's declared metrics, each with its better direction, ``min`` or ``max``."""
     out: str
     """The run folder."""

@@ -1,4 +1,4 @@
-"""Cores of its own for each rank, by the system's own account of them: memory nodes, and threads of one core."""
+"""Bind each rank to cores of its own, by the system's topology: memory nodes, sockets, and threads of one core."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def share(cpus: Sequence[int], local_rank: int, local_size: int) -> tuple[int, .
 
 
 def in_order(cpus: set[int], system: Path = SYSTEM) -> list[int]:
-    """Return ``cpus`` such that neighbors belong together: by memory node, socket and core, then by number.
+    """Sort ``cpus`` by memory node, socket and core, then by number, so that neighbors belong together.
 
-    ``system`` stands for the folder in which Linux describes them. What it does not say counts as one.
+    ``system`` is Linux's folder about CPUs. CPUs without an entry count as one group.
     """
     nodes: dict[int, int] = {}
     for folder in system.glob("node/node[0-9]*"):

@@ -67,10 +67,10 @@ def raise_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def handle_stop_signals(ask: Callable[[], object], ctrl_c: bool = True, says_so: bool = True) -> Iterator[None]:
-    """Have SIGTERM and, with ``ctrl_c``, the first Ctrl-C call ``ask`` and do nothing else; restore both afterwards.
+    """Call ``ask`` on SIGTERM and, with ``ctrl_c``, on the first Ctrl-C, and do nothing else; restore both afterwards.
 
-    A second Ctrl-C raises KeyboardInterrupt, as a line tells the user if ``says_so``. A program that ignores Ctrl-C, or
-    has a handler of its own, keeps that. Outside the main thread, where no handler can be set, ``ask`` is never called.
+    A second Ctrl-C raises KeyboardInterrupt; with ``says_so`` a line tells the user. A program that ignores Ctrl-C, or
+    has its own handler, keeps that. Outside the main thread no handler can be set, and ``ask`` is never called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -111,9 +111,9 @@ def silence_torchelastic() -> Iterator[None]:
 
 @contextmanager
 def environment(defaults: dict[str, str]) -> Iterator[None]:
-    """Set those of ``defaults`` that the user has not set, and remove them afterwards.
+    """Set the ``defaults`` that are missing in the environment, and remove them afterwards.
 
-    Libraries read them while they are loaded, so they must be set before a rank starts.
+    Libraries read them on import, so they must be set before a rank starts.
     """
     new = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(new)

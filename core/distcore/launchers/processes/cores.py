@@ -1,7 +1,7 @@
-"""The cores of this machine: how many threads a rank computes with, and what is said where ranks must share cores.
+"""The cores of this machine: computing threads per rank, and a warning if ranks must share cores.
 
-The number of threads depends on the machine alone, never on how busy it is: sums are rounded by it, and the same run
-twice must end with the same numbers.
+The number of threads depends on the machine alone, never on its load. It changes the rounding of sums, and a repeated
+run must end with the same numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def available_cores() -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float:
-    """Return how many cores the cgroup of this process may use at a time; infinite where there is no limit.
+    """Return the number of cores that this process's cgroup may use at a time; infinite without a limit.
 
-    ``root`` stands for the file system. Reads version 2, and of version 1 what a container sees.
+    ``root`` is the root of the file system. Reads version 2, and version 1 as a container sees it.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError, ValueError):  # not Linux, or not mounted
@@ -44,14 +44,14 @@ def cgroup_quota(root: Path = Path("/")) -> float:
 
 
 def _cores(quota: str, period: str) -> float:
-    """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 stand for no limit."""
+    """Return the cores of a quota in microseconds of computing per period; ``max`` and -1 mean no limit."""
     return math.inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def threads_per_rank(ranks: int) -> int:
     """Return the computing threads of each of ``ranks`` on this machine: OMP_NUM_THREADS, or a share of the cores.
 
-    A single rank takes what torch would, mostly one thread per physical core, but never more than it has cores.
+    A single rank takes torch's default, mostly one thread per physical core, but never more than its cores.
     """
     if chosen := threads_chosen():
         return chosen
@@ -65,9 +65,9 @@ def threads_chosen() -> int:
 
 
 def keep_to_cores() -> None:
-    """Take threads back that this process has no cores for, as in a container with a quota, of which torch is unaware.
+    """Reduce torch's threads to the cores of this process. torch ignores, for example, a container's quota.
 
-    Leaves threads alone that the user has chosen by OMP_NUM_THREADS.
+    A user's OMP_NUM_THREADS is kept.
     """
     threads = threads_per_rank(1)
     if threads < torch.get_num_threads():
@@ -87,10 +87,10 @@ def crowding_warning(config: RunConfig) -> str | None:
 
 
 def foreign_load() -> float | None:
-    """Return the load average of the last minute if the machine is busy, ``None`` if it is not.
+    """Return the load average of the last minute if the machine is busy; otherwise ``None``.
 
-    Asked before the program has started anything, it is the load of other programs. It counts the whole machine's
-    cores, also in a container that has a part of them.
+    Before this program starts work, it is the load of other programs. It refers to all cores of the machine, also in a
+    container with fewer cores.
     """
     load = psutil.getloadavg()[0]
     return load if load > BUSY * (os.cpu_count() or 1) else None

@@ -1,4 +1,4 @@
-"""Failures of ranks: the traceback goes to a file, one line to the screen, and the exit status says what kind."""
+"""Failures of ranks: a traceback in a file, one line on the screen, and an exit status by kind of failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST_PEER = re.compile(
 )
 """Error messages of backends in a rank that lost its connection to another rank, and so is not the cause."""
 WAIT_FOR_CULPRIT = 2.0
-"""Seconds that a rank which lost a peer waits for the rank that caused this to report first."""
+"""Seconds that a rank waits after losing a peer, so that the failed rank can report first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +110,11 @@ def run_as_rank(
 ) -> T:
     """Run ``fn`` in rank ``rank`` of ``size``, which another launcher started; a failure ends this process.
 
-    The traceback goes to ``errors/rank-N.txt`` and, once the rank has failed, to the folder that ``home`` returns;
-    ``where`` names machine and address in the message, if there are several; what ``explain`` returns ends it. One rank
-    prints a line to stderr: the first that fails by itself or, if a peer died without a message, one that lost the
-    connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else 3. If an agent of distcore's started
-    it, it dies with that agent.
+    The traceback goes to ``errors/rank-N.txt``, and after the failure to the folder that ``home`` returns. In the
+    message ``where`` names machine and address, if there are several; ``explain`` returns its end. One rank prints a
+    line to stderr: the first with a failure of its own or, if a peer died without a message, one that lost the
+    connection. The exit status is that of the DistcoreError, 130 for Ctrl-C, else 3. A rank of distcore's agent dies
+    with the agent.
     """
     die_with_agent()
     errors.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 def _move_traceback(file: Path, home: Callable[[], Path | None]) -> Path:
-    """Move a traceback to the folder that ``home`` returns; return where it lies, where it was if that fails."""
+    """Move a traceback to the folder that ``home`` returns; return its new path, or the old one if that fails."""
     try:
         folder = home()
         if folder is None:
@@ -219,7 +219,7 @@ def _describe(error: BaseException, rank: int) -> Failure:
 
 
 def _is_lost_peer(error: BaseException | None) -> bool:
-    """Return True if ``error``, or one that it was raised from, is about the connection to another rank."""
+    """Return True if ``error``, or one of its causes, is a lost connection to another rank."""
     while error is not None:
         network = isinstance(error, RuntimeError | OSError)  # torch's DistError is a RuntimeError
         if isinstance(error, ConnectionError) or (network and LOST_PEER.search(str(error))):

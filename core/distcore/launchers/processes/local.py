@@ -1,7 +1,7 @@
 """Start ranks on this machine through torchelastic's process API, and end them together.
 
-The calling process supervises: it hosts the ranks' store on a loopback port, sees the exit code of every rank, and
-reports the rank that failed first. torchelastic's agent is not used: it would add a rendezvous between machines.
+The calling process is the supervisor: it hosts the ranks' store on a loopback port, reads the exit code of every rank,
+and reports the first failure. torchelastic's agent is not used: it would add a rendezvous between machines.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SIGNAL_WAIT = 0.2
 KILL_DELAY = 1
 """Seconds between SIGTERM and SIGKILL when ranks are ended."""
 CAN_SEE_DEATHS = hasattr(os, "waitid")
-"""Whether exit codes can be read without reaping the process; False on macOS before Python 3.13."""
+"""True if exit codes can be read without reaping the process; False on macOS before Python 3.13."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     entry: Callable[[], object]
-    """What each rank runs."""
+    """The function of each rank."""
     nproc: int
     """Number of ranks."""
     errors: Path
@@ -81,7 +81,7 @@ def run_ranks(
     timeout: float | None,
     grace_period: float,
 ) -> list[T]:
-    """Implement ``distcore.launchers.launch``, which documents the arguments and what is raised."""
+    """Implement ``distcore.launchers.launch``, which documents arguments and exceptions."""
     if nproc < 1:
         raise ConfigError(f"--nproc {nproc}: expected a number of processes, 1 or more")
     if sys.platform == "win32":
@@ -104,8 +104,8 @@ def run_ranks(
 def _run_in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     """Run ``work`` in a new thread and return its result; an exception while waiting sets ``stop`` and joins it.
 
-    A new thread, because ``work`` forks. OpenMP keeps a pool of workers for each thread that ran a parallel region: a
-    child that inherits a pool waits for ever, as a fork does not copy the workers.
+    ``work`` forks, so it needs a new thread. OpenMP keeps a pool of workers for each thread with a parallel region. A
+    fork does not copy the workers, so a child with an inherited pool would hang.
     """
     future: Future[T] = Future()
 
@@ -207,7 +207,7 @@ def _exit_codes(pids: dict[int, int]) -> dict[int, int]:
 
 
 def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> list[Failure]:
-    """Return all failures, after waiting for the rank that caused them if only ranks that lost a peer are known."""
+    """Return all failures. If so far only ranks that lost a peer have failed, wait for the cause first."""
     deadline = time.monotonic() + WAIT_FOR_CULPRIT
     while all(failure.kind == "lost" for failure in _failures(job, dead)) and time.monotonic() < deadline:
         if job.stop.wait(POLL) or len(dead) == job.nproc:
@@ -218,7 +218,7 @@ def _wait_for_culprit(job: _Job, pids: dict[int, int], dead: dict[int, int]) -> 
 
 
 def _failures(job: _Job, dead: dict[int, int]) -> list[Failure]:
-    """Return the failures that ranks recorded and, for dead ranks without a record, what the exit code says."""
+    """Return the recorded failures of ranks, and the exit codes of dead ranks without a record."""
     recorded = read_failures(job.records)
     silent = [_failure_from_exit_code(job, rank, code) for rank, code in dead.items() if rank not in recorded]
     return [*recorded.values(), *silent]

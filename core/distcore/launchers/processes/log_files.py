@@ -18,10 +18,10 @@ LOG_DIR_VARIABLE = "DISTCORE_LOG_DIR"
 
 
 def log_to_file(rank: int) -> TextIO:
-    """Have this process print to ``rank-N.log``, rank 0 to the screen as well; return a stream to the screen.
+    """Redirect this process's output to ``rank-N.log``, for rank 0 to the screen as well; return the screen's stream.
 
-    Appends, so that a run which goes on keeps what it said. Without ``--log-dir`` nothing changes. Raises ConfigError
-    if the file cannot be written.
+    Appends, so that a resumed run keeps its earlier lines. Without ``--log-dir`` nothing changes. Raises ConfigError if
+    the file cannot be written.
     """
     folder = os.environ.get(LOG_DIR_VARIABLE)
     if not folder:
@@ -75,7 +75,7 @@ def pid_file() -> Iterator[None]:
 
 @contextmanager
 def close_stderr() -> Iterator[None]:
-    """Send what is written to stderr to nowhere: torch's profiler warns there of processes that were forked."""
+    """Discard all output to stderr: torch's profiler warns there about forked processes."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

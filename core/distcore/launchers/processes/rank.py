@@ -1,4 +1,4 @@
-"""The main function of a process that was started as a rank, and the files by which it reports how it ended."""
+"""The main function of a rank's process, and the files in which it reports its end."""
 
 from __future__ import annotations
 

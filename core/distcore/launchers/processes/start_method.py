@@ -30,9 +30,9 @@ def start_method() -> Literal["fork", "spawn"]:
 
 
 def check_spawnable(entry: Callable[[], object]) -> None:
-    """Raise ConfigError if a process that is spawned could not be given ``entry``, what it is to run.
+    """Raise ConfigError if a spawned process cannot import ``entry``, the function to run.
 
-    It imports what it runs: nothing that was defined in a notebook or at a prompt, and no lambda or inner function.
+    A function from a notebook or a prompt, a lambda and an inner function cannot be imported.
     """
     why = (why_not_fork() if sys.platform == "linux" else None) or "this system cannot fork them"
     try:

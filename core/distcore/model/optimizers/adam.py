@@ -15,7 +15,7 @@ from distcore.plugin.optimizer import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """What both have: running means of the gradient and of its square."""
+    """Options of both: the decay of the running means of the gradient and of its square."""
 
     elementwise: ClassVar = True
 
@@ -27,7 +27,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Moments):
-    """torch's AdamW, fused where it can be. Weight decay is apart from the gradient: lr times weight_decay a step."""
+    """torch's AdamW, fused if possible. Weight decay is decoupled from the gradient: lr times weight_decay per step."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Part of a weight, per unit of learning rate, that each step takes away."""
@@ -42,7 +42,7 @@ class Adam(Moments):
     """torch's Adam, fused where it can be. Weight decay is added to the gradient, so that the step scales it too."""
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """What is added to the gradient, per unit of the weight: an L2 penalty."""
+    """L2 penalty: the weight times this is added to the gradient."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's Adam."""

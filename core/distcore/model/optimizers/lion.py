@@ -17,8 +17,8 @@ from distcore.plugin.optimizer import ParameterGroup
 class Lion:
     """Lion: every element moves by the learning rate, in the direction of the sign of a running mean of gradients.
 
-    Weight decay is apart from the gradient. The paper takes a learning rate 3 to 10 times smaller than AdamW's, and a
-    weight decay as many times larger.
+    Weight decay is decoupled from the gradient. The paper uses a learning rate 3 to 10 times smaller than AdamW's, and
+    a weight decay larger by the same factor.
     """
 
     elementwise: ClassVar = True

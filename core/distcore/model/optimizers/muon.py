@@ -19,9 +19,9 @@ from distcore.plugin.optimizer import ParameterGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """torch's Muon, which orthogonalises the step, for the matrices of the model's repeated blocks; AdamW for the rest.
+    """torch's Muon, which orthogonalizes the step, for the matrices of the model's repeated blocks; AdamW for the rest.
 
-    The rest is embeddings, heads, and what is no matrix.
+    The rest is embeddings, heads, and all vectors.
     """
 
     elementwise: ClassVar = False
@@ -42,7 +42,7 @@ class Muon:
     """AdamW: added to the denominator of the step, against division by zero."""
 
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
-        """Return the optimizer; raises ConfigError for a model without repeated blocks, or none of them trained."""
+        """Return the optimizer; raises ConfigError for a model without trained repeated blocks."""
         matrices = hidden_matrices(module)
         ours, others = _divided(groups, matrices)
         if not ours:
@@ -107,7 +107,7 @@ def _divided(
 
 
 def _step_sharded(parameter: DTensor, state: dict[str, Any], group: ParameterGroup) -> None:
-    """Do what torch's Muon does: momentum and weights shard by shard, the orthogonalisation on the whole matrix."""
+    """Step like torch's Muon: momentum and weights shard by shard, orthogonalization of the whole matrix."""
     gradient = parameter.grad
     assert isinstance(gradient, DTensor)
     if not state:

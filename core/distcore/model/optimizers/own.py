@@ -1,4 +1,4 @@
-"""An optimizer of one's own: a class of torch's kind, or a function that returns one, as what a config can name."""
+"""A user's optimizer in a config: a class like torch's, or a function that returns an optimizer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distcore.plugin.optimizer import BuildsOptimizer, ParameterGroup
 
 
 def as_plugin(name: str, target: Any) -> type[BuildsOptimizer]:
-    """Return ``target`` if it builds optimizers from options, else a class that does: by calling ``target``.
+    """Return ``target`` if it is an optimizer plugin, else a plugin class that calls ``target``.
 
-    ``target`` is then called as ``target(groups, lr=…, NAME=…)``; its other parameters are the options. Whether it is
-    elementwise says its attribute of that name; default: False. Raises ConfigError if it takes no ``lr``.
+    The call is ``target(groups, lr=…, NAME=…)``; its other parameters are the options. It is elementwise if its
+    attribute ``elementwise`` is true; default: False. Raises ConfigError if it takes no ``lr``.
     """
     if dataclasses.is_dataclass(target) and hasattr(target, "build"):
         if not hasattr(target, "elementwise"):

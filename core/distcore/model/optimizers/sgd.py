@@ -19,7 +19,7 @@ class SGD:
     elementwise: ClassVar = True
 
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """What is added to the gradient, per unit of the weight: an L2 penalty."""
+    """L2 penalty: the weight times this is added to the gradient."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Part of the last step's direction that is kept; 0: none, and no memory for it."""
     nesterov: bool = False

@@ -1,1 +1,1 @@
-"""Which rows make a step, and how a step is cut into micro-batches. Begin with `sampling`."""
+"""The rows of a step, and the cut of a step into micro-batches. Begin with `sampling`."""

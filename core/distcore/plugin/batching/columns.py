@@ -28,12 +28,12 @@ class Column(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConstantColumn:
-    """A column in which every row has the same value, and which takes no memory; implements ``Column``."""
+    """A column with one value for all rows, which takes no memory; implements ``Column``."""
 
     rows: int
     """Number of rows."""
     value: int
-    """What every row has."""
+    """Value of every row."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -45,7 +45,7 @@ class ConstantColumn:
 
 
 def is_windowed(column: Column) -> bool:
-    """True for a column that the core must not read as a whole: one of very many rows, or one that is no array."""
+    """Return True for a column that must not be read as a whole: very long, or no array."""
     return order_kind(len(column)) == "feistel" or not isinstance(column, np.ndarray | ConstantColumn)
 
 

@@ -1,4 +1,4 @@
-"""The shuffled order of an epoch: drawn and stored, or, of very many rows, computed for those that are asked for."""
+"""The shuffled order of an epoch: drawn and stored, or, for very many rows, computed for the requested positions."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BLOCK = 2**16
 
 
 def order_kind(rows: int) -> Literal["permutation", "feistel"]:
-    """Return what the order of so many rows is; checkpoints name it, because the two kinds are different orders."""
+    """Return the kind of order for so many rows. Checkpoints name it, because the two kinds differ."""
     return "permutation" if rows <= STORED_ROWS else "feistel"
 
 
 class Feistel:
     """A pseudorandom permutation of ``range(rows)`` that needs no memory, keyed by seed and epoch.
 
-    A position is split into two digits, in bases near the square root of ``rows``; in each round a hash of one digit
-    is added to the other, modulo its base. That is a permutation of slightly more numbers than ``rows``. Where it
-    leads out of the range it is applied again until it leads back, which makes it one of the range ("cycle walking").
-    After J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It shuffles, it hides nothing.
+    A position is split into two digits, in bases near the square root of ``rows``. Each round adds a hash of one digit
+    to the other, modulo its base. This permutes slightly more numbers than ``rows``. A result outside of the range is
+    permuted again until it is inside ("cycle walking"), which gives a permutation of the range. After J. Black and P.
+    Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002. It is no encryption.
     """
 
     def __init__(self, rows: int, seed: int, epoch: int) -> None:
@@ -66,7 +66,7 @@ class Feistel:
 
 @lru_cache(maxsize=1)  # the loop counts the items of the rows that the sampler has just asked for
 def computed_rows(rows: int, seed: int, epoch: int, start: int, stop: int) -> np.ndarray:
-    """Return what ``Feistel(rows, seed, epoch).rows_at(start, stop)`` does; do not change it, it may be cached."""
+    """Return ``Feistel(rows, seed, epoch).rows_at(start, stop)``. Must not be changed: it may be cached."""
     return Feistel(rows, seed, epoch).rows_at(start, stop)
 
 

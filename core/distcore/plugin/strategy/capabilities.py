@@ -1,4 +1,4 @@
-"""What a strategy declares, so that the core can refuse a config before any process starts."""
+"""The declarations of a strategy: the core refuses an unsupported config before any process starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 SPEC_VERSION = 3
 """Version of the hook specs. It increases when a hook is called at another time, or an answer means something else."""
 OLDEST_SPEC_VERSION = 2
-"""The oldest version whose strategies still mean what they meant: all that is new since has a default."""
+"""The oldest version whose strategies still work unchanged: all later fields have defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What a strategy supports. The core refuses a config that asks for more before any process starts."""
+    """The features that a strategy supports. The core refuses any other config before processes start."""
 
     spec_version: int
     """The hook-spec version that the strategy was written for.
@@ -33,31 +33,31 @@ class Capabilities:
     precisions: frozenset[str] = frozenset({"fp32", "bf16", "fp16"})
     """Values of ``--precision`` that it supports."""
     optimizers: frozenset[str] = frozenset({"adamw"})
-    """Values of ``optimizer.name`` that it accepts, whatever they need.
+    """Accepted values of ``optimizer.name``, whatever the optimizer needs.
 
-    One that is no entry point of ``distcore.optimizers`` is the strategy's own, with the options of adamw: its
-    ``wrap_model`` takes the groups of the optimizer that it gets a factory for.
+    A name that is no entry point of ``distcore.optimizers`` is the strategy's own optimizer, with the options of adamw.
+    Its ``wrap_model`` takes the parameter groups from the optimizer of the factory.
     """
     other_optimizers: Literal["none", "elementwise", "all"] = "none"
-    """Which it accepts beside these: those that declare to step each element by itself, or all."""
+    """Other accepted optimizers: none, those declared to step each element by itself, or all."""
     launchers: frozenset[str] | None = None
     """Names of the launchers that can start its processes; ``None``: any."""
     gradients: Literal["mean", "sum"] = "mean"
-    """Whether the gradients after the last ``backward`` of a step are the mean or the sum over ranks."""
+    """``mean`` or ``sum``: the gradients after a step's last ``backward``, over ranks."""
     ranks_per_shard: int = 1
-    """Ranks per data shard: ranks that train on the same rows, as those of a tensor- or pipeline-parallel group do."""
+    """Number of ranks that train on the same rows, such as a tensor- or pipeline-parallel group."""
     shards_parameters: bool = False
     """True if parameters are sharded over ranks, so that every rank must run the same number of forward passes."""
     forward_cost: float = 1.0
-    """What one more micro-batch in a step costs beside its tokens, as a multiple of what it costs in one process.
+    """The overhead of one extra micro-batch, as a multiple of its overhead in one process.
 
-    More than 1 if ranks communicate in every micro-batch, not only in a step's last: the core then cuts a step into
-    fewer of them.
+    More than 1 if ranks communicate in every micro-batch, not only in the last of a step. The core then cuts a step
+    into fewer micro-batches.
     """
     owns: frozenset[str] = frozenset()
-    """What the strategy does itself, so that the core does not: ``precision``, ``schedule``.
+    """Duties that the strategy takes over from the core: ``precision``, ``schedule``, ``optimizer``.
 
-    ``optimizer``: it steps the one that its ``wrap_model`` returned; an extension that replaces that one is refused.
+    ``optimizer``: it always steps the optimizer from its ``wrap_model``; an extension must not replace it.
     """
     ema: bool = False
     """True if the core can keep a moving average of the weights by ``save_checkpoint`` and ``load_checkpoint``.
@@ -65,17 +65,17 @@ class Capabilities:
     The first then returns the same tensors in every step, quickly, and a rank holds all that the second asks it for.
     """
     compiles: frozenset[str] = frozenset()
-    """Values of ``--compile`` that it takes: ``on`` for the whole model, ``regions`` for each of its repeated blocks.
+    """Accepted values of ``--compile``: ``on`` for the whole model, ``regions`` for each repeated block.
 
-    Without ``on`` a run that asks for it compiles the blocks. The core compiles the ``forward`` of modules before
-    ``wrap_model``; what a strategy hooks onto a module itself stays outside.
+    Without ``on`` a run with ``--compile on`` compiles the blocks. The core compiles the ``forward`` of modules before
+    ``wrap_model``, so a strategy's module hooks are not compiled.
     """
     why_not_compiled: str = ""
     """Why ``compiles`` is empty, for the one line that refuses a run: ``replicates modules over devices``."""
     collectives_per_step: int | None = None
     """Collectives per optimizer step for a model that fits in one gradient bucket; ``None`` if not constant."""
     deterministic: bool = True
-    """False where two runs of one config may round differently, say because timing decides what is summed together."""
+    """False if two runs of one config may round differently, for example because timing decides the order of sums."""
     limits: tuple[str, ...] = ()
     """Known limits, one sentence each; ``distcore strategies`` shows them."""
     exempt: Mapping[str, str] = field(default_factory=dict)
@@ -86,14 +86,14 @@ class Capabilities:
     """
 
     def takes_optimizer(self, name: str, elementwise: bool) -> bool:
-        """Return True if it accepts the optimizer ``name``; ``elementwise`` is what that one declares."""
+        """Return True if it accepts the optimizer ``name``, which declares ``elementwise``."""
         others = {"none": False, "elementwise": elementwise, "all": True}[self.other_optimizers]
         return name in self.optimizers or others
 
 
 @runtime_checkable
 class ChecksConfig(Protocol):
-    """A strategy that also refuses configs for reasons that ``Capabilities`` cannot express."""
+    """A strategy with reasons to refuse a config that ``Capabilities`` cannot express."""
 
     def check_config(self, config: RunConfig) -> None:
         """Raise DistcoreError, one line, for a config that cannot work; called before any process starts.
@@ -119,14 +119,14 @@ class ChecksModel(Protocol):
     def check_model(self, config: RunConfig, meta_model: nn.Module) -> None:
         """Raise DistcoreError, one line, for a model that it cannot train; called before any process starts.
 
-        ``meta_model`` is the model on the meta device. Of a model that cannot be built there the ranks must say it.
+        ``meta_model`` is the model on the meta device. The ranks must check a model that cannot be built there.
         """
         ...
 
 
 @runtime_checkable
 class FillsConfig(Protocol):
-    """A strategy whose own config file sets values that distcore's config has, too."""
+    """A strategy whose own config file also sets values of distcore's config."""
 
     def fill_config(self, config: RunConfig) -> Mapping[str, Any]:
         """Return values by dotted key of ``RunConfig``; each is used if the user did not set that key.

@@ -1,8 +1,8 @@
-"""What a strategy gets for a hook that it leaves out: what one process does, joined over ranks by ``world.group``.
+"""Default implementations of the hooks: those of one process, with results joined over ranks by ``world.group``.
 
-A strategy that joined torch's process group by ``join_process_group`` has such a group: losses are summed, rows
-gathered, sharded tensors saved and loaded part by part, and the group is left at the end. A strategy may also call
-these from its own hooks.
+A strategy that joined torch's process group by ``join_process_group`` has such a group. The defaults then sum losses,
+gather rows, save and load sharded tensors in parts, and leave the group at the end. A strategy may also call them from
+its own hooks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distcore.plugin.strategy.hookspecs import hookimpl
 from distcore.plugin.strategy.state import SavedState, State
 
 Reader = Callable[[Tensor, str, SavedState], Tensor]
-"""``reader(parameter, name, state)`` returns what the optimizer is to keep for ``parameter`` as ``name``."""
+"""``reader(parameter, name, state)`` returns the optimizer's state ``name`` for ``parameter``."""
 _NOTHING = nullcontext()
 
 
@@ -86,7 +86,7 @@ def step(run: Run, clip: Clip) -> StepResult:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | None:
-    """Clip in place the gradients of everything that ``optimizer`` steps; return the norm before, if clipped by it.
+    """Clip the gradients of all parameters of ``optimizer`` in place; return the norm before, if clipped by norm.
 
     Works on plain tensors and on DTensors, whose norm is that of the whole gradient.
     """
@@ -105,7 +105,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: Clip) -> Tensor | Non
 def clip_values_before_step(optimizer: torch.optim.Optimizer, limit: float) -> None:
     """Have ``optimizer`` clip gradients to ``[-limit, limit]`` at the start of each of its steps.
 
-    For a backend that averages and unscales gradients inside its step, so that nobody else sees the final ones.
+    For a backend that averages and unscales gradients inside its step, where no one else can clip them.
     """
 
     def clip(stepped: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
@@ -140,7 +140,7 @@ def gather_outputs(run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @hookimpl
 def save_checkpoint(run: Run) -> State:
-    """Return whole tensors, and what this rank holds of those that are sharded over the world's group."""
+    """Return whole tensors, and this rank's parts of tensors that are sharded over the world's group."""
     if run.world.group:
         return run.world.group.save(run)
     return {name: tensor.detach() for name, tensor in (model_state(run) | optimizer_state(run)).items()}
@@ -175,7 +175,7 @@ def optimizer_state(run: Run) -> dict[str, Tensor]:
 
 @hookimpl
 def load_checkpoint(run: Run, state: SavedState) -> bool:
-    """Load what this rank holds of the model and, where the run trains, of the optimizer's state.
+    """Load this rank's part of the model and, if the run trains, of the optimizer's state.
 
     Raises CheckpointError for a tensor of another shape than the model's.
     """
@@ -200,8 +200,8 @@ def load_whole(tensor: Tensor, name: str, state: SavedState) -> None:
 def load_optimizer(run: Run, state: SavedState, reader: Reader | None = None) -> None:
     """Load the ``optimizer/NAME/KEY`` tensors of ``state`` into the optimizer, each for the parameter of its name.
 
-    ``reader`` reads one of them, whose whole shape need not be that of what this rank keeps; default: the whole.
-    Learning rates and other settings of the optimizer stay as they are.
+    ``reader`` reads one tensor, and may return a part of it; default: the whole tensor. Learning rates and other
+    settings of the optimizer stay as they are.
     """
     assert run.optimizer is not None
     kept: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""Bytes of what ranks hold, from a model on the meta device: for strategies that say so before a run.
+"""Memory of ranks in bytes, from a model on the meta device: for strategies that plan memory before a run.
 
-Nothing here has values: parameters are resized as a strategy shards them, and the optimizer takes a step on them.
+No tensor here has values: parameters are resized as the strategy shards them, and the optimizer steps them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def resized(meta_model: nn.Module, shape_of: Callable[[str, nn.Parameter], Shape]) -> nn.Module:
-    """Return a copy of ``meta_model`` whose parameters have the shapes that a rank holds, by name and parameter."""
+    """Return a copy of ``meta_model`` with each parameter in its shape on a rank, by name and parameter."""
     module = copy.deepcopy(meta_model).to("meta")  # an adapter has its values in a meta model, too
     for name, parameter in module.named_parameters():
         parameter.data = torch.empty(tuple(shape_of(name, parameter)), dtype=parameter.dtype, device="meta")
@@ -48,7 +48,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
-    """Return what a rank holds of a model that is not sharded: all of it."""
+    """Return the memory of a rank with an unsharded model."""
     return Memory(
         parameters=nbytes(meta_model.parameters()),
         gradients=nbytes(trained(meta_model)),
@@ -57,7 +57,7 @@ def whole(meta_model: nn.Module, make_optimizer: OptimizerFactory) -> Memory:
 
 
 def shared(size: int, ranks: int, times: int = 1) -> int:
-    """Return what each rank of a ring sends ``times`` times over for a tensor of ``size`` bytes in all.
+    """Return the bytes that each rank of a ring sends for a tensor of ``size`` bytes, ``times`` times.
 
     Once for an all-gather or a reduce-scatter, twice for an all-reduce.
     """

@@ -43,7 +43,7 @@ log = logging.getLogger("distcore")
 
 T = TypeVar("T")
 Passes = Callable[[Run, "list[tuple[MicroBatch, Batch]]", StepLoss], Tensor]
-"""What runs the forward and backward passes of a step: the arguments and the answer of ``train_step``."""
+"""A function that runs the passes of a step, with arguments and answer of ``train_step``."""
 OPERATIONS = tuple(name for name in vars(Operations) if not name.startswith("_"))
 EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 
@@ -51,8 +51,8 @@ EVENTS = tuple(name for name in vars(Events) if not name.startswith("_"))
 class Hooks:
     """The hooks of one run, answered by one strategy and heard by its extensions.
 
-    Methods have the names and arguments of the hooks; ``distcore.plugin.strategy.hookspecs`` says what each does. An
-    answer of the wrong type raises StrategyError with the names of strategy and hook.
+    Methods have the names and arguments of the hooks, which ``distcore.plugin.strategy.hookspecs`` documents. An answer
+    of the wrong type raises StrategyError with the names of strategy and hook.
     """
 
     def __init__(self, name: str, strategy: object, extensions: Mapping[str, object] | None = None) -> None:
@@ -114,9 +114,9 @@ class Hooks:
         return answer  # type: ignore[no-any-return]
 
     def passes_or(self, own: Passes) -> Passes:
-        """Return what runs the passes of a step: the strategy's ``train_step``, else ``own``; wrapped by extensions.
+        """Return the function for a step's passes: the strategy's ``train_step`` or ``own``, wrapped by extensions.
 
-        ``own`` is returned as it is where nobody wraps it, so that it costs no hook call.
+        An unwrapped ``own`` is returned as it is, and costs no hook call.
         """
         implementations = self._call.train_step.get_hookimpls()
         if not implementations:
@@ -204,7 +204,7 @@ class Hooks:
         self._call.on_run_end(run=run, report=report)
 
     def _shortest(self, hook: str) -> Callable[..., Any]:
-        """Return what calls a hook: its implementation itself where it is the only one and takes every argument."""
+        """Return the fastest caller of a hook: its implementation, if it is the only one and takes every argument."""
         caller = getattr(self._call, hook)
         match caller.get_hookimpls():
             case [alone] if not (alone.wrapper or alone.hookwrapper) and alone.argnames == caller.spec.argnames:
@@ -232,7 +232,7 @@ class _Prepared:
 
 
 def capabilities_of(name: str, strategy: object) -> Capabilities:
-    """Return what ``strategy`` declares; raises StrategyError if that is nothing, or of a version that is not taken."""
+    """Return the capabilities of ``strategy``; raises StrategyError if it has none, or of an unsupported version."""
     declared = getattr(strategy, "capabilities", None)
     if not isinstance(declared, Capabilities):
         raise StrategyError(f"strategy {name!r}: declares no capabilities; set `capabilities = Capabilities(…)`")
@@ -271,7 +271,7 @@ def _is_marked(method: Callable[..., object] | None) -> bool:
 def _check_marks(label: str, instance: object, may_answer: bool) -> None:
     """Raise StrategyError for mistakes that pluggy ignores.
 
-    These are: a hook method without the mark, a mark on a method that is no hook, and an extension that would answer an
+    The mistakes are an unmarked hook method, a marked method that is no hook, and an extension that answers an
     operation instead of the strategy (``may_answer`` is False).
     """
     known = (*OPERATIONS, *EVENTS)

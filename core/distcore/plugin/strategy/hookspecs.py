@@ -71,10 +71,10 @@ class Operations:
         """Return the model before it is wrapped; once per model, after ``setup``.
 
         The default is ``source.build()``: the whole model on the CPU in fp32, the same weights on every rank. A
-        strategy that must not hold the whole model takes ``source.meta_model()``, which has no storage, and fills
-        its own part from ``source.folder`` in ``wrap_model``, or of random weights ``source.replay()``; where that
-        raises MetaModelError, it builds the whole model after all. A ``BuiltModel`` also hands state on to
-        ``wrap_model``, as ``run.strategy_state``. Serves law 2.
+        sharding strategy takes ``source.meta_model()``, which has no storage, and reads its own part from
+        ``source.folder`` in ``wrap_model``. For random weights it takes ``source.replay()``. If that raises
+        MetaModelError, it builds the whole model. A ``BuiltModel`` hands state to ``wrap_model``, as
+        ``run.strategy_state``. Serves law 2.
 
         Example::
 
@@ -90,10 +90,9 @@ class Operations:
     def wrap_model(self, run: Run, model: nn.Module, make_optimizer: OptimizerFactory | None) -> PreparedModel:
         """Make ``model``, the answer of ``build_model``, ready on ``run.world.device``; once per model.
 
-        ``make_optimizer(module)`` builds the configured optimizer; it is ``None`` for a model that is not trained and
-        for an evaluation, and the answer's ``optimizer`` is ``None`` then. Parameters keep their names. What later
-        hooks must know of the model goes into the answer's ``state``: they find it in ``run.strategy_state``. Serves
-        law 2.
+        ``make_optimizer(module)`` builds the configured optimizer. It is ``None`` if the run only evaluates; the
+        answer's ``optimizer`` is then ``None``, too. Parameters keep their names. Later hooks find the answer's
+        ``state`` in ``run.strategy_state``. Serves law 2.
 
         Example::
 
@@ -129,9 +128,9 @@ class Operations:
 
         ``micros`` are this rank's micro-batches: at least one, the same number on every rank, tensors on the CPU or
         already on the device. Return the sum of ``loss(model, micro, batch)`` over them, detached, a scalar on the
-        device. The default is the loop's own few lines: for each micro-batch ``backward(loss(run.model, micro,
-        batch))`` inside ``accumulate``. A strategy that answers, such as a pipeline, does without these two hooks; a
-        warning names extensions that wrap them. Serves laws 2 and 9.
+        device. The default calls ``backward(loss(run.model, micro, batch))`` inside ``accumulate`` for each
+        micro-batch. A strategy that answers, such as a pipeline, never calls these two hooks; a warning names
+        extensions that wrap them. Serves laws 2 and 9.
 
         Example::
 
@@ -147,9 +146,9 @@ class Operations:
 
     @hookspec(firstresult=True)
     def accumulate(self, run: Run, last: bool) -> AbstractContextManager[object]:
-        """Return the context for forward and backward of one micro-batch; ``last`` is the one that synchronises.
+        """Return the context for forward and backward of one micro-batch; the ``last`` one synchronizes gradients.
 
-        Called once per micro-batch: ``run.accumulation`` times in a step at most. Serves laws 2 and 9.
+        Called once per micro-batch, at most ``run.accumulation`` times per step. Serves laws 2 and 9.
 
         Example::
 
@@ -163,9 +162,9 @@ class Operations:
     def backward(self, run: Run, loss: Tensor) -> Tensor:
         """Add the gradients of one micro-batch and return ``loss`` detached, a scalar on the device.
 
-        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch the
-        gradients of every rank are the mean (or the sum, if so declared) over ranks of what each computed; a strategy
-        may also average at the start of ``step``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
+        ``loss`` is already scaled: a plugin must not divide it again, by anything. After the last micro-batch every
+        rank has the mean of all ranks' gradients, or the sum if declared so. A strategy may also average at the start
+        of ``step``. With fp16, ``run.scaler`` scales the loss. Serves law 2.
 
         Example::
 
@@ -224,13 +223,12 @@ class Operations:
 
     @hookspec(firstresult=True)
     def save_checkpoint(self, run: Run) -> State:
-        """Return what this rank holds of the state, by neutral names; the core writes the files, ranks in parallel.
+        """Return this rank's part of the state, by neutral names; the core writes the files, ranks in parallel.
 
         ``model/NAME`` for every parameter and persistent buffer of ``run.module`` (fp32 master weights where they
-        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. A tensor that every rank holds is returned whole
-        by all of them, one that is spread over ranks as a ``Piece`` by each that holds some of it. Nothing is
-        gathered. With ``ema`` it is also called after each step, for the weights alone: ``run.optimizer`` is ``None``.
-        Serves laws 5 and 6.
+        exist), ``optimizer/NAME/KEY`` for every optimizer tensor. All ranks return a replicated tensor whole. Each rank
+        returns its part of a sharded tensor as a ``Piece``. Nothing is gathered. With ``ema`` the hook is also called
+        after each step for the weights alone: ``run.optimizer`` is then ``None``. Serves laws 5 and 6.
 
         Example::
 
@@ -248,10 +246,10 @@ class Operations:
     def load_checkpoint(self, run: Run, state: SavedState, progress: Progress) -> bool:
         """Put a state saved by any strategy, at any world size, into model and optimizer; return True.
 
-        A rank that holds a part of a tensor asks ``state.piece`` for that part. Without ``optimizer/`` names only
-        the model is meant, and ``run.optimizer`` is ``None``: an evaluation, or the moving average of the weights while
-        it is evaluated. ``progress`` is that of the run which saved: a strategy that owns ``schedule`` sets it to
-        ``progress.step``, and the learning rate with it; for all others the core does. Serves laws 5 and 7.
+        A rank reads its part of a sharded tensor by ``state.piece``. A state without ``optimizer/`` names, for an
+        evaluation or a moving average, is for the model alone; ``run.optimizer`` is then ``None``. ``progress`` is that
+        of the saved run: a strategy that owns ``schedule`` sets the schedule and the learning rate to
+        ``progress.step``; for other strategies the core does so. Serves laws 5 and 7.
 
         Example::
 
@@ -279,7 +277,7 @@ class Operations:
 
 
 class Events:
-    """Told to every plugin on every rank; answers are ignored. A listener must not change the run."""
+    """Events go to every plugin on every rank; answers are ignored. A listener must not change the run."""
 
     @hookspec
     def on_run_start(self, run: Run, progress: Progress) -> None:

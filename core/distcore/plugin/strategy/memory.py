@@ -21,21 +21,21 @@ class Memory:
     """
 
     parameters: int
-    """The parameters that the model computes with, or this rank's shards of them; frozen ones, too."""
+    """Parameters of the model, frozen ones included, or this rank's shards of them."""
     gradients: int
-    """Their gradients, or what this rank keeps of them."""
+    """Gradients, or this rank's shards of them."""
     optimizer: int
-    """What the optimizer keeps from step to step."""
+    """Optimizer state."""
     copies: int = 0
-    """A second copy of the parameters, which is what the optimizer steps: fp32 master weights."""
+    """A second copy of the parameters, which the optimizer steps: fp32 master weights."""
     buffers: int = 0
-    """Room for collectives, most of which is in use during a pass and not at that moment: what is gathered, buckets."""
+    """Buffers of collectives, such as gathered parameters and buckets. Most are in use only during a pass."""
     host: int = 0
-    """What is offloaded to main memory, whatever of the above it is."""
+    """Bytes of the above that are offloaded to main memory."""
     sent: int | None = 0
-    """Bytes that each rank sends over a ring once per optimizer step; ``None``: it is not known what ranks send."""
+    """Bytes that each rank sends over a ring once per optimizer step; ``None``: unknown."""
     sent_each: int = 0
-    """Bytes that each rank sends over a ring in each micro-batch, beside these."""
+    """Additional bytes that each rank sends over a ring in each micro-batch."""
 
     @property
     def states(self) -> int:

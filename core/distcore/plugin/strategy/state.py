@@ -50,7 +50,7 @@ State = dict[str, "Tensor | Piece | Box | Sequence[Box]"]
 """The tensors that a rank holds, by name: ``model/NAME`` (parameter or buffer), ``optimizer/NAME/exp_avg`` and so on.
 The keys of the optimizer are those of its own state.
 
-A ``Tensor`` is held whole by every rank, a ``Piece`` or one or several ``Box`` are part of a sharded tensor.
+A ``Tensor`` is whole on every rank. A ``Piece``, or one or several ``Box``, is part of a sharded tensor.
 """
 
 
@@ -62,11 +62,11 @@ class SavedState(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor, on the CPU. Raises CheckpointError if there is none of that name."""
+        """Return the whole tensor, on the CPU. Raises CheckpointError for an unknown name."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor; reads none. Raises CheckpointError if there is none of that name."""
+        """Return the shape of the whole tensor without reading it. Raises CheckpointError for an unknown name."""
         ...
 
     def piece(self, name: str, start: int, count: int) -> Tensor:
