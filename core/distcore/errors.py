@@ -1,4 +1,4 @@
-"""The exceptions of distcore. A message is one line: what is wrong, where, with which value, and what to do next."""
+"""The exceptions of distcore. A message is one line: problem, place, value, and remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 NOT_ON_A_LINE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, ends of lines of any kind, and what UTF-8 cannot say."""
+"""Control characters, line ends of any kind, and surrogates."""
 
 
 class DistcoreError(Exception):
@@ -18,11 +18,11 @@ class DistcoreError(Exception):
     """Exit status of a process that ends with this error."""
 
     def __str__(self) -> str:
-        """Return the message on one line, whatever stands in the names and values of the user that it repeats."""
+        """Return the message on one line, whatever characters the user's names and values have."""
         return NOT_ON_A_LINE.sub(lambda match: match[0].encode("unicode_escape").decode(), super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of a traceback: where in distcore it was raised helps nobody."""
+        """Return the message for IPython, without a traceback: a place inside distcore does not help the user."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -31,7 +31,7 @@ class ConfigError(DistcoreError):
 
 
 class DataError(DistcoreError):
-    """A data file that cannot be used; the message names the file and, where there is one, the row."""
+    """An unusable data file; the message names the file and, if known, the row."""
 
 
 class ModelError(DistcoreError):
@@ -43,7 +43,7 @@ class MetaModelError(ModelError):
 
 
 class TaskError(DistcoreError):
-    """A task that breaks its contract; the message names the method and what it returned."""
+    """A task that breaks its contract; the message names the method and its result."""
 
 
 class StrategyError(DistcoreError):
@@ -55,7 +55,7 @@ class CheckpointError(DistcoreError):
 
 
 class DamagedError(CheckpointError):
-    """A file of a checkpoint differs from what was written; the message names the file."""
+    """A damaged file of a checkpoint; the message names the file."""
 
 
 class AgreementError(DistcoreError):

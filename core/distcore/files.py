@@ -89,7 +89,7 @@ def absolute(path: str) -> str:
 def same_place(one: object, other: object) -> bool:
     """Return True for equal values, and for two paths of one name of which at least one is absolute.
 
-    Where a file is does not matter then: it may have been moved since, or be named from another folder.
+    The folder is ignored: a file may have been moved, or be named from another folder.
     """
     if not (isinstance(one, str) and isinstance(other, str)):
         return one == other

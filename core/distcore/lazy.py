@@ -12,7 +12,7 @@ from typing import Any
 
 
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` of ``package``: the lines of the stub beside its ``file``."""
+    """Return ``__all__`` and ``__getattr__`` of ``package``, from the stub next to its ``file``."""
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     home = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.MULTILINE)}
 

@@ -1,10 +1,10 @@
 """Find plugins by their metadata alone, and import only those that a run uses.
 
 Plugins are entry points in the groups ``distcore.strategies``, ``.tasks``, ``.extensions``, ``.optimizers``,
-``.launchers``, ``.rank_environments`` and ``.commands``; the name of an entry point is what the user types. The one
-in ``distcore.default_task`` names the task of a config that names none.
-``DISTCORE_LOAD_PLUGINS=a,b`` allows only those names or distributions beside those of the core (empty: no others).
-``-p no:NAME`` blocks a name or a distribution. Both act before anything is imported.
+``.launchers``, ``.rank_environments`` and ``.commands``; the user types the name of an entry point.
+``distcore.default_task`` has one entry point, the task of a config without a task. ``DISTCORE_LOAD_PLUGINS=a,b`` allows
+only those names or distributions beside those of the core (empty: no others). ``-p no:NAME`` blocks a name or a
+distribution. Both take effect before any import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = {
     "default_task": "default task",
 }  # fmt: skip
 CORE = "distcore-core"
-"""The distribution of this package: what it brings is never left out by DISTCORE_LOAD_PLUGINS."""
+"""The distribution of this package. DISTCORE_LOAD_PLUGINS never excludes its plugins."""
 BLOCK_VARIABLE = "DISTCORE_BLOCK_PLUGINS"
 """Environment variable with the names that ``-p no:NAME`` blocked, comma separated: ranks inherit it."""
 
@@ -85,7 +85,7 @@ def default_task() -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return what the entry point ``name`` refers to, or ``Class`` if name is ``path/to/file.py:Class``.
+    """Import and return the object of entry point ``name``, or ``Class`` if name is ``path/to/file.py:Class``.
 
     Raises StrategyError, one line, if it is not installed (with the pip command), is blocked or does not import.
     """
@@ -108,8 +108,8 @@ def load(group: str, name: str) -> Any:
 def load_file(kind: str, reference: str) -> Any:
     """Return ``Class`` of ``path/to/file.py:Class``, a plugin that is not packaged.
 
-    Modules beside the file can be imported in it. ``kind`` is for messages. Raises StrategyError, one line, if there
-    is no such file or class, or it does not import.
+    The file can import modules next to it. ``kind`` is for messages. Raises StrategyError, one line, if the file or
+    class is missing, or does not import.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).expanduser()
@@ -128,7 +128,7 @@ def load_file(kind: str, reference: str) -> Any:
 
 @cache  # a class must be the same object whenever it is asked for
 def _module_of(file: Path, changed: int) -> ModuleType:
-    """Import a file; ``changed``, its time of modification, tells an edited file from the one that was imported."""
+    """Import a file; its time of modification, ``changed``, makes an edited file import again."""
     name = f"distcore_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a .py file always has a loader
@@ -142,13 +142,13 @@ def _module_of(file: Path, changed: int) -> ModuleType:
 
 
 def all_offers(group: str) -> list[EntryPoint]:
-    """Return all entry points of a group, with blocked ones and those of a distribution that is there twice."""
+    """Return all entry points of a group, including blocked ones and duplicates of a distribution."""
     return [entry for entry in _ours(tuple(map(_state, sys.path))) if entry.group == f"distcore.{group}"]
 
 
 @lru_cache(maxsize=4)  # it reads a file of every distribution, and a command asks a dozen times
 def _ours(places: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """All entry points for distcore; ``places`` tells what was installed or removed since, as pip does."""
+    """Return all entry points for distcore; ``places`` changes when pip installs or removes a package."""
     ours: dict[str, Distribution] = {}
     for package in distributions():
         if "[distcore." in (package.read_text("entry_points.txt") or ""):

@@ -1,4 +1,4 @@
-"""Plain tables for stdout, whether it is a terminal or a file; no line of them breaks inside a word."""
+"""Plain tables for stdout, a terminal or a file. No line breaks inside a word."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILE_WIDTH = 120
 GAP = 2
 """Spaces between two columns."""
 PROSE = 30
-"""Characters that a column of prose has at least, as long as the words of the columns beside it leave as many."""
+"""Smallest width of a column of prose, if the words of the other columns leave as much."""
 
 
 class _Screen(Console):
-    """A console that leaves a pipe whose reader has gone to the command line, which ends as other programs do."""
+    """A console that passes a broken pipe on to the command line, which then ends as other programs do."""
 
     def on_broken_pipe(self) -> None:
         """Raise the BrokenPipeError that is being handled, where rich would exit with 1."""
@@ -62,7 +62,7 @@ def print_cells(
 
 
 def print_described(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print a table whose last column is prose: it is wrapped in what the columns before it leave of the width."""
+    """Print a table whose last column is prose, wrapped to the width that the other columns leave."""
     *names, _ = zip(headings, *rows, strict=True)
     widths = _narrowed(names, console.width - PROSE - GAP * len(names))
     table = _plain_table()

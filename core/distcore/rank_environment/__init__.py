@@ -1,4 +1,4 @@
-"""How a process learns its rank: from the variables of torchrun, SLURM and MPI. Begin with `environment`."""
+"""The rank of a process, from the variables of torchrun, SLURM and MPI. Begin with `environment`."""
 
 from distcore.rank_environment.environment import export, join
 

@@ -1,8 +1,8 @@
-"""Recognize ranks that another launcher has started, by the environment variables that it set.
+"""Recognize the ranks of another launcher by its environment variables.
 
-A launcher plugin is a function of the environment that returns this process's RankInfo, or ``None`` if it did not start
-the process. At most one of the three here answers: torchrun or mpirun may itself run inside an ``srun`` step, and then
-the variables of the inner launcher count.
+A plugin is a function of the environment. It returns this process's RankInfo, or ``None`` if its launcher did not start
+the process. At most one of the three here answers: inside an ``srun`` step, the variables of an inner torchrun or
+mpirun take precedence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Its other variables are the same as torchrun's.
 LAUNCHER_FLAGS_VARIABLE = "DISTCORE_LAUNCHER_FLAGS"
 """Environment variable with the flags by which a launcher started this rank, as a shell takes them."""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Smallest number that SLURM gives to batch, interactive and external steps, none of which consists of ranks."""
+"""Smallest number of SLURM's batch, interactive and external steps. They have no ranks."""
 MPI_RANKS = (
     # Rank, size, local rank, local size.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -59,10 +59,10 @@ def join(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
 
 
 def export(rank_info: RankInfo, master_addr: str | None = None, master_port: int | None = None) -> None:
-    """Write ``rank_info`` to ``os.environ`` under the names that backends read, RANK, WORLD_SIZE and so on.
+    """Write ``rank_info`` to ``os.environ`` for backends: RANK, WORLD_SIZE and so on.
 
-    A later ``join`` returns the same ranks. MASTER_ADDR and MASTER_PORT are the arguments, else those of
-    ``rank_info``, else this machine and a free port, which suits a single rank.
+    A later ``join`` returns the same ranks. MASTER_ADDR and MASTER_PORT come from the arguments or from ``rank_info``.
+    For a single rank they default to this machine and a free port.
     """
     os.environ.update(
         RANK=str(rank_info.rank),

@@ -1,4 +1,4 @@
-"""Which of its addresses and interfaces a machine uses to reach another one, and names that do not resolve."""
+"""The addresses and interfaces by which a machine reaches another one, and a check that names resolve."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ELSEWHERE = "192.0.2.1"
 
 
 def address_towards(host: str) -> str | None:
-    """Return the address by which this machine reaches ``host``; ``None`` if it knows no way. Sends nothing.
+    """Return this machine's address towards ``host``; ``None`` without a route. Sends nothing.
 
-    Where ``host`` is this machine, by a name that it gives a loopback address as a fresh Debian does, return the
-    address that leads to other machines.
+    If ``host`` is a name of this machine with a loopback address, as on a fresh Debian, return the address towards
+    other machines.
     """
     address = _route_to(host)
     if address and is_loopback(address) and host != "localhost" and not is_loopback(host):
@@ -36,7 +36,7 @@ def is_here(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return True for an address that no other machine can reach; a name is none."""
+    """Return True for a loopback address; False for a name."""
     try:
         return ip_address(address.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -63,10 +63,10 @@ def where(rank_info: RankInfo) -> str:
 
 
 def prepare_network(rank_info: RankInfo, patience: float = PATIENCE) -> None:
-    """Wait until the name of rank 0's machine resolves, and have gloo use an interface that reaches that machine.
+    """Wait until the name of rank 0's machine resolves, and give gloo an interface that reaches it.
 
-    gloo takes the address of this machine's own name. Where that is a loopback address, as on a fresh Debian, or none,
-    other machines could not reach this one: GLOO_SOCKET_IFNAME is set then, unless the user has set it.
+    gloo uses the address of this machine's own name. If the name has a loopback address, as on a fresh Debian, or no
+    address, other machines cannot reach it. GLOO_SOCKET_IFNAME is then set, unless the user has set it.
 
     Raises ConfigError, one line, for a name that does not resolve within ``patience`` seconds.
     """

@@ -1,4 +1,4 @@
-"""Paths in the config that a run records: absolute, so that they are found again from any folder."""
+"""Absolute paths in the recorded config of a run, valid from any folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distcore.resolve.resolve import Resolved
 def with_absolute_paths(resolved: Resolved) -> RunConfig:
     """Return the config of a resolved run with the paths of task, strategy, optimizer and extensions absolute.
 
-    A path to what is not there stays as it is.
+    The path of a missing file stays as it is.
     """
     config = resolved.config
     return with_changes(
@@ -33,7 +33,7 @@ def with_absolute_paths(resolved: Resolved) -> RunConfig:
 def path_options_of(plugin: object) -> Collection[str]:
     """Return the options of a task or a strategy that name a file or a folder.
 
-    These are the fields that hold a ``Path``, and those that its attribute ``path_options`` names.
+    They are the fields of type ``Path``, and those in its attribute ``path_options``.
     """
     named = set(getattr(plugin, "path_options", ()))
     fields = dataclasses.fields(plugin) if dataclasses.is_dataclass(plugin) else ()

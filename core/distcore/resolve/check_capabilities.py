@@ -1,4 +1,4 @@
-"""What a config asks for, against what its strategy declares: each refusal names the strategies that could."""
+"""Check a config against the capabilities of its strategy. Each refusal names the strategies that could run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("distcore")
 
 
 def check_declared(config: RunConfig, declared: Capabilities, launcher: str) -> None:
-    """Raise ConfigError if the config asks for something that the strategy does not declare; name those that do."""
+    """Raise ConfigError if the config needs an undeclared capability; name the strategies that declare it."""
     for key, wanted in {"device": config.device, "precision": config.precision, "launcher": launcher}.items():
 
         def takes(other: Capabilities, key: str = f"{key}s", wanted: str = wanted) -> bool:
@@ -46,7 +46,7 @@ def check_average(config: RunConfig, declared: Capabilities) -> None:
 
 
 def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
-    """Raise DistcoreError for an optimizer that is not there or that the strategy does not take, or a wrong option."""
+    """Raise DistcoreError for an optimizer that is unknown or unsupported by the strategy, or for a wrong option."""
     name = config.optimizer.name
     installed = is_installed(name)
     elementwise = installed and optimizer_class(name).elementwise
@@ -68,14 +68,14 @@ def check_optimizer(config: RunConfig, declared: Capabilities) -> None:
 
 
 def log_compilation(config: RunConfig, mode: str) -> None:
-    """Log what the strategy compiles if that is not what the config asks for."""
+    """Log the mode of compilation if it differs from the config."""
     if mode != config.compile:
         reason = f"strategy {config.strategy!r} compiles each block by itself"
         log.info("compile = %r: %s: compile = %r", config.compile, reason, mode)
 
 
 def optimizers_of(declared: Capabilities) -> list[str]:
-    """Return the names of the optimizers that a strategy takes, of all that are installed; imports those."""
+    """Return the names of the installed optimizers that a strategy accepts; imports all installed ones."""
     names = set(declared.optimizers)
     for name in registry.offers("optimizers"):
         with contextlib.suppress(DistcoreError):

@@ -1,4 +1,4 @@
-"""The second step of resolving: what needs the data, and then what needs the other ranks. Nothing changes later."""
+"""The second step of resolving: values that need the data, then values that need the other ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distcore.resolve.row_form import Form, as_asked, choose_form
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completed(Resolved):
-    """A resolved run of which the data is known: no 'auto' is left."""
+    """A resolved run with its data: no 'auto' is left."""
 
     form: Form
     """How the form of the rows was chosen, which the run checks before its first step."""
@@ -29,9 +29,9 @@ class Completed(Resolved):
 
 
 def complete(resolved: Resolved, data: Datasets) -> Completed:
-    """Return the run with what depends on its data filled in; a function of the two, so every rank gets the same.
+    """Complete a run by the values that depend on its data. It is a function of both, so every rank gets the same.
 
-    Raises ConfigError if rows cannot be computed in the form that the user asked for.
+    Raises ConfigError if rows cannot be computed in the user's form.
     """
     config, form = choose_form(resolved.config, resolved.capabilities, resolved.task, data)
     steps = warmup_steps(config, total_steps_of(config, len(data.train)))

@@ -1,4 +1,4 @@
-"""How a run cuts its steps into micro-batches where the user leaves that open, and what it says of it."""
+"""Defaults for the cut of steps into micro-batches, and a description of the cut."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from distcore.resolve import row_form
 TOKENS, CPU_TOKENS = 8192, 4096
 """Most padded tokens of a micro-batch, on an accelerator and on a CPU: they keep it busy, and fit into memory."""
 FORWARD, CPU_FORWARD = 4096, 96
-"""What a micro-batch costs beside its tokens, in tokens, on an accelerator and on a CPU.
+"""Fixed cost of a micro-batch, in tokens, on an accelerator and on a CPU.
 
-Of a CPU as measured: what a forward and a backward pass took beside their tokens took as long as 71 tokens of
-bert-small, 95 of bert-mini, 142 of bert-tiny. Of an accelerator it is an estimate, not measured.
+Measured on a CPU: the fixed cost of a forward and a backward pass equals 71 tokens of bert-small, 95 of bert-mini, 142
+of bert-tiny. The value for accelerators is an estimate.
 """
 
 
@@ -25,20 +25,20 @@ def micro_batch_tokens(config: RunConfig) -> int | None:
 
 
 def length_grouping(config: RunConfig, task: Task) -> str:
-    """Return ``loader.length_grouping``, for 'auto' without windows where they were measured to save nothing.
+    """Return ``loader.length_grouping``; 'auto' has no windows where they were measured to save nothing.
 
-    It depends on device, precision and model alone: what may change when a run goes on, or in a trial of ``tune``, such
-    as strategy, compilation and the form of the rows, must not change their order.
+    It depends on device, precision and model alone. Strategy, compilation and row form may change on a resume or in a
+    trial of ``tune``, and must not change the order of rows.
     """
     if config.loader.length_grouping != "auto":
         return config.loader.length_grouping
-    slow = config.device == "cpu" and config.precision == "fp32"  # products cost more than what stands around them
+    slow = config.device == "cpu" and config.precision == "fp32"  # matrix products dominate
     saves_nothing = slow and row_form.has_both(task)
     return "batch" if saves_nothing else "window"
 
 
 def forward_tokens(config: RunConfig, declared: Capabilities) -> int:
-    """Return what one more forward pass costs, in tokens."""
+    """Return the overhead of one extra forward pass, in tokens."""
     if config.loader.forward_tokens != "auto":
         return config.loader.forward_tokens
     cost = CPU_FORWARD if config.device == "cpu" else FORWARD

@@ -31,11 +31,11 @@ class Resolved:
     config: RunConfig
     """Every 'auto' replaced that does not need the data, and everything checked."""
     strategy: object
-    """What ``config.strategy`` names, built from its options."""
+    """The strategy of the config, built from its options."""
     capabilities: Capabilities
-    """What the strategy declares."""
+    """The strategy's capabilities."""
     task: BoundTask
-    """What is trained, built from its options."""
+    """The task of the config, built from its options."""
 
 
 def resolve(
@@ -49,8 +49,8 @@ def resolve(
     """Replace every 'auto' that does not need the data, check all values, and build strategy and task.
 
     ``nproc`` is the number of ranks if ``launcher`` has already started them. With ``training=False`` the run only
-    evaluates: the optimizer and the schedule, which belong to the run that trained, are not checked. ``task`` replaces
-    the task that the config names. ``elsewhere``: nothing will run here, so the device need not be here. Raises
+    evaluates: optimizer and schedule belong to the earlier training, and are not checked. ``task`` replaces the task of
+    the config. With ``elsewhere`` the run is on another machine, so this one need not have the device. Raises
     DistcoreError, one line.
     """
     if config.resume == "auto" and config.out is None:
@@ -107,7 +107,7 @@ def _precision(config: RunConfig, declared: Capabilities, device: str) -> str:
 
 
 def _of_training(config: RunConfig, declared: Capabilities) -> dict[str, Any]:
-    """Check what only a run that trains has, and return what is decided of it, by dotted key."""
+    """Check the keys of training alone, and return their resolved values, by dotted key."""
     check_optimizer(config, declared)
     options = {f"optimizer.{name}": value for name, value in optimizer_options(config).items()}
     check_average(config, declared)
@@ -145,7 +145,7 @@ def _learning_rate(config: RunConfig, task: BoundTask) -> float:
 
 
 def _check_by_strategy(config: RunConfig, strategy: object, training: bool) -> None:
-    """Have the strategy refuse what only it knows of."""
+    """Let the strategy refuse a config for its own reasons."""
     if not training and isinstance(strategy, ChecksEvaluation):
         strategy.check_evaluation(config)
     elif isinstance(strategy, ChecksConfig):

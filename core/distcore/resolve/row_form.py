@@ -16,11 +16,11 @@ from distcore.plugin.task.datasets import own_padding, padded_rows, pads
 from distcore.plugin.task.task import Dataset, Datasets, Task
 
 STEPS = 8
-"""First steps whose cost says whether it gains."""
+"""Number of first steps whose cost decides."""
 GAIN = 0.05
-"""Least part of that cost that it must save: below it was not measured to be faster."""
+"""Smallest relative saving of cost; below it, padding-free rows were not measured to be faster."""
 PADDED = {"padding_free": "off"}
-"""What has rows padded, as changes of a config."""
+"""Changes of a config that make rows padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Form:
     asked: str
     """``padding_free`` as the user asked for it."""
     why: str
-    """Why it is what it is where the user left that open, for the log."""
+    """Reason for the choice if the user left it open, for the log."""
 
 
 def choose_form(config: RunConfig, declared: Capabilities, task: Task, data: Datasets) -> tuple[RunConfig, Form]:
@@ -52,7 +52,7 @@ def choose_form(config: RunConfig, declared: Capabilities, task: Task, data: Dat
 def _is_padded(
     asked: str, config: RunConfig, declared: Capabilities, task: BoundTask, data: Datasets
 ) -> tuple[bool, str]:
-    """Return whether rows are padded, and why if the user left that open; raises ConfigError."""
+    """Return True if rows are padded, and the reason if the user left it open; raises ConfigError."""
     if asked == "off":
         return True, ""
     reason = why_not(config, declared, task)
@@ -100,23 +100,23 @@ def as_asked(config: RunConfig, form: Form) -> RunConfig:
 
 
 def other_forms(config: RunConfig) -> list[dict[str, str]]:
-    """Return the other values of ``padding_free``, each as changes of a config of which the form was chosen."""
+    """Return the other values of ``padding_free``, each as changes of a config with a chosen form."""
     return [{"padding_free": value} for value in ("on", "off") if value != config.padding_free]
 
 
 def rows_in_form(config: RunConfig, dataset: Dataset) -> Dataset:
-    """Return the rows as ``config`` has them: padded unless it is without padding, if they are the same then."""
+    """Return the rows in the form of ``config``: padded, if the config pads and the dataset has a padded form."""
     return padded_rows(dataset) or dataset if config.pads_rows else dataset
 
 
 def set_form(config: RunConfig, task: Task, module: nn.Module) -> None:
-    """Have ``module`` compute rows in the form of ``config``."""
+    """Set ``module`` to the row form of ``config``."""
     if not config.pads_rows:
         BoundTask.of(task).enable_padding_free(module)
 
 
 def _cost(config: RunConfig, dataset: Dataset, shards: int, skipped_fraction: float = 0.0) -> float:
-    """Return what the first steps cost the first data shard, in tokens, as the cut of steps counts it."""
+    """Estimate the cost of the first steps for data shard 0, in tokens, with the model that cuts micro-batches."""
     if not len(dataset):
         return 0
     plan, cost = training_plan(config, dataset), 0.0

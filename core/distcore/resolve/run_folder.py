@@ -1,4 +1,4 @@
-"""The folder of a run: a name for a new one, whether it can be had, and what the main rank writes into it."""
+"""The folder of a run: choose a name, check that it can be created, and write files on the main rank."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def after_failure(config: RunConfig) -> RunConfig:
 
 
 def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
-    """Have the main rank write to the run folder; if that fails, raise on every rank.
+    """Write to the run folder on the main rank; raise on every rank if that fails.
 
-    CheckpointError for what cannot be written, TaskError for what the task does wrong.
+    Raises CheckpointError if a file cannot be written, and passes the task's TaskError on.
     """
     out = Path(str(run.config.out))
     action = partial(write, out) if run.world.is_main else _nothing
@@ -61,4 +61,4 @@ def on_main(run: Run, hooks: Hooks, write: Callable[[Path], None]) -> None:
 
 
 def _nothing() -> None:
-    """Do what the other ranks do while the main one writes: nothing."""
+    """Do nothing, on the other ranks, while the main rank writes."""

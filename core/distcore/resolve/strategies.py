@@ -1,4 +1,4 @@
-"""The strategy of a config, built and asked what it declares: the one place that does either."""
+"""Build the strategy of a config, and read its capabilities. No other module does either."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Strategy:
     name: str
     """The name of its entry point, or ``file.py:Class``."""
     options: Mapping[str, Any]
-    """The options that it was built from, those of ``NAME:VALUE`` among them."""
+    """Its options, those of ``NAME:VALUE`` included."""
     plugin: object
     """The strategy itself."""
     capabilities: Capabilities
-    """What it declares."""
+    """Its capabilities."""
 
 
 def of(config: RunConfig) -> Strategy:
@@ -42,7 +42,7 @@ def named(name: str, options: Mapping[str, Any]) -> Strategy:
 
 
 def bind(name: str, plugin: object, options: Mapping[str, Any] = MappingProxyType({})) -> Strategy:
-    """Return a strategy that is built already with what it declares; raises StrategyError if that is nothing."""
+    """Return a built strategy together with its capabilities; raises StrategyError if it has none."""
     return Strategy(name=name, options=options, plugin=plugin, capabilities=capabilities_of(name, plugin))
 
 

@@ -1,4 +1,4 @@
-"""The task of a config, built: the one place that does."""
+"""Build the task of a config. No other module does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def task_name(configured: str) -> str:
 
 
 def recorded(config: RunConfig, bound: BoundTask, is_given: bool) -> dict[str, Any]:
-    """Return what the config records of a task: all its options, and its name if it was given as an object."""
+    """Return the task's part of a recorded config: all options, and a name if the task was given as an object."""
     task = bound.task
     if not is_given:
         return {"task": task_name(config.task), "task_options": values_of(task)}

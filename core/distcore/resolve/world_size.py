@@ -1,4 +1,4 @@
-"""How many ranks a run has, how many data shards they make, and whether the batches go with them."""
+"""Numbers of ranks and data shards of a run, and a check that batches can be divided among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_RANKS = 2**16
 def world_size(config: RunConfig, declared: Capabilities, device: str, started: int | None) -> int:
     """Return the number of ranks; ``started`` of them if a launcher has started some. Raises ConfigError.
 
-    For 'auto' one rank per device of the type ``device`` where the strategy can use several, and one on a CPU.
+    'auto' means one rank per device of type ``device`` if the strategy supports several ranks, and one on a CPU.
     """
     asked = config.nproc
     if asked != "auto" and asked < 1:

@@ -1,1 +1,1 @@
-"""The strategy that comes with the core, which the laws compare every other one with. Begin with `single`."""
+"""The strategy of the core, the reference for all others. Begin with `single`."""

@@ -1,4 +1,4 @@
-"""The parts of a measurement: cases, what they measure, their results, and the bounds on their errors.
+"""The parts of a measurement: cases, measured errors with bounds, and findings.
 
 A case is a function that measures one promise of a law and returns an error with its bound. Most cases run inside the
 ranks, in a world that is already set up. Cases that start processes of their own run in the process that starts the
@@ -38,7 +38,7 @@ FORWARD = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a case measured. The case holds if ``error <= bound``."""
+    """The measurement of a case. The case holds if ``error <= bound``."""
 
     error: float
     """The measured error: a relative or absolute difference, a count or seconds; NaN is never within the bound."""
@@ -57,13 +57,13 @@ class Finding:
     case: str
     """Name of the case."""
     held: bool | None
-    """Whether the promise was kept; ``None`` if the case was skipped."""
+    """True if the promise was kept; ``None`` if the case was skipped."""
     error: float | None = None
     """The measured error; ``None`` if the case was skipped or ended before it had one."""
     bound: float | None = None
     """The largest error that is allowed; ``None`` where ``error`` is."""
     note: str = ""
-    """Where the error was seen, why the case was skipped, or what was raised; one line."""
+    """Place of the error, reason to skip, or exception; one line."""
 
     @property
     def verdict(self) -> str:
@@ -89,7 +89,7 @@ class Case:
     name: str
     """Name of the case: that of its function, with ``-`` for ``_``."""
     title: str
-    """What is measured, in one sentence: the first line of the function's docstring."""
+    """The promise in one sentence: the first line of the function's docstring."""
     measure: Callable[[Any], Measured]
     """The function; it takes a ``Lab``, or a ``JobLab`` if it starts processes, and may raise ``Skip``."""
 

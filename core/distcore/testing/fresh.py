@@ -1,8 +1,8 @@
-"""What a strategy imports: one step of training in a process that has imported the core alone.
+"""Find the imports of a strategy: train one step in a process that has imported the core alone.
 
 ``python -m distcore.testing.fresh`` reads run configs, one JSON object per line, and answers each with one line: the
-list of modules that belong to others, or the error as a string. One interpreter serves them all: it imports no
-strategy itself, and each step runs in a process of its own that is forked from it.
+list of foreign modules, or the error as a string. One interpreter serves all configs: it imports no strategy itself,
+and forks a process for each step.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LIMIT = 60.0
 
 
 def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
-    """For each config, the modules of other strategies that a step imports, or the line that says why it failed.
+    """Return for each config the modules of other strategies that a step imports, or an error line.
 
-    A step runs on ``nproc`` ranks, of which the first is asked.
+    A step runs on ``nproc`` ranks; the first one answers.
     """
     text = "".join(f"{config.model_dump_json()}\n" for config in configs)
     command = [sys.executable, "-m", "distcore.testing.fresh"]
@@ -46,10 +46,10 @@ def foreign_modules(configs: Sequence[RunConfig]) -> list[list[str] | str]:
 
 
 def foreign(strategy: str) -> set[str]:
-    """Modules that only other strategies have a use for, by what their distributions say of themselves.
+    """Return the modules that only other strategies use, by the metadata of their distributions.
 
-    What the strategy's own distribution requires for an extra, such as one of its backends, is its own, too. A
-    distribution may also offer a launcher, which every run asks, so that its package by itself is not foreign.
+    Requirements of the strategy's own extras, such as a backend, are not foreign. Nor is the package of a distribution
+    with a launcher, because every run loads launchers.
     """
     entries = registry.entries("strategies")
     own = entries.pop(strategy)
@@ -91,7 +91,7 @@ def _needs(names: list[str]) -> set[str]:
 
 
 def _requirements(package: Distribution | None, extras: bool = False) -> list[str]:
-    """Names of what a distribution requires, for its ``extras`` or without them."""
+    """Return the names of a distribution's requirements, with or without its ``extras``."""
     needed = (line for line in (package.requires if package else None) or [] if extras or "extra ==" not in line)
     return [_normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in needed]
 

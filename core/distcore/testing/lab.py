@@ -1,4 +1,4 @@
-"""What a case works with: a ``Lab`` in each rank, and the jobs, small training runs, that it builds there."""
+"""The laboratory of the cases: a ``Lab`` in each rank, which builds jobs, small training runs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Job:
     """A small run that is ready to train, with its task and data."""
 
     task: Problem
-    """What is trained."""
+    """The problem to train."""
     data: Datasets
     """The rows to train on and to evaluate."""
     hooks: Hooks
@@ -136,7 +136,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """What a case gets in each rank: the strategy under test in a world that is set up, and a shared folder."""
+    """The laboratory of a case in each rank: the strategy under test in a joined world, and a shared folder."""
 
     hooks: Hooks
     """The hooks of the strategy under test."""
@@ -145,7 +145,7 @@ class Lab:
     world: World
     """The world that the strategy set up."""
     rank_info: RankInfo
-    """What the launcher said about this process."""
+    """This process as its launcher describes it."""
     folder: Path
     """A folder for this case alone; all ranks share it."""
     blocks: int = 2
@@ -214,8 +214,8 @@ class Lab:
     def share(self, value: object) -> list[Any]:
         """Return the ``value`` of every rank, any JSON value, in rank order. Every rank calls.
 
-        The values pass through files, because the strategy's own communication is what is under test. Raises
-        TimeoutError if a rank does not call within ``PATIENCE`` seconds.
+        The values pass through files, because the strategy's own communication is under test. Raises TimeoutError if a
+        rank does not call within ``PATIENCE`` seconds.
         """
         turn = next(self._numbers)
         write_atomically(self.folder / f"share-{turn}-{self.world.rank}", json.dumps(value))
@@ -226,9 +226,9 @@ class Lab:
 
 @dataclass(frozen=True, kw_only=True)
 class JobLab:
-    """What a case gets that starts processes of its own; such a case runs in the process that starts the ranks."""
+    """The laboratory of a case that starts its own processes; it runs in the process that starts the ranks."""
 
     subject: Subject
     """The strategy under test, with its config."""
     foreign_modules: Callable[[], list[str] | str]
-    """Returns the modules of other strategies that a training step imports, or one line that says why it failed."""
+    """Returns the modules of other strategies that a training step imports, or an error line."""

@@ -1,7 +1,8 @@
 """The small training task with which the laws are measured; ``distcore.testing.reference`` solves it in plain PyTorch.
 
-It has what strategies handle wrongly: rows of unequal length and, on request, of unequal weight in the mean loss; a
-model with normalization, a frozen layer and a buffer and, on request, dropout, a tied weight or an unused layer.
+It has the features that strategies handle wrongly. Rows have unequal lengths and, on request, unequal weights in the
+mean loss. The model has normalization, a frozen layer and a buffer and, on request, dropout, a tied weight or an unused
+layer.
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ class Problem:
     dropout: float = 0.0
     """Probability of dropout in each block."""
     tied: bool = False
-    """Whether embedding and head share one weight."""
+    """True if embedding and head share one weight."""
     unused: bool = False
-    """Whether the model has a trainable layer that no forward pass calls."""
+    """True if the model has a trainable layer that no forward pass calls."""
     blocks: int = 2
     """Number of the model's blocks."""
     weighted: bool = False
-    """Whether training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
+    """True if training rows count as 1 to 3 items in the mean loss; otherwise each counts as 1."""
 
     def prepare(self, config: RunConfig) -> Datasets:
         """Return the same rows for every ``config``; the test data are the evaluation data."""

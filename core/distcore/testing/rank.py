@@ -1,4 +1,4 @@
-"""What one rank of a measurement does: for each strategy join the world, run its cases, write findings, leave."""
+"""One rank of a measurement: for each strategy join the world, run its cases, write findings, and leave."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from distcore.testing.trace import Trace
 SETUP = 120.0
 """Seconds that a backend may take to start, or to leave: it may have much to import."""
 GRACE = 2.0
-"""Seconds that a rank whose case failed waits for the others to fail as well, before it ends the job."""
+"""Seconds that a rank with a failed case waits for the others to fail, too, before it ends the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The work of one launch. ``todo``: pairs of subject and case by number, those of a subject side by side."""
+    """The work of one launch. ``todo`` has pairs of subject and case number, sorted by subject."""
 
     subjects: tuple[Subject, ...]
     """The strategies under test; ``todo`` counts them from 0."""
@@ -127,7 +127,7 @@ def _await_others(folder: Path, name: str, world: World) -> None:
 
 
 def _hooks(subject: Subject, trace: Trace) -> Hooks:
-    """Hooks on a new object of the strategy, so that no case sees what another left in it."""
+    """Return hooks on a new object of the strategy, so that cases do not share its state."""
     strategy = subject.strategy()
     return Hooks(strategy.name, strategy.plugin, {"trace": trace.extension()})
 

@@ -77,8 +77,8 @@ def build_untrained(problem: Problem, config: RunConfig, data: Datasets) -> nn.M
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name: ``model/NAME`` and ``optimizer/NAME/KEY``.
 
-    They are the parameters and buffers of ``module`` and what ``optimizer`` keeps per parameter (for AdamW two moments
-    and the step count). They share memory with both.
+    They are the parameters and buffers of ``module`` and the state of ``optimizer`` per parameter (for AdamW two
+    moments and the step count). They share memory with both.
     """
     parameters = dict(module.named_parameters())
     state = {f"model/{name}": value.detach() for name, value in (parameters | dict(module.named_buffers())).items()}

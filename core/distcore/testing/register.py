@@ -1,4 +1,4 @@
-"""Where the functions that measure a law register, and the decorators that do it."""
+"""The register of the functions that measure a law, and its decorators."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def law(name: str) -> Callable[[Callable[[Lab], Measured]], Callable[[Lab], Meas
 
 
 def job_law(name: str) -> Callable[[Callable[[JobLab], Measured]], Callable[[JobLab], Measured]]:
-    """Return a decorator like that of ``law``, for a function of a ``JobLab``, which starts its own processes."""
+    """Return a decorator like ``law``'s, for a function of a ``JobLab``, which starts its own processes."""
     return lambda function: _register(JOB_CASES, name, function)
 
 
 def task_law(name: str) -> Callable[[Callable[[TaskLab], Measured]], Callable[[TaskLab], Measured]]:
-    """Return a decorator like that of ``law``, for a function of a ``TaskLab``, which measures a task."""
+    """Return a decorator like ``law``'s, for a function of a ``TaskLab``, which measures a task."""
     return lambda function: _register(TASK_CASES, name, function)
 
 

@@ -1,4 +1,4 @@
-"""Starting ranks for the cases: one launch for all of them, and another only where a case took the ranks down."""
+"""Start ranks for the cases: one launch for all, and a new one only after a case took the ranks down."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def subject_of(
     settings: Mapping[str, Any] | None = None,
     only: Iterable[str] = (),
 ) -> Subject:
-    """Return what ``check`` measures, with one rank for a strategy that declares one process.
+    """Return the subject of ``check``; with one rank if the strategy declares one process.
 
-    Raises DistcoreError where the strategy is not installed, an option is wrong, ``only`` names no case, or the
-    strategy cannot train the model with which the laws are measured.
+    Raises DistcoreError if the strategy is not installed, an option is wrong, ``only`` names no case, or the strategy
+    cannot train the model of the laws.
     """
     changes = {"strategy": strategy, **{f"strategy_options.{name}": value for name, value in (options or {}).items()}}
     config = strategies.expanded(load_config(None, changes | dict(settings or {})))
@@ -86,8 +86,8 @@ def measure(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Find
 def measure_each(subjects: Sequence[Subject], limit: float = LIMIT) -> list[list[Finding] | DistcoreError]:
     """Measure subjects with the same number of ranks in the same processes, one after another.
 
-    For each: the findings of its cases, or the error that kept it from being set up or torn down. A case that takes
-    the ranks down is broken; what was not measured by then is measured in new ranks.
+    Returns for each the findings of its cases, or the error of its setup or teardown. A case that takes the ranks down
+    is broken; new ranks measure the remaining cases.
     """
     results: dict[int, list[Finding] | DistcoreError] = {}
     for nproc in dict.fromkeys(int(subject.config.nproc) for subject in subjects):
@@ -107,7 +107,7 @@ def _chosen(cases: Mapping[str, Case], only: Iterable[str]) -> Iterator[Case]:
 
 @dataclass
 class _Work:
-    """Subjects with the same number of ranks: what is left to measure, what was found, and what failed."""
+    """Subjects with the same number of ranks, with their open cases, findings and failures."""
 
     subjects: tuple[Subject, ...]
     nproc: int
@@ -134,7 +134,7 @@ class _Work:
         return [self.findings[number, case] for case in range(len(self.subjects[number].cases))]
 
     def _plan(self, number: int, subject: Subject) -> None:
-        """Skip what the strategy declares not to keep; measure here what starts processes; leave the rest to ranks."""
+        """Skip exempt cases; measure cases that start processes here; leave the others to the ranks."""
         exempt = subject.strategy().capabilities.exempt
         for index, case in enumerate(subject.cases):
             reason = exempt.get(case.name) or exempt.get(case.law)
@@ -155,7 +155,7 @@ class _Work:
         return foreign_modules([subject.config for subject in self.subjects])
 
     def _launch(self) -> None:
-        """Run what is left in new ranks, up to the first case that takes them down."""
+        """Run the open cases in new ranks, up to the first one that takes them down."""
         assignment = Assignment(subjects=self.subjects, todo=tuple(self.todo), folder=self.folder, limit=self.limit)
         for pattern in ("position-*", "store-*", "left-*"):
             for stale in self.folder.glob(pattern):
@@ -171,7 +171,7 @@ class _Work:
                 self._fail(number, RankError("the ranks ended without a finding"))
 
     def _explain(self, error: DistcoreError) -> None:
-        """Record in which case, or in the start or end of which subject, the ranks went down, and what they said."""
+        """Record the case, or the subject's start or end, in which the ranks went down, with their message."""
         seen = positions(self.folder, self.nproc)
         at = {position.case for position in seen.values()}
         stacks = [file for file in self.folder.glob("stacks-*.txt") if file.stat().st_size]

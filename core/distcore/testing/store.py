@@ -1,4 +1,4 @@
-"""A store of its own for each strategy that ranks serve: backends would find the keys of the one before."""
+"""A separate store for each strategy of the same ranks: a backend would find the keys of the previous one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _host_store(turn: int, folder: Path, rank_info: RankInfo, seconds: float) ->
 
 
 def _host(port: Path) -> TCPStore:
-    """Open a store whose port stands in file ``port``; torch by itself would listen on every interface."""
+    """Open a store on loopback, and write its port to file ``port``; torch would listen on every interface."""
     listener = socket.create_server((LOOPBACK, 0))
     number = listener.getsockname()[1]
     store = TCPStore(LOOPBACK, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

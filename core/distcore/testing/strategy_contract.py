@@ -24,10 +24,10 @@ PER_LAUNCH = 2
 
 
 class StrategyContract:
-    """One test per case. Ranks start when the first of them runs, and measure every case that the session asks for.
+    """One test per case. Ranks start with the first test, and measure all cases of the session.
 
-    Classes of one module with the same strategy, ranks, limit, marks and fixtures are measured in the same processes,
-    one after the other: starting ranks takes longer than most cases.
+    Classes of one module with the same strategy, ranks, limit, marks and fixtures share processes, because starting
+    ranks takes longer than most cases.
     """
 
     strategy: ClassVar[str]
@@ -57,7 +57,7 @@ class StrategyContract:
 
 
 Outcomes = dict[tuple[type[Any], str], Finding | DistcoreError]
-"""By class and case: the finding, or what kept the strategy from being measured at all."""
+"""The finding by class and case, or the error that prevented the measurement."""
 _OUTCOMES = pytest.StashKey[Outcomes]()
 """Of a session; errors are kept too, so that no second test starts the ranks again."""
 
@@ -68,7 +68,7 @@ def _is_law(item: Any) -> bool:
 
 
 def _key(item: Any) -> tuple[object, ...]:
-    """What tests share that are measured together; marks and fixtures may decide whether and when a class runs."""
+    """Return the key of tests that are measured together; marks and fixtures may decide if a class runs."""
     marks = sorted(repr(mark) for mark in item.iter_markers() if mark.name != "parametrize")
     tested = item.cls
     group = tested if tested.alone else None
@@ -97,7 +97,7 @@ def _measure(items: Iterable[Any], limit: float) -> Outcomes:
 def _in_turns(
     subjects: dict[type[Any], Subject], limit: float
 ) -> Iterator[tuple[type[Any], list[Finding] | DistcoreError]]:
-    """Measure a few at a time: what a backend keeps for good, such as buffers of gigabytes, must not add up."""
+    """Measure a few at a time: permanent memory of backends, such as large buffers, must not add up."""
     classes = [*subjects]
     for start in range(0, len(classes), PER_LAUNCH):
         group = classes[start : start + PER_LAUNCH]

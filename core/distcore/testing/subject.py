@@ -1,4 +1,4 @@
-"""What is measured: a strategy under test, and the cases."""
+"""The subject of a measurement: a strategy under test, and its cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Subject:
 
     @cached_property
     def blocks(self) -> int:
-        """Blocks of the model with which the laws are measured: the fewest that the strategy takes, else 2."""
+        """Number of blocks in the model of the laws: the fewest that the strategy accepts, else 2."""
         strategy = self.strategy().plugin
         if not isinstance(strategy, ChecksModel):
             return 2

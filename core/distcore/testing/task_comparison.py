@@ -1,4 +1,4 @@
-"""What the cases of a task compare with: batches, outputs and gradients, and a model of which only calls are seen."""
+"""Compare batches, outputs and gradients in the cases of a task, and detect uses of a model other than calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distcore.plugin.task.ragged import Ragged
 
 
 class Launcher(nn.Module):
-    """A model of which only calls are seen: they compute with copies of the parameters, so that any other way shows."""
+    """A model whose calls compute with copies of the parameters, so that any other use of them shows."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Launcher(nn.Module):
         self._copies = {name: _with_gradient(value.detach().clone()) for name, value in tensors.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the model would."""
+        """Compute like the model."""
         self.calls += 1
         return torch.func.functional_call(self._inner[0], self._copies, args, kwargs, tie_weights=True)
 
@@ -67,7 +67,7 @@ def same(one: Tensor | Ragged, other: Tensor | Ragged) -> bool:
 
 
 def leaves(batch: Any) -> list[Any]:
-    """Return what a batch holds, in order: arrays for tensors, other values as they are."""
+    """Return the leaves of a batch, in order: arrays for tensors, other values as they are."""
     from torch.utils._pytree import tree_leaves
 
     return [leaf.detach().numpy() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch)]

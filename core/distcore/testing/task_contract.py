@@ -20,7 +20,7 @@ from distcore.testing.runner import check_task
 
 
 class TaskContract:
-    """One test per case. All cases of a class are measured when the first of them runs."""
+    """One test per case. The first test measures all cases of its class."""
 
     task: ClassVar[str]
     """Name of an installed task, or ``file.py:Class``."""

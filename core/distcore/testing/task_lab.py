@@ -1,4 +1,4 @@
-"""What the cases of a task work on: the task, its data, and its model with dropout switched off."""
+"""The laboratory of a task's cases: the task, its data, and its model without dropout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TaskLab:
     task: BoundTask
     """The task, with the options of the config."""
     folder: Path
-    """An empty folder, for what the task writes."""
+    """An empty folder for the task's files."""
 
     @cached_property
     def data(self) -> Datasets:
@@ -62,7 +62,7 @@ class TaskLab:
 
     @torch.no_grad()
     def evaluated(self, model: nn.Module, batch: Batch, rows: int) -> Collected:
-        """Return what the task's evaluation gives for a batch of ``rows`` rows, in evaluation mode."""
+        """Evaluate a batch of ``rows`` rows, in evaluation mode; return the results."""
         model.eval()
         world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
         run = Run(config=self.config, world=world, capabilities=SingleStrategy.capabilities, module=model, model=model)

@@ -1,4 +1,4 @@
-"""The laws from the side of a task: what it must keep, in one process, so that every strategy can keep the rest."""
+"""The laws for tasks: the part that a task must keep, in one process, so that strategies can keep the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distcore.testing.task_comparison import Launcher, count_differing, gradient
 from distcore.testing.task_lab import TaskLab, change_random_state
 
 MOST_ROWS = 100_000
-"""Rows of which the items are looked at."""
+"""Largest number of rows whose items are checked."""
 
 
 @task_law("order")

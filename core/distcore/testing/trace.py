@@ -24,7 +24,7 @@ class Position:
     """Where a rank is."""
 
     case: str = ""
-    """What it is measuring: a name from ``name_of``, ``setup_of`` or ``teardown_of`` in ``distcore.testing.rank``."""
+    """The current case: a name from ``name_of``, ``setup_of`` or ``teardown_of`` in ``distcore.testing.rank``."""
     hook: str = ""
     """Name of the hook that is running; empty between hooks."""
     step: int = 0
@@ -41,7 +41,7 @@ class Position:
 
 
 class Trace:
-    """Writes the position of this rank. What ``extension`` returns must be among the extensions of the hooks."""
+    """Writes the position of this rank. Its ``extension`` must be among the extensions of the hooks."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         """Open the position file of ``rank`` in ``folder``, which must exist."""

@@ -1,5 +1,5 @@
-"""The side of a task: its types, its methods on one page, and its bound face, by which the core calls it.
+"""The interface of tasks: types, all methods on one page, and the bound task that the core calls.
 
-Begin with `spec`, the methods of a task, and `dataset_spec`, the members of a dataset. `bound` is the one module that
-asks whether a task has a method, `datasets` the one that asks it of a dataset.
+Begin with `spec`, the methods of a task, and `dataset_spec`, the members of a dataset. Only `bound` looks for optional
+methods of a task, and only `datasets` for optional members of a dataset.
 """

@@ -1,4 +1,4 @@
-"""A task as the core calls it: its optional methods are found once, here, and what they return is checked."""
+"""A task as the core calls it: optional methods are looked up once, here, and their results are checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 Evaluated = tuple[dict[str, Tensor | Ragged], Mapping[str, object]]
 """Outputs and sums of one micro-batch."""
 Evaluate = Callable[[Batch, int], Evaluated]
-"""What evaluates a micro-batch of so many rows."""
+"""Evaluates a micro-batch with this number of rows."""
 
 
 class BoundTask:
@@ -60,12 +60,12 @@ class BoundTask:
 
     @property
     def declared_metrics(self) -> Mapping[str, Direction]:
-        """Metrics that the task declares, with what is better; raises TaskError for another direction."""
+        """The task's declared metrics, with their better direction; raises TaskError for another direction."""
         return metrics_of(self.task)
 
     @property
     def on_resume(self) -> Mapping[str, OnResume]:
-        """What a resumed run may do with the task's options; default: none may change."""
+        """Rules of a resume for the task's options; default: none may change."""
         declared: Mapping[str, OnResume] = getattr(self.task, "on_resume", {})
         return declared
 
@@ -81,7 +81,7 @@ class BoundTask:
         return declared
 
     def suggest(self, config: RunConfig) -> Mapping[str, object]:
-        """Return values for keys that the user left at 'auto'; none from a task that suggests nothing."""
+        """Return values for keys that the user left at 'auto'; empty if the task has no suggestions."""
         return self._call("suggest", {}, config)
 
     def prepare(self, config: RunConfig) -> Datasets:
@@ -137,7 +137,7 @@ class BoundTask:
         self._call("save", None, folder, config, data)
 
     def reopen(self, folder: Path, config: RunConfig) -> Datasets | None:
-        """Return datasets without rows from what ``save`` wrote into ``folder``; ``None`` if it wrote nothing.
+        """Return datasets without rows from the files of ``save`` in ``folder``; ``None`` if it wrote nothing.
 
         Raises TaskError if the task returns anything else.
         """
@@ -147,9 +147,9 @@ class BoundTask:
         return data
 
     def data_of(self, checkpoint: Path, config: RunConfig) -> Datasets:
-        """Return the datasets with which the model of a checkpoint can be built.
+        """Return datasets for building the model of a checkpoint.
 
-        They have no rows and come from what the task saved in the run folder; if the checkpoint was moved out of it,
+        They have no rows and come from the task's files in the run folder. For a checkpoint outside of its run folder,
         the data of ``config`` are prepared.
         """
         return self.reopen(checkpoint.resolve().parent.parent, config) or self.prepare(config)
@@ -205,9 +205,9 @@ class BoundTask:
         return evaluate
 
     def metrics(self, collected: Collected, dataset: Dataset, data: Datasets) -> dict[str, object]:
-        """Return the metrics of ``dataset``, in whose order the outputs are.
+        """Return the metrics of ``dataset``; the outputs are in its order.
 
-        Raises TaskError for a value that is not JSON, or if a metric that is declared is missing.
+        Raises TaskError for a value that is not JSON, or for a missing declared metric.
         """
         metrics: dict[str, object] = {}
         if self.has("report") and self._gives_outputs:
@@ -236,7 +236,7 @@ class BoundTask:
         return self.has("predictions")
 
     def predictions(self, outputs: Outputs, data: Datasets) -> Iterator[str]:
-        """Yield the lines of predictions.jsonl; raises TaskError for one that is not a JSON object."""
+        """Yield the lines of predictions.jsonl; raises TaskError for a line that is not a JSON object."""
         return tested_lines(objects(self._own["predictions"](outputs, data)))
 
     def try_predictions(self, outputs: Outputs, data: Datasets) -> None:
@@ -245,9 +245,9 @@ class BoundTask:
             pass
 
     def check_predicts_rows(self, name: str = "") -> None:
-        """Raise TaskError, which says what is missing, unless the task can predict rows without labels.
+        """Raise TaskError, with the missing method, unless the task can predict rows without labels.
 
-        ``name`` is the config's: a user cannot add a method to a task that is installed.
+        ``name`` is the task's name in the config: a user cannot add methods to an installed task.
         """
         missing = []
         if not self.has("unlabeled") or not (self.has("row_columns") or self.has("open_rows")):

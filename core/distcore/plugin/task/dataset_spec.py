@@ -1,4 +1,4 @@
-"""The members of a dataset: four that it must have, and those that the core uses if they are there."""
+"""The members of a dataset: four required ones, and optional ones."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class DatasetSpec:
     def batch(self, indices: np.ndarray) -> Batch:
         """Collate these rows, in this order and padded to the longest of them: any nesting of tensors.
 
-        ``indices`` is int64, shape ``(n,)``. ``distcore.Dataset`` says what else holds for it.
+        ``indices`` is int64, shape ``(n,)``. ``distcore.Dataset`` has the other rules.
         """
         raise NotImplementedError
 
     def at(self, epoch: int) -> Dataset:
         """Return the rows as they are in ``epoch``, counted from 0, for rows that vary: masking, augmentation.
 
-        They are as many and as long as before, in the same order; ``items``, and what ``batch`` gives, may differ.
-        Called when an epoch starts, and again when a run resumes inside it: the answer depends on ``epoch`` and on
-        nothing else. ``distcore.row_random`` makes random numbers for a row of an epoch.
+        Number, lengths and order of rows stay the same; ``items`` and the values of ``batch`` may differ. Called at the
+        start of an epoch, and again if a run resumes inside it: the answer must depend on ``epoch`` alone.
+        ``distcore.row_random`` makes random numbers for a row of an epoch.
         """
         raise NotImplementedError
 
@@ -54,10 +54,10 @@ class DatasetSpec:
 
     @property
     def pads(self) -> bool:
-        """Whether ``batch`` pads rows, whatever the model does; False where, for example, short rows share a sequence.
+        """True if ``batch`` pads rows, whatever the model does; False if, for example, short rows share a sequence.
 
-        A micro-batch without padding costs its tokens, and is not split to reduce padding. A dataset without this
-        member leaves it to the model, which may compute padded rows without their padding.
+        A micro-batch without padding costs its tokens, and is not split to reduce padding. Without this member the
+        model decides: it may skip the padding of padded rows.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""What a dataset may have beside its rows, asked in one place: the optional members of ``DatasetSpec``."""
+"""Look up the optional members of a dataset, listed in ``DatasetSpec``. No other module does so."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def at_epoch(dataset: Dataset, epoch: int) -> Dataset:
 
 
 def content_of(dataset: Dataset) -> str | None:
-    """Return the digest of what the rows say; ``None`` for a dataset without one."""
+    """Return the digest of the rows' content; ``None`` for a dataset without one."""
     content: str | None = getattr(dataset, "content", None)
     return content
 
 
 def own_padding(dataset: Dataset) -> bool | None:
-    """Return whether ``batch`` pads rows; ``None`` for a dataset that leaves it to the model."""
+    """Return True if ``batch`` pads rows; ``None`` if the dataset leaves it to the model."""
     own: bool | None = getattr(dataset, "pads", None)
     return own
 
 
 def pads(dataset: Dataset, config: RunConfig) -> bool:
-    """Return True if under ``config`` the rows of a micro-batch are filled up to the longest of them."""
+    """Return True if ``config`` pads the rows of a micro-batch to the longest one."""
     own = own_padding(dataset)
     return config.pads_rows if own is None else own
 

@@ -10,7 +10,7 @@ from distcore.plugin.task.task import FileRows
 
 
 def objects(lines: Iterable[object]) -> Iterator[dict[str, object]]:
-    """Yield the lines that a task's ``predictions`` gave; raises TaskError for one that is not a dict."""
+    """Yield the lines of a task's ``predictions``; raises TaskError for a line that is not a dict."""
     for line in lines:
         if not isinstance(line, dict):
             raise TaskError(f"task: predictions() gave {type(line).__name__} as a line; expected a dict")
@@ -18,15 +18,15 @@ def objects(lines: Iterable[object]) -> Iterator[dict[str, object]]:
 
 
 def tested_lines(lines: Iterable[dict[str, object]]) -> Iterator[str]:
-    """Yield the lines of predictions.jsonl; raises TaskError for one that is not JSON."""
+    """Yield the lines of predictions.jsonl; raises TaskError for a line that is not JSON."""
     return map(_line, lines)
 
 
 def row_lines(lines: Iterable[dict[str, object]], rows: FileRows) -> list[str]:
     """Return one line for each of ``rows``; raises TaskError for too many or too few of them.
 
-    A line begins with file, row and id, if there is one, and has no index, which counts test rows. A ``file`` of the
-    task's own replaces file and row.
+    A line begins with file, row and, if known, id. It has no ``index``, which counts test rows. A ``file`` from the
+    task replaces file and row.
     """
     given = list(lines)
     if len(given) != len(rows.records):

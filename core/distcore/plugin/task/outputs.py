@@ -1,4 +1,4 @@
-"""What an evaluation collects: checked per micro-batch, joined on each rank, gathered over ranks, put into order."""
+"""Outputs of an evaluation: checked per micro-batch, joined on each rank, gathered over ranks, put into order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Collected:
 
 
 class Collector:
-    """Collects what the micro-batches of one rank give; on the CPU, so that the device need not hold it all."""
+    """Collects the results of one rank's micro-batches on the CPU, to save memory of the device."""
 
     def __init__(self) -> None:
         self._index: list[Tensor] = []
@@ -45,7 +45,7 @@ class Collector:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, indices: np.ndarray, outputs: Mapping[str, object], sums: Mapping[str, object], counts: bool) -> None:
-        """Take the results of one micro-batch; unless it ``counts``, only what they look like.
+        """Take the results of one micro-batch; unless it ``counts``, only their dtypes and shapes.
 
         Raises TaskError for a sum that is no tensor or has another shape than before.
         """
@@ -66,7 +66,7 @@ class Collector:
                 before += part
 
     def joined(self) -> Collected:
-        """Return what was taken; raises TaskError for outputs whose rows have several shapes."""
+        """Return the joined results; raises TaskError for outputs with rows of several shapes."""
         outputs = {name: _joined(name, parts) for name, parts in self._outputs.items()}
         index = torch.cat([torch.empty(0, dtype=torch.long), *self._index])
         return Collected(index=index, outputs=outputs, sums=self._sums)
@@ -85,7 +85,7 @@ def checked_outputs(method: str, outputs: object, rows: int) -> dict[str, Tensor
 
 
 def gather(run: Run, hooks: Hooks, mine: Collected) -> Collected:
-    """Return what all ranks collected, on the CPU and the same on every rank; every rank calls."""
+    """Return the results of all ranks, on the CPU and the same on every rank; every rank calls."""
     rows = {name: value.lengths if isinstance(value, Ragged) else value for name, value in mine.outputs.items()}
     every = _gather(run, hooks, rows | {INDEX: mine.index})
     index = every.pop(INDEX)
@@ -171,7 +171,7 @@ def checked_losses(losses: Tensor) -> Tensor:
 
 
 def checked_metrics(method: str, metrics: object) -> dict[str, object]:
-    """Return what ``method`` returned as metrics by name; raises TaskError for a value that is not JSON."""
+    """Return the metrics from ``method`` by name; raises TaskError for a value that is not JSON."""
     if not isinstance(metrics, dict):
         raise TaskError(f"task: {method}() returned {type(metrics).__name__}; expected a dict of metrics by name")
     plain = {name: _plain(value) for name, value in metrics.items()}
@@ -188,7 +188,7 @@ def _plain(value: object) -> object:
 
 
 def checked_json(complaint: str, value: object) -> str:
-    """Return ``value`` as JSON text; raises TaskError, which begins with ``complaint``, for what is no JSON value."""
+    """Return ``value`` as JSON text; otherwise raises TaskError, beginning with ``complaint``."""
     try:
         return strict_json(value)
     except (TypeError, ValueError) as error:

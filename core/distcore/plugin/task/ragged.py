@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of unlike sizes, one after the other: ``ragged[i]`` is row i, ``len(ragged)`` the number of rows.
+    """Rows of different sizes, joined: ``ragged[i]`` is row i, ``len(ragged)`` the number of rows.
 
-    From tensors that are padded to ``(n, longest, …)``, with a mask ``(n, longest)`` of what counts, it is
-    ``Ragged(padded[mask], mask.sum(1))``.
+    Tensors padded to ``(n, longest, …)``, with a mask ``(n, longest)`` of real entries, become ``Ragged(padded[mask],
+    mask.sum(1))``.
     """
 
     values: Tensor

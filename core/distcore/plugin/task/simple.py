@@ -31,15 +31,15 @@ class Simple:
     """
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min"}
-    """What an evaluation reports, with what is better. All but ``loss`` come from ``row_metrics``."""
+    """Metrics of the report, with their better direction. All but ``loss`` come from ``row_metrics``."""
     lr: ClassVar[float] = 1e-3
     """Peak learning rate of a run that does not set one."""
 
     def data(self) -> Sequence[Dataset[Any]]:
-        """Return the rows to train on and to evaluate on and, as a third, those of the final test if they are others.
+        """Return the rows for training and for evaluation and, optionally, other rows for the final test.
 
-        Each is a ``torch.utils.data.Dataset`` with a length, whose row ``i`` is the same in every process and each
-        time; one whose rows differ between epochs has a method ``at(epoch)``, which returns that epoch's.
+        Each is a ``torch.utils.data.Dataset`` with a length. Row ``i`` must be the same in every process, each time. If
+        rows differ between epochs, the method ``at(epoch)`` returns the dataset of an epoch.
         """
         raise NotImplementedError
 
@@ -50,8 +50,7 @@ class Simple:
     def row_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss of each row of ``batch``, floating point, shape ``(n,)``, with gradient.
 
-        ``batch`` is what ``collate`` returned, on the device of ``model``; parameters are reached through
-        ``model(...)`` alone.
+        ``batch`` comes from ``collate``, on the device of ``model``. Use parameters only through ``model(...)``.
         """
         raise NotImplementedError
 
@@ -117,7 +116,7 @@ class Rows:
 
     @property
     def content(self) -> str:
-        """A digest of rows that lie evenly over the dataset, at most ``SAMPLED`` of them."""
+        """A digest of at most ``SAMPLED`` rows, evenly spaced over the dataset."""
         from torch import Tensor
         from torch.utils._pytree import tree_leaves
 

@@ -2,8 +2,8 @@
 
 A task needs ``prepare``, ``build_model`` and ``loss`` or ``row_loss``, and for its evaluation ``outputs`` and
 ``report``, or ``sums`` and ``report_sums``; ``row_loss`` alone is enough, too. Every other method is optional: the core
-calls it if the task has it. ``BoundTask`` finds out once, and all that is called before the first step is tried there,
-so that a task that cannot be evaluated or saved fails at once.
+calls it if the task defines it. ``BoundTask`` looks them up once. The core tries evaluation and saving before the first
+step, so that a broken task fails at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TaskSpec:
-    """The methods that a task may have. Nothing inherits from it: it is the page to read, and what the core looks for.
+    """The methods of a task, to read and to look up. No class inherits from it.
 
-    A DistcoreError that a method raises ends the run in one line; anything else is a failure with a traceback. The
-    examples together are a task, and a test trains it; ``Rows`` in them is a ``Dataset`` that makes rows up,
+    A DistcoreError from a method ends the run in one line; any other exception is a failure with a traceback. The
+    examples together are a task, and a test trains it. In them ``Rows`` is a ``Dataset`` of made-up rows,
     ``Classifier`` a model of token embeddings, and ``F`` is ``torch.nn.functional``.
 
     Two attributes are optional as well: ``metrics``, each metric with ``"min"`` or ``"max"`` (default: the loss), and
@@ -106,7 +106,7 @@ class TaskSpec:
         raise NotImplementedError
 
     def enable_padding_free(self, module: nn.Module) -> Callable[[], None]:
-        """Have ``module``, as ``build_model`` returned it, skip padding from now on; return a function that undoes it.
+        """Make ``module``, from ``build_model``, skip padding from now on; return a function that undoes it.
 
         Called at most once for a model, after a strategy has wrapped it, and on every rank. Outputs and gradients stay
         the same; before the first step the core compares the losses of some rows with those of the padded form.
@@ -120,10 +120,10 @@ class TaskSpec:
         raise NotImplementedError
 
     def select_logits(self, module: nn.Module, data: Datasets) -> Datasets:
-        """Have ``module`` compute logits at target positions only; return ``data`` whose batches say where those are.
+        """Make ``module`` compute logits at target positions only; return ``data`` whose batches mark them.
 
-        Called after ``enable_padding_free``, where rows are computed without padding. Losses and gradients stay the
-        same; for batches of ``data`` as it was, and of ``padded`` of a dataset, so does the model.
+        Called after ``enable_padding_free``, if rows are computed without padding. Losses and gradients stay the same.
+        Unmarked batches, from the old ``data`` or from ``padded`` of a dataset, still get all logits.
 
         Example::
 
@@ -133,9 +133,9 @@ class TaskSpec:
         raise NotImplementedError
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
-        """Write the files that a user of the model needs beside its weights into the run folder, on the main rank.
+        """Write further files for users of the model into the run folder, on the main rank.
 
-        Called before the first step. What fails to be written ends the run on every rank, in one line.
+        Called before the first step. A failure ends the run on every rank, in one line.
 
         Example::
 
@@ -188,9 +188,9 @@ class TaskSpec:
     def outputs(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | Ragged]:
         """Return outputs for evaluation: tensors ``(n, …)``, one entry per row, on the device of ``batch``.
 
-        Any dtype, the same for every batch; all but the first dimension are the same for every batch, too. Where they
-        are not, a ``distcore.Ragged`` of n rows takes the place of a tensor. Called without gradient, in evaluation
-        mode; the core keeps what comes on the CPU. No name may be ``index``.
+        The dtype may be any, and must be the same for every batch, as must all dimensions but the first. Return a
+        ``distcore.Ragged`` of n rows for rows of different sizes. Called without gradient, in evaluation mode; the core
+        keeps outputs on the CPU. The name ``index`` is reserved.
 
         Example::
 
@@ -202,11 +202,11 @@ class TaskSpec:
         raise NotImplementedError
 
     def generate(self, model: nn.Module, batch: Batch, in_step: bool) -> Mapping[str, Tensor | Ragged]:
-        """Return outputs as ``outputs`` does, under names of their own; called after it, for the same batch.
+        """Return further outputs, under other names than ``outputs``; called after it, for the same batch.
 
-        ``model`` is what ``build_model`` returned, not the strategy's wrapper, so that it has its own methods.
-        ``in_step``: all ranks must call the model equally often, because each call needs every rank's part of the
-        weights; ``generate`` of transformers calls this ``synced_gpus``. Call the whole model, not a part of it.
+        ``model`` comes from ``build_model``, without the strategy's wrapper, and has its own methods. ``in_step``: all
+        ranks must call the model equally often, because each call needs every rank's part of the weights; ``generate``
+        of transformers calls this ``synced_gpus``. Call the whole model, not a part of it.
 
         Example::
 
@@ -282,10 +282,10 @@ class TaskSpec:
         raise NotImplementedError
 
     def open_rows(self, source: Path, others: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        """Yield the record of each row to predict of a file or folder, the same ones each time; raises DataError.
+        """Yield the records to predict from a file or folder, the same each time; raises DataError.
 
-        A record ends with the values of the columns ``others``, by the option that names each: none, or the id that
-        the user asked for. Goes before ``row_columns``.
+        A record ends with the values of the columns ``others``, by option name: none, or the id column of the user.
+        Takes precedence over ``row_columns``.
 
         Example::
 
@@ -296,13 +296,12 @@ class TaskSpec:
         raise NotImplementedError
 
     def unlabeled(self, rows: FileRows, data: Datasets) -> Dataset:
-        """Return a dataset of ``rows`` to predict, in this order; raises DataError for a row that cannot be used.
+        """Return a dataset of ``rows`` to predict, in this order; raises DataError for an unusable row.
 
-        ``data`` is what ``reopen`` returned. ``outputs`` or ``generate`` gets the batches of the dataset, and
-        ``predictions`` what they return, with the dataset as ``data.test``; it yields one line for each row, to which
-        the core adds file and row, unless the line has a ``file`` of its own. Called for all rows of a file, some
-        thousands at a time, before the first of them is predicted, and then again on every rank: what takes long
-        belongs into ``batch``.
+        ``data`` comes from ``reopen``. ``outputs`` or ``generate`` gets the batches of the dataset; ``predictions``
+        gets their results, with the dataset as ``data.test``. It yields one line per row. The core adds file and row,
+        unless the line has its own ``file``. Called for all rows of a file, some thousands at a time, before the first
+        prediction, and then again on every rank: slow work belongs into ``batch``.
 
         Example::
 

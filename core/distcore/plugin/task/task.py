@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 Direction = Literal["min", "max"]
-"""Whether a smaller or a larger value of a metric is better."""
+"""The better direction of a metric: smaller or larger."""
 OnResume = Literal["free", "ask", "other rows"]
-"""What a resumed run may do with an option of its task, which must stay as it is without an entry.
+"""Rule of a resume for an option of the task. Without a rule an option must not change.
 
-``free``: change it. ``ask``: change it if the user accepts that with ``--resume-changed``. ``other rows``: the same,
-and its training rows may then differ too.
+``free``: it may change. ``ask``: it may change if the user accepts that by ``--resume-changed``. ``other rows``: as
+``ask``, and the training rows may then differ, too.
 """
 
 Batch = Any
@@ -44,7 +44,7 @@ class Dataset(Protocol):
 
     @property
     def items(self) -> Column:
-        """What each row counts in the mean loss: 1 per sample, or its number of tokens."""
+        """Weight of each row in the mean loss: 1 per sample, or its number of tokens."""
         ...
 
     def __len__(self) -> int:
@@ -54,48 +54,47 @@ class Dataset(Protocol):
     def batch(self, indices: np.ndarray) -> Batch:
         """Collate the rows ``indices``, int64, shape ``(n,)``, in this order and padded to the longest of them.
 
-        Tensors are on the CPU; the core moves them to the device. The same rows give the same values each time, on
-        every rank and in every loader process; what is random belongs into ``at``. On an accelerator it
-        is called in a thread of its own, for the step after the present one, while the loss of this one is computed.
+        Tensors are on the CPU; the core moves them to the device. The same rows must give the same values each time, on
+        every rank and in every loader process; randomness belongs into ``at``. On an accelerator a separate thread
+        calls it for the next step, while the device computes the current one.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Datasets:
-    """What a task prepared."""
+    """The result of a task's ``prepare``."""
 
     train: Dataset
-    """What is learnt from."""
+    """Training rows."""
     evaluation: Dataset
-    """What is evaluated while training, and at its end."""
+    """Rows of the evaluations during training, and at its end."""
     test: Dataset
-    """What the final weights are tested on; may be the same object as ``evaluation``, and is then evaluated once."""
+    """Rows of the final test; may be the same object as ``evaluation``, which is then evaluated once."""
     facts: dict[str, object] = field(default_factory=dict)
-    """What the report should say of the data (classes, majority share, …), as JSON values."""
+    """Facts about the data for the report (classes, majority share, …), as JSON values."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of the rows before training, one line each; the main rank logs them."""
+    """Warnings about the rows, one line each; the main rank logs them before training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRows:
-    """Rows of a data file that follow each other, for a task that predicts them."""
+    """Consecutive rows of a data file, for a task that predicts them."""
 
     file: str
     """The file, as the user named it."""
     start: int
     """Number of the first of these rows, counted from 1, without a header."""
     records: Sequence[tuple[object, ...]]
-    """The values of each row in the columns that the task asked for, in that order."""
+    """The values of each row in the task's columns, in their order."""
     ids: Sequence[int | str] | None = None
-    """What the user calls each row; ``None`` where no column says it. The core adds it to the lines."""
+    """The user's id of each row, ``None`` without an id column. The core adds it to the lines."""
 
 
 class Task(Protocol):
-    """What is trained. Nothing in it knows of ranks, devices or strategies.
+    """A task: data, model and loss. It knows nothing of ranks, devices or strategies.
 
-    These two methods are all that a task must have for its type; ``plugin.task.spec.TaskSpec`` is the page of all of
-    them, in the order in which they are called.
+    For type checkers these two methods make a task; ``plugin.task.spec.TaskSpec`` lists all methods, in call order.
     """
 
     def prepare(self, config: RunConfig) -> Datasets:
@@ -115,7 +114,7 @@ class Task(Protocol):
 
 
 def declared_metrics(task: object) -> Mapping[str, Direction]:
-    """Return the metrics that a task, or a class of tasks, declares, with what is better; default: the loss.
+    """Return the declared metrics of a task or its class, with their better direction; default: the loss.
 
     Raises TaskError for a direction other than ``min`` and ``max``.
     """

@@ -112,7 +112,7 @@ def dropout_repeats(lab: Lab) -> Measured:
 
 
 def compared(lab: Lab, problem: Problem, bound: float = FP32, **changes: Any) -> Measured:
-    """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return how much they differ.
+    """Train ``problem`` for ten steps, under the strategy and in plain PyTorch, and return the difference.
 
     ``changes`` are those of ``Lab.config``.
     """
@@ -141,7 +141,7 @@ def _worst(actual: list[float], expected: list[float]) -> float:
 
 
 def _steps_of(worst: str, trained: Trained, solution: Solution) -> str:
-    """Return, for what has one value per step, the first value and the expected one: they show a wrong scale."""
+    """Return the first value and the expected one of a series over steps: they show a wrong scale."""
     pairs = {"gradient norm": (trained.norms, solution.norms), "loss": (trained.losses, solution.losses)}
     if worst not in pairs:
         return ""

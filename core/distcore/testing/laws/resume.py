@@ -78,7 +78,7 @@ def _job(lab: Lab) -> Job:
 
 
 class Counted(Rows):
-    """A dataset that records which of its rows were read."""
+    """A dataset that records the rows that are read."""
 
     def __init__(self, rows: int) -> None:
         """Make up ``rows`` sequences, as ``Rows`` does."""

@@ -14,7 +14,7 @@ from distcore.testing.problem import Problem
 from distcore.testing.register import job_law, law
 
 WARM_UP, STEPS = 3, 4
-"""Optimizer steps before counting, in which a backend may still set things up, and those that are counted."""
+"""Numbers of warm-up steps, in which a backend may still set up, and of counted optimizer steps."""
 
 
 @law("surprise")
